@@ -23,7 +23,7 @@ def read_device(raw: JSON) -> Device:
     Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if it is malformed.
     """
     if not isinstance(raw["name"], str):
-        raise TypeError("its name is not text")
+        raise TypeError("the device's name is not text")
     device = Device("device")
     fields: dict[str, Any] = {
         "name": raw["name"],

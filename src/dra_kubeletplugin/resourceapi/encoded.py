@@ -35,7 +35,7 @@ def from_json(encoded: bytes | memoryview | msgspec.Raw, type: Any = Any) -> Any
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, RecursionError):
-        readable = flattened(_ESCAPE.sub(_without_half, bytes(encoded)))
+        readable = flattened(_ESCAPE.sub(_replace_lone_surrogate, bytes(encoded)))
         return msgspec.json.decode(readable, type=type)
 
 
@@ -64,11 +64,11 @@ def _as(encoded: msgspec.Raw, type: Any) -> Any:
         return None
 
 
-def _without_half(escape: re.Match[bytes]) -> bytes:
+def _replace_lone_surrogate(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape[1] else escape[0]
 
 
-def flattened(encoded: bytes, deepest: int = _DEPTH) -> bytes:
+def flattened(encoded: bytes, max_depth: int = _DEPTH) -> bytes:
     """Returns the document with :data:`TOO_DEEP` in place of each value that is nested too deeply."""
     out: list[bytes] = []
     depth = kept = 0
@@ -76,12 +76,12 @@ def flattened(encoded: bytes, deepest: int = _DEPTH) -> bytes:
         text = token[0]
         if text in b"[{":
             depth += 1
-            if depth == deepest + 1:
+            if depth == max_depth + 1:
                 out += (encoded[kept : token.start()], _MARK)
         elif text in b"]}":
             depth -= 1
-            if depth == deepest:
+            if depth == max_depth:
                 kept = token.end()
-    if depth <= deepest:
+    if depth <= max_depth:
         out.append(encoded[kept:])
     return b"".join(out)

@@ -16,7 +16,7 @@ from typing import Any
 JSON = Mapping[str, Any]
 _LISTS = ("ints", "bools", "strings", "versions")
 _NODES = ("nodeName", "nodeSelector", "allNodes")
-_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+_BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 
 
 class Gate(Enum):
@@ -62,9 +62,9 @@ def _drop(device: JSON, *fields: str) -> JSON:
 
 
 def _without_taints(device: JSON) -> JSON | str:
-    kept_away = [t["key"] for t in device["taints"] if t.get("effect") in _KEEPS_AWAY]
-    if kept_away:
-        return f"its taint {kept_away[0]} would have no effect"
+    blocking = [t["key"] for t in device["taints"] if t.get("effect") in _BLOCKING_EFFECTS]
+    if blocking:
+        return f"its taint {blocking[0]} would have no effect"
     return _drop(device, "taints")
 
 
@@ -195,7 +195,7 @@ def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool)
     """
     if "skipNodeOperations" in options and Gate.NODE_OPERATIONS in off and not of_this_node:
         gate = Gate.NODE_OPERATIONS.value
-        return f"the API server's feature gate {gate} is off, and pods would wait on their nodes for a plugin to prepare its devices"
+        return f"the API server's feature gate {gate} is off, and pods would wait on their nodes for a plugin to prepare the pool's devices"
     return {name: value for name, value in options.items() if _OPTIONS[name] not in off}
 
 

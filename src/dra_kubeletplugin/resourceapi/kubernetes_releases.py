@@ -75,14 +75,14 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 """The gates that a gate requires; without them it has no effect."""
 
-NOT_HERE: Mapping[str, str] = {
-    "DRANodeAllocatableResources": "its scheduler does not count devices among a node's cpu and memory",
+NOT_IMPLEMENTED: Mapping[str, str] = {
+    "DRANodeAllocatableResources": "its scheduler does not subtract what devices use from a node's cpu and memory",
     "DRAResourcePoolStatus": "it has no controller for ResourcePoolStatusRequests",
     "DRADerivedAttributes": "its allocator evaluates selectors only",
 }
 """Gates that the local cluster does not implement, and why. Enabling one is an error."""
-_NOT_YET_HERE: Mapping[tuple[str, str], str] = {
-    ("GenericWorkload", "1.35"): "it implements the PodGroups of 1.36; 1.35 has them within Workloads"
+_DIFFERENT_IN_RELEASE: Mapping[tuple[str, str], str] = {
+    ("GenericWorkload", "1.35"): "it implements the PodGroups of 1.36; in 1.35 they are part of Workloads"
 }
 """Gates that the local cluster implements, but differently from this release."""
 
@@ -150,7 +150,7 @@ class Features:
         """
         release = release or os.environ.get(VARIABLE, "") or DEFAULT
         if release not in RELEASES:
-            raise SettingsError(f"Kubernetes {release!r} is not known here: use one of {', '.join(RELEASES)}")
+            raise SettingsError(f"Kubernetes {release!r} is not supported: use one of {', '.join(RELEASES)}")
         gates = parse_gates(os.environ.get(GATES_VARIABLE, "")) | dict(gates or {})
         faults: list[str] = []
         on = {name for name in _ROWS if stage(name, release).on}
@@ -200,7 +200,7 @@ class Features:
         return _TAINT_RULES[self.release]
 
     @property
-    def followed_rules(self) -> str:
+    def enforced_taint_rules(self) -> str:
         """The API version of DeviceTaintRule that the cluster reads; "" if the rules have no effect."""
         if not self.has("DRADeviceTaintRules"):
             return ""
@@ -269,10 +269,10 @@ def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
     found = stage(name, release)
     if found is Stage.ABSENT:
         since = next((r for r in RELEASES if stage(name, r) is not Stage.ABSENT), "")
-        return f"Kubernetes {release} has no feature gate {name}: it came with {since}" if wanted else ""
+        return f"Kubernetes {release} has no feature gate {name}: it was added in {since}" if wanted else ""
     if found is Stage.STABLE and not wanted:
         return f"feature gate {name} cannot be switched off in Kubernetes {release}: it is stable there"
-    if wanted and (why := NOT_HERE.get(name) or _NOT_YET_HERE.get((name, release))):
+    if wanted and (why := NOT_IMPLEMENTED.get(name) or _DIFFERENT_IN_RELEASE.get((name, release))):
         return f"feature gate {name} cannot be switched on in the local cluster: {why}"
     return ""
 
@@ -292,7 +292,7 @@ def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
         versions: Iterable[str] = API_VERSIONS if name == "api/all" else [match[1]] if match else []
         if not versions or not set(API_VERSIONS).issuperset(versions):
             allowed = ", ".join(f"resource.k8s.io/{v}" for v in API_VERSIONS)
-            faults.append(f"runtime config {name!r} is not known here: use api/all or {allowed}")
+            faults.append(f"runtime config {name!r} is not supported: use api/all or {allowed}")
         for version in versions:
             (served.add if on else served.discard)(version)
     return frozenset(served)

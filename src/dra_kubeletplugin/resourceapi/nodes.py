@@ -73,7 +73,7 @@ class Nodes:
             raise InvalidObjectError("Nodes.named() needs at least one name of a node")
         for name in names:
             if not isinstance(name, str) or rules.subdomain(name):
-                raise InvalidObjectError(f"Nodes.named(): {printable(name)!r} is no name of a node")
+                raise InvalidObjectError(f"Nodes.named(): {printable(name)!r} is not a valid node name")
         if len(names) > 1:
             return cls.matching({_HOSTNAME: names})
         fields = [{"key": "metadata.name", "operator": "In", "values": list(names)}]
@@ -90,7 +90,7 @@ class Nodes:
         except Exception as e:  # the argument comes from the driver and may have any type
             raise InvalidObjectError(f"Nodes.matching(): labels must map names to values: {describe(e)}") from None
         if not values:
-            raise InvalidObjectError("Nodes.matching() needs at least one label: without any it would match no node")
+            raise InvalidObjectError("Nodes.matching() needs at least one label: without labels it would match no node")
         expressions = [{"key": k, "operator": "In", "values": v} for k, v in values.items()]
         return cls._selected({"nodeSelectorTerms": [{"matchExpressions": expressions}]}, "matching")
 

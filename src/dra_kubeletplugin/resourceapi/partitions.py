@@ -165,9 +165,9 @@ def _taken(parent: str, profile: Profile, has: Mapping[str, Quantity]) -> dict[s
     for resource, value in profile.takes.items():
         amount = _amount(value, f"{parent}: profile {profile.name!r}: {resource}")
         if resource not in has or amount > has[resource]:
-            there = f"has {has[resource]}" if resource in has else f"has none: it has {', '.join(has)}"
+            found = f"has {has[resource]}" if resource in has else f"has only {', '.join(has)}"
             raise InvalidObjectError(
-                f"{parent}: profile {profile.name!r} takes {amount} of {resource!r}, and the device {there}"
+                f"{parent}: profile {profile.name!r} takes {amount} of {resource!r}, but the device {found}"
             )
     return {resource: Quantity(profile.takes.get(resource, 0)) for resource in has}
 
@@ -184,7 +184,7 @@ def _counters(amounts: Mapping[str, Quantity], slots: Mapping[str, Quantity]) ->
     for resource, value in {**amounts, **slots}.items():
         name = counter_name(resource)
         if name in out:
-            raise InvalidObjectError(f"two resources are the counter {name!r}: rename one of them")
+            raise InvalidObjectError(f"two resources have the counter name {name!r}: rename one of them")
         out[name] = value
     return out
 

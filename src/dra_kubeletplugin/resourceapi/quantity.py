@@ -31,7 +31,7 @@ _NANO = -9
 _INTEGER_DIGITS = 18
 _BINARY_DIGITS = 14
 # The digits of a whole number. Computing with larger numbers, up to 1e2147483647, takes minutes of CPU time and gigabytes of memory.
-_MOST_DIGITS = 1000
+_MAX_DIGITS = 1000
 _MAX = 2**63 - 1
 _CAP = Decimal(_MAX)
 # Sums of amounts of usual size are exact. Sums at the ends of the range, which `1e99999999999` reaches, are not.
@@ -64,7 +64,7 @@ class QuantityRangeError(QuantityError, OverflowError):
     """The number has too many digits to compute with. The API server accepts it."""
 
     def __init__(self, text: str) -> None:
-        ValueError.__init__(self, f"{_shortened(text)!r} has more than {_MOST_DIGITS} digits: use a smaller quantity")
+        ValueError.__init__(self, f"{_shortened(text)!r} has more than {_MAX_DIGITS} digits: use a smaller quantity")
         self.reason = str(self)
 
 
@@ -120,7 +120,7 @@ class Quantity(Immutable):
                 # The server reads a suffix without a number as zero. In a driver, the number was probably forgotten.
                 if not parsed.value and not _has_digits(_split(value)):
                     raise QuantityError(value, NUMBER_WRONG)
-                if parsed.value.adjusted() >= _MOST_DIGITS:
+                if parsed.value.adjusted() >= _MAX_DIGITS:
                     raise QuantityRangeError(value)
                 return parsed
             case Quantity():
@@ -132,7 +132,7 @@ class Quantity(Immutable):
             case int():
                 return _quantity(Decimal(value), format, 0 if -_MAX - 1 <= value <= _MAX else None)
             case Decimal() if value.is_finite():
-                if value.adjusted() >= _MOST_DIGITS:
+                if value.adjusted() >= _MAX_DIGITS:
                     raise QuantityRangeError(str(value))
                 whole = value == value.to_integral_value() and value.copy_abs() <= _MAX
                 return _quantity(value, format, 0 if whole else None)
@@ -188,7 +188,7 @@ class Quantity(Immutable):
 
     def __int__(self) -> int:
         """The whole number, without its fraction. Raises :class:`QuantityRangeError` for more than 1,000 digits."""
-        if self.value.adjusted() >= _MOST_DIGITS:
+        if self.value.adjusted() >= _MAX_DIGITS:
             raise QuantityRangeError(self.text)
         return int(self.value)
 
@@ -362,7 +362,7 @@ def _canonical(value: Decimal, format: Format) -> tuple[str, str, bool]:
     text = "".join(map(str, digits))
     bare = text.rstrip("0")
     exponent = _scale(value) + len(text) - len(bare)
-    if format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024 and value.adjusted() < _MOST_DIGITS:
+    if format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024 and value.adjusted() < _MAX_DIGITS:
         whole, index = int(bare) * 10**exponent, 0
         while whole % 1024 == 0 and index < len(_BINARY_NAMES) - 1:
             whole //= 1024

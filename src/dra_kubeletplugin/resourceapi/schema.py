@@ -424,7 +424,9 @@ def _seconds(value: str, path: str) -> str:
     from datetime import UTC, datetime
 
     if not _TIME.fullmatch(value):
-        raise SchemaDecodeError(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is no RFC 3339 time')
+        raise SchemaDecodeError(
+            f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is not an RFC 3339 time'
+        )
     try:
         return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except ValueError:

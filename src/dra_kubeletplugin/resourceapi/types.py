@@ -167,9 +167,9 @@ def _extra_faults(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
         alone: also returns why the API server would reject a device that has only these fields.
     """
     if "name" in extra:
-        return ["extra: `name` is a field of its own"]
+        return ["extra: set `name` in Device(name=...), not in extra"]
     if not _has_names(extra):
-        return ["extra: a name in it is not text"]
+        return ["extra: the name of a field is not text"]
     try:
         read = schema.decode({"spec": {"devices": [{"name": "device", **extra}]}}, "ResourceSlice", strict=False)
         return device_faults(read["spec"]["devices"][0]) if alone else []
@@ -303,11 +303,11 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
 def _as_attribute(value: object) -> str:
     """Returns a hint for a value whose type attributes do not have."""
     if value is None:
-        return ", and leave out what is not known"
+        return "; leave out attributes without a value"
     if isinstance(value, float):
-        return ", as text or in a smaller unit as an integer"
+        return "; for a float, use text, or an integer in a smaller unit"
     if isinstance(value, bytes | bytearray):
-        return ", as text value.hex() or value.decode()"
+        return "; for bytes, use value.hex() or value.decode()"
     return ""
 
 

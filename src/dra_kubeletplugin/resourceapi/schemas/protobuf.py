@@ -21,7 +21,7 @@ from .shapes import Form, ListShape, MapShape, Shape, Struct
 JSON = dict[str, Any]
 MAGIC = b"k8s\x00"
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
-_DEEPEST = 100
+_MAX_DEPTH = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,7 +36,7 @@ class UnknownKindError(WireError):
 def decode(body: bytes) -> JSON:
     """Returns the object with ``apiVersion`` and ``kind``. Raises :class:`WireError`."""
     if not body.startswith(MAGIC):
-        raise WireError("the body does not begin as a protobuf message of Kubernetes does")
+        raise WireError("the body does not begin with the prefix of Kubernetes' protobuf messages")
     api_version = kind = ""
     raw = b""
     for number, value in _fields(body[len(MAGIC) :]):
@@ -107,7 +107,7 @@ def _signed(value: int | bytes) -> int:
 
 
 def _message(data: bytes, shape: Struct, depth: int, numbers: Mapping[int, str] | None = None) -> JSON:
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise WireError("the message is nested too deeply")
     out: JSON = {}
     known = shape.by_number if numbers is None else numbers
@@ -180,12 +180,12 @@ def _value(value: int | bytes, shape: Shape, depth: int) -> Any:
             return _json(_bytes(value))
         case Struct():
             return _message(_bytes(value), shape, depth + 1)
-    raise WireError("a list of lists cannot be sent")
+    raise WireError("a protobuf message cannot contain a list of lists")
 
 
 def _double(value: int | bytes) -> float:
     if len(_bytes(value)) != 8:
-        raise WireError("a number has not eight bytes")
+        raise WireError("a number does not have eight bytes")
     return float(struct.unpack("<d", _bytes(value))[0])
 
 
@@ -205,4 +205,4 @@ def _json(data: bytes) -> Any:
     try:
         return json.loads(raw) if raw else None
     except (ValueError, RecursionError):
-        raise WireError("an embedded object is no JSON") from None
+        raise WireError("an embedded object is not JSON") from None

@@ -59,12 +59,12 @@ class Dialect:
     Attributes:
         fractions: ranges of capacities are validated in thousandths (gate DRAFractionalCapacityRange).
         effects: the allowed effects of taints; the effect ``None`` is allowed since 1.35.
-        apart: a slice must not have both counter sets and devices (since 1.35).
+        separate_slices: a slice must not have both counter sets and devices (since 1.35).
     """
 
     fractions: bool = True
     effects: tuple[str, ...] = TAINT_EFFECTS
-    apart: bool = True
+    separate_slices: bool = True
 
     @classmethod
     def of(cls, features: Features) -> Dialect:
@@ -97,7 +97,7 @@ def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Diale
     out = driver_name(spec["driver"], f"{path}.driver") + _pool(spec["pool"], f"{path}.pool")
     out += _node_choice(spec, path)
     sets, devices = spec.get("sharedCounters"), spec.get("devices")
-    if sets is not None and devices is not None and dialect.apart:
+    if sets is not None and devices is not None and dialect.separate_slices:
         out.append(invalid(path, "", "only one of `sharedCounters` or `devices` is allowed"))
     limit = max_devices(devices or [])
     per_device = bool(spec.get("perDeviceNodeSelection"))

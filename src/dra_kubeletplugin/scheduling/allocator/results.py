@@ -99,7 +99,7 @@ def _device_result(pick: Pick) -> dict[str, Any]:
     if pick.share:
         out["shareID"] = pick.share
         if pick.consumed:
-            out["consumedCapacity"] = capacity.shown(pick.consumed)
+            out["consumedCapacity"] = capacity.texts_of(pick.consumed)
     return out
 
 

@@ -55,7 +55,7 @@ def counted(
     """
     rule = costs.rule_of(node.function, overload)
     timed = node.function in effort.TIMED
-    late = node.function in costs.OF_RESULT
+    charged_after = node.function in costs.CHARGED_AFTER_CALL
     effort_rule = effort.rule_of(node.function, overload) if measured else None
     runs = [a.run for a in args]
 
@@ -70,15 +70,15 @@ def counted(
                 if ordered:
                     break
         complete = len(values) == len(runs)
-        if complete and not late:
+        if complete and not charged_after:
             frame.spend(_cost(rule, values, None))
         if effort_rule and not failed:
-            frame.exert(effort_rule(values))
+            frame.add_effort(effort_rule(values))
         started = time.thread_time_ns() if timed else 0
         result = failed or _attempt(function, values)
         if timed:
-            frame.exert(time.thread_time_ns() - started)
-        if complete and late:
+            frame.add_effort(time.thread_time_ns() - started)
+        if complete and charged_after:
             frame.spend(_cost(rule, values, result))
         return result
 

@@ -41,7 +41,7 @@ class Checker:
         Raises :class:`CompileError` with every error, in source order.
         """
         self._visit(node)
-        self._settle(node)
+        self._set_final_types(node)
         if not self.faults:
             self.faults = literal_faults(node)
         if self.faults:
@@ -49,11 +49,11 @@ class Checker:
             raise CompileError("compilation failed: " + "\n".join(shown))
         return self._type_of(node)
 
-    def _settle(self, node: Expr) -> None:
+    def _set_final_types(self, node: Expr) -> None:
         node.type = self.types.substitute(self._type_of(node), final=True)
         for child in children(node):
             if child.type is not None:
-                self._settle(child)
+                self._set_final_types(child)
 
     def _type_of(self, node: Expr) -> Type:
         assert node.type is not None

@@ -168,7 +168,7 @@ _BY_NAME: dict[str, Rule] = {
 }
 # The cost of these functions depends on the result, so it is charged after the call. Other calls are charged first, so a call that
 # exceeds the cost limit never runs.
-OF_RESULT = {"join", "slice", "reverse"}
+CHARGED_AFTER_CALL = {"join", "slice", "reverse"}
 _BY_OVERLOAD: dict[str, Rule] = {
     "string.startsWith(string)": _first,
     "string.endsWith(string)": _first,

@@ -22,10 +22,10 @@ _CHARACTER = 100  # to write a character; it takes 4 bytes
 _ZONE = 100_000  # to find a time zone in the files of the system
 _STEP = 25  # one step of RE2's slowest engine
 _COMPILED = 400  # to compile one instruction of a pattern
-_REFUSED = 10_000_000  # to detect that a pattern is too large
+_REJECTED = 10_000_000  # to detect that a pattern is too large
 _READ = 50  # to parse a character of a duration, a number or a name
 _PRECISION = re.compile(r"%\.([0-9]+)")
-_MOST = 10**18  # upper limit of a weight: nested lists that share their elements can weigh 2^1000
+_MAX_WEIGHT = 10**18  # upper limit of a weight: nested lists that share their elements can weigh 2^1000
 # findAll searches the rest of the text after each match. No rule can predict this time, so it is measured.
 TIMED = {"findAll"}
 Rule = Callable[[Sequence[Any]], int]
@@ -51,7 +51,7 @@ def _total(value: Any, known: dict[int, int], of_one: Callable[[Any], int]) -> i
     found = known.get(id(value))
     if found is None:
         parts = value.values() if isinstance(value, dict) else value
-        found = known[id(value)] = min(_MOST, of_one(value) + sum(_total(x, known, of_one) for x in parts))
+        found = known[id(value)] = min(_MAX_WEIGHT, of_one(value) + sum(_total(x, known, of_one) for x in parts))
     return found
 
 
@@ -123,7 +123,7 @@ def _joined_texts(args: Sequence[Any]) -> int:
 def _formatted(args: Sequence[Any]) -> int:
     if not isinstance(args[0], str):
         return 0
-    precision = sum(int(digits) if len(digits) < 10 else _MOST for digits in _PRECISION.findall(args[0]))
+    precision = sum(int(digits) if len(digits) < 10 else _MAX_WEIGHT for digits in _PRECISION.findall(args[0]))
     written = precision + 2 * text_length(args[1])  # %x writes two characters for each byte
     return written * _CHARACTER + weight(args[1]) * _ELEMENT
 
@@ -138,7 +138,7 @@ def _matched(args: Sequence[Any]) -> int:
         size = regex(pattern).size
     except ValueError:
         size = 0
-    compiled = _COMPILED * size if size else _REFUSED
+    compiled = _COMPILED * size if size else _REJECTED
     return len(text) * size * _STEP + compiled * (compilations() - before)
 
 

@@ -38,7 +38,7 @@ def estimate_call(e: Estimator, node: CallExpr, overload: str, parts: Sequence[R
         case "_&&_" | "_||_":
             return Range(parts[0].least, (parts[0] + parts[1]).most), None
         case "_?_:_":
-            e.unites(node)
+            e.set_entries_of_operands(node)
             return parts[0] + (parts[1] | parts[2]), _size(e, node.args[1]) | _size(e, node.args[2])
     return ONE + arguments, None
 
@@ -153,7 +153,7 @@ def _smaller(e: Estimator, node: CallExpr) -> Result:
 
 
 def _added(e: Estimator, node: CallExpr) -> Result:
-    e.unites(node)
+    e.set_entries_of_operands(node)
     size = _size(e, node.args[0]) + _size(e, node.args[1])
     return _text(size), size
 

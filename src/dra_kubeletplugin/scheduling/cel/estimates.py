@@ -157,7 +157,7 @@ class Estimator:
         found = _device_size((*path, "@items")) if path and path[0] != ACCU else None
         return UNKNOWN if found is None else Range(0, found)
 
-    def unites(self, node: CallExpr) -> None:
+    def set_entries_of_operands(self, node: CallExpr) -> None:
         """Records that the elements of a call's result come from its last two arguments."""
         first, second = (self.entries(a) for a in node.args[-2:])
         if first and second:

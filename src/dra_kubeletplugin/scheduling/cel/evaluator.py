@@ -322,13 +322,13 @@ def _quantifier(node: Fold) -> Plan | None:
         found: Any = not decides
         try:
             for k, v in values.items() if isinstance(values, dict) else enumerate(values):
-                frame.spend_singly(before)
+                frame.spend_steps(before)
                 if found is decides:
                     break
                 inner[first] = k if second or isinstance(values, dict) else v
                 if second:
                     inner[second] = v
-                frame.spend_singly(after)
+                frame.spend_steps(after)
                 value = test.run(frame)
                 if value is decides:
                     found = decides

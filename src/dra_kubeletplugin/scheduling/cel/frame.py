@@ -56,7 +56,7 @@ class Frame:
         if self.cost > self.budget:
             raise EvaluationEnded(CelError(_EXCEEDED))
 
-    def spend_singly(self, steps: int) -> None:
+    def spend_steps(self, steps: int) -> None:
         """Accounts for several steps of one unit each.
 
         Raises :class:`EvaluationEnded` at the step that exceeds the budget; later steps are not charged.
@@ -66,7 +66,7 @@ class Frame:
             self.cost = self.budget
             self.spend(1)
 
-    def exert(self, effort: int) -> None:
+    def add_effort(self, effort: int) -> None:
         """Accounts for the effort of a call that its cost does not cover.
 
         Raises :class:`EvaluationEnded` when the effort exceeds the limit of an evaluation.

@@ -58,7 +58,7 @@ The arguments are the user, which is empty for the request's user or the name of
 
 @dataclass(frozen=True)
 class Authorizer(Record):
-    ask: Authorize = field(compare=False)
+    authorize: Authorize = field(compare=False)
     user: str = ""
 
 
@@ -116,7 +116,7 @@ def _narrowed(attribute: str) -> Callable[[object, object], ResourceCheck]:
 
 def _check(a: object, verb: object) -> Decision:
     found: _CheckBuilder = need(a, ResourceCheck, PathCheck)
-    reason = found.authorizer.ask(found.authorizer.user, replace(found.check, verb=need(verb, str)))
+    reason = found.authorizer.authorize(found.authorizer.user, replace(found.check, verb=need(verb, str)))
     return Decision(reason, bool(reason))
 
 

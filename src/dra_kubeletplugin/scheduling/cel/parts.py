@@ -32,14 +32,14 @@ class SelectorPart:
     Attributes:
         error: why the evaluation failed; empty if the part is false.
         values: the values of the device that the part reads, each with its name.
-        asks: guards. Each tests that the device has a value that the part needs, such as
+        guards: expressions to put before the part. Each tests that the device has a value that the part needs, such as
             ``"memory" in device.capacity["gpu.example.com"]``. Without the value, evaluating the part fails.
     """
 
     expression: str
     error: str
     values: tuple[tuple[str, str], ...]
-    asks: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
 
     @property
     def seen(self) -> str:
@@ -59,7 +59,7 @@ def unmet(expression: str, device: Device) -> list[SelectorPart]:
                 false.append(SelectorPart(selector.expression, "", _values(paths, device)))
         except CelError as e:
             failed.append(
-                SelectorPart(selector.expression, str(e), _values(paths, device), tuple(_asks(paths, device, str(e))))
+                SelectorPart(selector.expression, str(e), _values(paths, device), tuple(_guards(paths, device, str(e))))
             )
     return false or failed
 
@@ -158,7 +158,7 @@ def _values(paths: tuple[Path, ...], device: Device) -> tuple[tuple[str, str], .
     return tuple((_name(path), _value(path, device.value)) for path in paths)
 
 
-def _asks(paths: tuple[Path, ...], device: Device, error: str) -> Iterator[str]:
+def _guards(paths: tuple[Path, ...], device: Device, error: str) -> Iterator[str]:
     for kind, domain, name in dict.fromkeys(p[:3] for p in paths if len(p) > 2):
         if error == f"no such key: {name}" and _read((kind, domain, name), device.value) is None:
             yield f"{_shown(name)} in device.{kind}[{_shown(domain)}]"

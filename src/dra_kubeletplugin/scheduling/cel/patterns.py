@@ -13,10 +13,12 @@ import time
 import re2
 
 _CACHED = 32  # patterns
-_MEMORY = 2 << 20  # bytes per pattern. Limits its instructions, its cached states, and the time to compile it (40 ms).
+_MEMORY_LIMIT = (
+    2 << 20
+)  # bytes per pattern. Limits its instructions, its cached states, and the time to compile it (40 ms).
 _ESCAPE = re.compile(r"\\Q.*?(?:\\E|\Z)|\\(.)", re.DOTALL)
 # RE2's error texts and the matching texts of Go's regexp/syntax.
-_WORDS = {
+_GO_MESSAGES = {
     "missing ]": "missing closing ]",
     "missing )": "missing closing )",
     "no argument for repetition operator": "missing argument to repetition operator",
@@ -27,7 +29,7 @@ _WORDS = {
     "trailing \\": "trailing backslash at end of expression",
     "pattern too large - compile failed": "expression too large",
 }
-_SEARCHES = 1_000_000_000  # nanoseconds of CPU time for all searches of a call; equal to effort.EFFORT_LIMIT
+_SEARCH_LIMIT = 1_000_000_000  # nanoseconds of CPU time for all searches of a call; equal to effort.EFFORT_LIMIT
 
 
 class Pattern:
@@ -38,11 +40,11 @@ class Pattern:
             raise ValueError(r"invalid escape sequence: `\C`")
         options = re2.Options()
         options.log_errors = False  # otherwise RE2 writes errors to stderr
-        options.max_mem = _MEMORY
+        options.max_mem = _MEMORY_LIMIT
         try:
             self._compiled = re2.compile(_utf8(text), options)
         except re2.error as e:
-            raise ValueError(_in_words_of_go(e)) from None
+            raise ValueError(_go_message(e)) from None
         finally:
             re2.purge()  # re2 caches 128 patterns, which hold up to 1 GiB together
         self.size: int = self._compiled.programsize
@@ -64,7 +66,7 @@ class Pattern:
         """
         out: list[str] = []
         end = -1
-        last = time.thread_time_ns() + _SEARCHES
+        last = time.thread_time_ns() + _SEARCH_LIMIT
         if limit == 0:
             return out
         for found in self._compiled.finditer(_utf8(text).decode()):
@@ -109,9 +111,9 @@ def _utf8(text: str) -> bytes:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _in_words_of_go(error: Exception) -> str:
+def _go_message(error: Exception) -> str:
     reason = error.args[0] if error.args else ""
     text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
     fault, colon, part = text.partition(": ")
-    fault = _WORDS.get(fault, fault)
+    fault = _GO_MESSAGES.get(fault, fault)
     return f"{fault}: `{part}`" if colon else fault

@@ -68,11 +68,11 @@ class Unifier:
 
     def _assign(self, a: Type, b: Type) -> bool:
         if is_variable(b):
-            valid, bound = self._stands_for(a, b)
+            valid, bound = self._bind(a, b)
             if valid or bound:
                 return valid
         if is_variable(a):
-            return self._stands_for(b, a)[0]
+            return self._bind(b, a)[0]
         if is_dyn(a) or is_dyn(b) or ERROR in (a, b):
             return True
         if a.name == "null_type":
@@ -87,7 +87,7 @@ class Unifier:
             and all(self._assign(x, y) for x, y in zip(a.params, b.params, strict=True))
         )
 
-    def _stands_for(self, t: Type, variable: Type) -> tuple[bool, bool]:
+    def _bind(self, t: Type, variable: Type) -> tuple[bool, bool]:
         """Binds ``variable`` to ``t`` if possible. Returns whether that is valid, and whether the variable was already bound."""
         if t == variable:
             return True, True

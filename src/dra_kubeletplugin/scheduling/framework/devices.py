@@ -157,7 +157,7 @@ class PodClaims:
         return state_of(claim, self.timeout).readiness not in {Readiness.FAILED, Readiness.TIMED_OUT}
 
     @property
-    def lists(self) -> bool:
+    def has_alternatives(self) -> bool:
         """Whether any request has alternatives."""
         return any(
             r.get("firstAvailable") for c in self.claims for r in (c["spec"].get("devices") or {}).get("requests") or []
