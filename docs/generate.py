@@ -313,7 +313,7 @@ def of_gates() -> str:
         for name in kubernetes_releases.gates():
             stages = " | ".join(_STAGES[kubernetes_releases.stage(name, r)] for r in kubernetes_releases.RELEASES)
             here = (
-                kubernetes_releases.NOT_HERE.get(name, "yes")
+                kubernetes_releases.NOT_IMPLEMENTED.get(name, "yes")
                 .replace("it has no", "no: it has no")
                 .replace("its ", "no: its ", 1)
             )

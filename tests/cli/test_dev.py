@@ -407,14 +407,14 @@ def test_what_a_user_gets_wrong_is_one_sentence(
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--kubernetes", "1.33"], "Kubernetes '1.33' is not known here: use one of 1.34, 1.35, 1.36, 1.37"),
+        (["--kubernetes", "1.33"], "Kubernetes '1.33' is not supported: use one of 1.34, 1.35, 1.36, 1.37"),
         (["--feature-gates", "DRADeviceTaint=true"], "did you mean DRADeviceTaints?"),
         (["--feature-gates", "DRADeviceTaints"], "is not NAME=true or NAME=false"),
         (
             ["--kubernetes", "1.37", "--feature-gates", "DRADerivedAttributes=true"],
             "cannot be switched on in the local cluster",
         ),
-        (["--runtime-config", "resource.k8s.io/v2=true"], "runtime config 'resource.k8s.io/v2' is not known here"),
+        (["--runtime-config", "resource.k8s.io/v2=true"], "runtime config 'resource.k8s.io/v2' is not supported"),
     ],
 )
 def test_a_release_or_gate_that_cannot_be_had_is_reported_in_a_sentence(

@@ -211,7 +211,7 @@ DEVICES = [
     devices("an object", "[Device('d-0', attributes={'x': object()})]", "device 'd-0': attributes['x'] is <object object>: use str, int"),
     devices("bytes", "[Device('d-0', attributes={'x': b'ab'})]", "attributes['x'] is b'ab'", "value.hex()"),
     devices("a float", "[Device('d-0', attributes={'x': 1.5})]", "attributes['x'] is 1.5", "smaller unit"),
-    devices("an unknown value", "[Device('d-0', attributes={'x': None})]", "leave out what is not known"),
+    devices("an unknown value", "[Device('d-0', attributes={'x': None})]", "leave out attributes without a value"),
     devices("a name of 40 letters", "[Device('d-0', attributes={'x' * 40: 1})]", f"attributes[{'x' * 40}]: the name is too long", "32 bytes"),
     devices("40 attributes", "[Device('d-0', attributes={f'a{i}': i for i in range(40)})]", "must not exceed 32"),
     devices("upper case", "[Device('D_0')]", "device 'D_0': name:", "lowercase RFC 1123 label"),

@@ -476,13 +476,13 @@ async def test_a_pod_that_comes_while_its_claim_is_unprepared_has_it_prepared_ag
 @pytest.mark.parametrize(
     ("release", "gates", "told"),
     [
-        ("1.33", {}, "Kubernetes '1.33' is not known here: use one of 1.34, 1.35, 1.36, 1.37"),
+        ("1.33", {}, "Kubernetes '1.33' is not supported: use one of 1.34, 1.35, 1.36, 1.37"),
         ("1.36", {"DRADeviceTaint": True}, "did you mean DRADeviceTaints?"),
         ("1.36", {"DRAPrioritizedList": False}, "cannot be switched off in Kubernetes 1.36: it is stable there"),
         (
             "1.36",
             {"DRAOptionalNodeOperations": True},
-            "has no feature gate DRAOptionalNodeOperations: it came with 1.37",
+            "has no feature gate DRAOptionalNodeOperations: it was added in 1.37",
         ),
         ("1.37", {"DRADerivedAttributes": True}, "cannot be switched on in the local cluster: its allocator"),
         (

@@ -177,8 +177,8 @@ async def test_a_groups_spec_never_changes_and_its_status_names_its_own_claims()
     ("release", "gates", "told"),
     [
         ("1.36", {"DRAWorkloadResourceClaims": True}, "needs GenericWorkload, which is off"),
-        ("1.35", {"GenericWorkload": True}, "1.35 has them within Workloads"),
-        ("1.35", {"DRAWorkloadResourceClaims": True}, "it came with 1.36"),
+        ("1.35", {"GenericWorkload": True}, "in 1.35 they are part of Workloads"),
+        ("1.35", {"DRAWorkloadResourceClaims": True}, "it was added in 1.36"),
     ],
 )
 def test_gates_that_do_not_go_together_are_reported(release: str, gates: dict[str, bool], told: str) -> None:

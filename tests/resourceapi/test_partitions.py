@@ -120,8 +120,8 @@ def small(*profiles: Profile, **more: Any) -> Partitioned:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: small(Profile(name="p", takes={"cores": 1})), "profile 'p' takes 1 of 'cores', and the device has none: it has memory"),
-        (lambda: small(Profile(name="p", takes={"memory": "9Gi"})), "takes 9Gi of 'memory', and the device has 8Gi"),
+        (lambda: small(Profile(name="p", takes={"cores": 1})), "profile 'p' takes 1 of 'cores', but the device has only memory"),
+        (lambda: small(Profile(name="p", takes={"memory": "9Gi"})), "takes 9Gi of 'memory', but the device has 8Gi"),
         (lambda: small(Profile(name="p", takes={"memory": "9GB"})), "gpu: profile 'p': memory: '9GB' is not a quantity"),
         (lambda: small(has={"memory": 1.5}), "gpu: memory: 1.5 is not a quantity"),
         (lambda: small(Profile(name="p", takes={}, at=[2])), "profile 'p' with 1 slots does not fit at 2: slots are 0 to 1"),
@@ -130,7 +130,7 @@ def small(*profiles: Profile, **more: Any) -> Partitioned:
         (lambda: small(Profile(name="a.b", takes={}), Profile(name="a-b", takes={})), "two partitions are called 'gpu-part-a-b-0'"),
         (lambda: small(has={}, slots=0), "counter set 'gpu': counters: Required value"),
         (lambda: small(slots=40), "counter set 'gpu': counters: Too many: 41"),
-        (lambda: small(has={"copyEngines": 1, "copy-engines": 1}), "two resources are the counter 'copy-engines'"),
+        (lambda: small(has={"copyEngines": 1, "copy-engines": 1}), "two resources have the counter name 'copy-engines'"),
     ],
 )  # fmt: skip
 def test_a_table_that_cannot_be_right_is_refused_with_its_place(make: Callable[[], object], says: str) -> None:

@@ -127,7 +127,7 @@ def test_a_contradiction_is_reported_where_it_is_written() -> None:
         Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": ["a", "b", "c"]})
     with pytest.raises(InvalidObjectError, match="must be a capacity of the device"):
         Device("d", node_resources={"cpu": NodeResource(capacity="cores", per_unit=1)})
-    with pytest.raises(InvalidObjectError, match="no extended resource"):
+    with pytest.raises(InvalidObjectError, match="one of these resources of nodes"):
         Device("d", node_resources={"example.com/x": NodeResource(per_device=1)})
     with pytest.raises(InvalidObjectError, match="use a list of str"):
         Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": "ab"})

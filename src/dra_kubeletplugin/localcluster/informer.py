@@ -21,7 +21,7 @@ JSON = dict[str, Any]
 
 def taint_rules(features: Features) -> Resource | None:
     """Returns the resource of DeviceTaintRules, or None if the release does not support them."""
-    version = features.followed_rules
+    version = features.enforced_taint_rules
     return Resource(GROUP, version, "devicetaintrules") if version else None
 
 

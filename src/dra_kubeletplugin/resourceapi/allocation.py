@@ -1,4 +1,4 @@
-"""Reads facts from a claim's allocation other than its devices."""
+"""Reads the node from a claim's allocation."""
 
 from __future__ import annotations
 

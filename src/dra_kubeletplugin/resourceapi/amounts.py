@@ -21,11 +21,12 @@ class RequestPolicy(Immutable):
     Args:
         default: the amount for a claim that does not request this capacity; must itself be allowed.
         min, max: bounds of a range. Without ``max`` the range ends at the capacity.
-        step: allowed amounts are ``min`` plus a multiple of ``step``; servers compute it in whole numbers.
-        valid_values: the allowed amounts, at most 10, in ascending order; replaces a range.
+        step: allowed amounts are ``min`` plus a multiple of ``step``. Before 1.37, Kubernetes rounds both up to whole
+            numbers.
+        valid_values: the allowed amounts, at most 10, in ascending order; instead of a range.
 
-    Raises :class:`InvalidObjectError` for a contradiction. A value above the capacity is reported when the device is
-    validated.
+    Raises :class:`InvalidObjectError` if the arguments contradict each other. A value above the capacity is reported when
+    the device is validated.
     """
 
     __slots__ = ("default", "min", "max", "step", "valid_values")  # noqa: RUF023 - the order of the arguments of _set
@@ -73,7 +74,7 @@ class RequestPolicy(Immutable):
             raise ValueError(str(e)) from None
 
     def json(self) -> dict[str, Any]:
-        """The policy in the form of resource.k8s.io/v1."""
+        """Returns the policy in the form of resource.k8s.io/v1."""
         out: dict[str, Any] = {"default": str(self.default)}
         if self.valid_values:
             out["validValues"] = [str(v) for v in self.valid_values]
@@ -114,7 +115,7 @@ class Capacity(Immutable):
         return cls(_read_quantity(fields["value"]), None if policy is None else RequestPolicy.from_json(policy))
 
     def json(self) -> dict[str, Any]:
-        """The capacity in the form of resource.k8s.io/v1."""
+        """Returns the capacity in the form of resource.k8s.io/v1."""
         return {"value": str(self.value)} | ({"requestPolicy": self.policy.json()} if self.policy else {})
 
 
@@ -139,13 +140,13 @@ class NodeResource(Immutable):
 
     Args:
         per_device: the amount of the node's resource that each allocated device uses.
-        capacity: instead, the name of a capacity of the device; each consumed unit of it uses ``per_unit`` of the
-            node's resource.
+        capacity: instead of ``per_device``, the name of a capacity of the device. Each consumed unit of this capacity
+            uses ``per_unit`` of the node's resource.
         per_unit: required with ``capacity``.
         per_pod: an additional amount for a pod that uses the device.
         per_container: an additional amount for each container of such a pod.
 
-    Raises :class:`InvalidObjectError` for a contradiction, or if no amount is set.
+    Raises :class:`InvalidObjectError` if the arguments contradict each other, or if no amount is set.
     """
 
     __slots__ = ("per_device", "capacity", "per_unit", "per_pod", "per_container")  # noqa: RUF023 - the order of _set
@@ -179,7 +180,7 @@ class NodeResource(Immutable):
             )
 
     def json(self) -> dict[str, Any]:
-        """The value in the form of resource.k8s.io/v1 of Kubernetes 1.37."""
+        """Returns the value in the form of resource.k8s.io/v1 of Kubernetes 1.37."""
         mapping = {"capacityKey": self.capacity} if self.capacity else {}
         mapping |= _quantity_texts(capacityMultiplier=self.per_unit, deviceMultiplier=self.per_device)
         overhead = _quantity_texts(perPod=self.per_pod, perContainer=self.per_container)

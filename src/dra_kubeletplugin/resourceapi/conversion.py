@@ -1,7 +1,7 @@
-"""The same object in resource.k8s.io/v1, v1beta2 and v1beta1.
+"""Converts objects between resource.k8s.io/v1, v1beta2 and v1beta1.
 
 v1 and v1beta2 have the same shape. v1beta1 wraps a device's fields in ``basic`` and writes the fields of ``exactly`` directly
-into the request. Unknown fields survive. Source: KEP-4381 and the recorded conversions.
+into the request. Unknown fields are kept. Source: KEP-4381 and recorded conversions of an API server.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 
 GROUP = "resource.k8s.io"
-VERSIONS = ("v1", "v1beta2", "v1beta1")  # best first
+VERSIONS = ("v1", "v1beta2", "v1beta1")  # preferred first
 _EXACTLY = (
     "deviceClassName", "selectors", "allocationMode", "count", "adminAccess", "tolerations", "capacity", "derivedAttributes",
 )  # fmt: skip
 
 
 def convert(obj: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """A copy of ``obj`` in ``version``.
+    """Returns a copy of ``obj`` in ``version``.
 
-    Raises ``ValueError`` where a version is not one of :data:`VERSIONS`.
+    Raises ``ValueError`` if one of the two versions is not in :data:`VERSIONS`.
     """
     source = obj["apiVersion"].rpartition("/")[2]
     if source not in VERSIONS or version not in VERSIONS:
@@ -48,9 +48,8 @@ def convert(obj: Mapping[str, Any], version: str) -> dict[str, Any]:
 def _copied(obj: dict[str, Any]) -> dict[str, Any]:
     try:
         return copy.deepcopy(obj)
-    except (
-        RecursionError
-    ):  # a user nests parameters as deep as 10 KiB of brackets allow; msgspec goes deeper than Python's frames
+    except RecursionError:
+        # Parameters of 10 KiB can be nested deeper than Python's recursion limit, but not too deep for msgspec.
         return msgspec.json.decode(msgspec.json.encode(obj), type=dict[str, Any])
 
 

@@ -1,6 +1,6 @@
 """Reads devices and counters back from slices.
 
-It does not validate, because a newer server may have accepted newer values.
+Values are not validated, because a newer server may have accepted newer values.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ def read_device(raw: JSON) -> Device:
     Raises ``AttributeError``, ``KeyError``, ``TypeError`` or ``ValueError`` if it is malformed.
     """
     if not isinstance(raw["name"], str):
-        raise TypeError("its name is not text")
+        raise TypeError("the device's name is not text")
     device = Device("device")
     fields: dict[str, Any] = {
         "name": raw["name"],
         "attributes": {str(k): attribute_value(v) for k, v in (raw.get("attributes") or {}).items()},
         "capacity": {str(k): _capacity(v) for k, v in (raw.get("capacity") or {}).items()},
+        # An empty list becomes (), the default value, so that equal devices compare equal.
         "taints": [
             Taint(key=str(t["key"]), value=str(t.get("value") or ""), effect=str(t["effect"]))
             for t in raw.get("taints") or ()
         ]
-        or (),  # the default value, so that devices compare equal
+        or (),
         "consumes_counters": {
             str(c["counterSet"]): read_counters(c["counters"]) for c in raw.get("consumesCounters") or ()
         },
@@ -61,7 +62,7 @@ def read_pool(specs: Sequence[JSON]) -> Pool:
 
     If every device has its own nodes, the pool's original nodes are unknown; the pool then has all nodes.
 
-    Raises as :func:`read_device`.
+    Raises the same exceptions as :func:`read_device`.
     """
     first = specs[0]
     devices = [_with_nodes(read_device(d), d) for spec in specs for d in spec.get("devices") or ()]
@@ -84,7 +85,7 @@ def _with_nodes(device: Device, raw: JSON) -> Device:
 
 
 def read_counters(raw: JSON) -> dict[str, str]:
-    """Reads counters: amount, as quantity text, by name. Raises as :func:`read_device`."""
+    """Returns the amount of each counter as text, by the counter's name. Raises the same exceptions as :func:`read_device`."""
     return {str(name): _amount(counter["value"]) for name, counter in raw.items()}
 
 
@@ -102,7 +103,8 @@ def _node_resource(raw: JSON) -> NodeResource:
 def _capacity(raw: JSON) -> Capacity:
     try:
         return Capacity.from_json(raw)
-    except ValueError:  # a policy of a newer version; the server already rounded what claims consume
+    except ValueError:
+        # The policy is of a newer version. It is not needed: the server has already rounded the consumed amounts.
         return Capacity(_amount(raw["value"]))
 
 

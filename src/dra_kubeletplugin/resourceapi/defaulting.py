@@ -9,7 +9,7 @@ from typing import Any
 
 
 def now() -> str:
-    """The present time in Kubernetes' format, in whole seconds."""
+    """Returns the present time in Kubernetes' format, in whole seconds."""
     return _written(int(time.time()))
 
 
@@ -22,7 +22,7 @@ def apply(obj: dict[str, Any], kind: str, time: str = "") -> dict[str, Any]:
     """Fills in the defaults. Modifies ``obj`` in place and returns it.
 
     Args:
-        time: the time of taints without one; by default the present.
+        time: set as ``timeAdded`` of taints that have none; by default the present time.
     """
     if kind == "ResourceSlice":
         tainted = [d for d in obj["spec"].get("devices") or () if d.get("taints")]

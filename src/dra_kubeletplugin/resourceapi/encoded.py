@@ -1,7 +1,7 @@
-"""Decodes JSON of an API server that has text of users in it, which Go reads and msgspec refuses.
+"""Decodes JSON of users that an API server, written in Go, accepts and msgspec rejects.
 
 An opaque parameter may contain half of a surrogate pair (``"\\ud800"``) or 5,000 nested lists: the API server accepts both. Without
-this module one such object makes a whole list unreadable.
+this module, one such object makes a whole list unreadable.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 TOO_DEEP = "<nested too deeply>"
-"""Stands in decoded JSON for a value that is nested too deeply."""
-_DEPTH = 128  # levels of nested lists and objects that are kept where a decoder refuses the depth
+"""Replaces a value that is nested too deeply, in decoded JSON."""
+_DEPTH = 128  # levels of nested lists and objects that are kept if the decoder rejects the depth of a document
 _MARK = f'"{TOO_DEEP}"'.encode()
 _HEX = rb"[0-9a-fA-F]"
 _ESCAPE = re.compile(
@@ -24,23 +24,27 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}]', re.DOTALL)
 
 
 def from_json(encoded: bytes | memoryview | msgspec.Raw, type: Any = Any) -> Any:
-    """As ``msgspec.json.decode``, also for lone surrogates, which become U+FFFD, and for any depth: a value below level 128 becomes
-    :data:`TOO_DEEP` where the decoder refuses the depth.
+    """Decodes JSON like ``msgspec.json.decode``, but accepts lone surrogates and any depth.
 
-    Raises what ``msgspec.json.decode`` raises.
+    A lone surrogate becomes U+FFFD. If the decoder rejects the depth, each value below level 128 becomes :data:`TOO_DEEP`.
+
+    Raises the same exceptions as ``msgspec.json.decode``.
     """
     try:
         return msgspec.json.decode(encoded, type=type)
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, RecursionError):
-        readable = flattened(_ESCAPE.sub(_without_half, bytes(encoded)))
+        readable = flattened(_ESCAPE.sub(_replace_lone_surrogate, bytes(encoded)))
         return msgspec.json.decode(readable, type=type)
 
 
 def config_entries(encoded: msgspec.Raw) -> list[dict[str, Any]]:
-    """Entries of ``devices.config`` whose ``opaque.parameters`` stay encoded, as :class:`msgspec.Raw`. A user writes 10 KiB of parameters
-    in each of 32 entries; decoded, they take 20 times their bytes. What has another shape is left out."""
+    """Returns the entries of ``devices.config``, with ``opaque.parameters`` still encoded, as :class:`msgspec.Raw`.
+
+    A user can write 10 KiB of parameters in each of 32 entries; decoded, they take 20 times their bytes. Values of another shape are
+    left out.
+    """
     return [entry for raw in _as(encoded, list[msgspec.Raw]) or () if (entry := _config_entry(raw))]
 
 
@@ -53,31 +57,31 @@ def _config_entry(encoded: msgspec.Raw) -> dict[str, Any]:
 
 
 def _as(encoded: msgspec.Raw, type: Any) -> Any:
-    """None for a value of another type."""
+    """Returns the decoded value, or None if it has another type."""
     try:
         return from_json(encoded, type)
     except msgspec.ValidationError:
         return None
 
 
-def _without_half(escape: re.Match[bytes]) -> bytes:
+def _replace_lone_surrogate(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape[1] else escape[0]
 
 
-def flattened(encoded: bytes, deepest: int = _DEPTH) -> bytes:
-    """The document, with :data:`TOO_DEEP` in the place of each value that is nested too deeply."""
+def flattened(encoded: bytes, max_depth: int = _DEPTH) -> bytes:
+    """Returns the document with :data:`TOO_DEEP` in place of each value that is nested too deeply."""
     out: list[bytes] = []
     depth = kept = 0
     for token in _TOKEN.finditer(encoded):
         text = token[0]
         if text in b"[{":
             depth += 1
-            if depth == deepest + 1:
+            if depth == max_depth + 1:
                 out += (encoded[kept : token.start()], _MARK)
         elif text in b"]}":
             depth -= 1
-            if depth == deepest:
+            if depth == max_depth:
                 kept = token.end()
-    if depth <= deepest:
+    if depth <= max_depth:
         out.append(encoded[kept:])
     return b"".join(out)

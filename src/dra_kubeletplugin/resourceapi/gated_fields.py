@@ -16,7 +16,7 @@ from typing import Any
 JSON = Mapping[str, Any]
 _LISTS = ("ints", "bools", "strings", "versions")
 _NODES = ("nodeName", "nodeSelector", "allNodes")
-_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+_BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 
 
 class Gate(Enum):
@@ -62,9 +62,9 @@ def _drop(device: JSON, *fields: str) -> JSON:
 
 
 def _without_taints(device: JSON) -> JSON | str:
-    kept_away = [t["key"] for t in device["taints"] if t.get("effect") in _KEEPS_AWAY]
-    if kept_away:
-        return f"its taint {kept_away[0]} would have no effect"
+    blocking = [t["key"] for t in device["taints"] if t.get("effect") in _BLOCKING_EFFECTS]
+    if blocking:
+        return f"its taint {blocking[0]} would have no effect"
     return _drop(device, "taints")
 
 
@@ -100,7 +100,8 @@ def _without_node_resources(device: JSON) -> JSON | str:
     mapped = [k for k, r in (device.get(_NODE_RESOURCES[0]) or {}).items() if r.get("mapping")]
     if mapped or (mapped := list(device.get(_NODE_RESOURCES[1]) or ())):
         return f"the node's {mapped[0]} would be allocated twice: with devices, and by the requests of pods"
-    return _drop(device, *_NODE_RESOURCES)  # the overhead of pods is then not counted, as with any other driver
+    # The overhead of pods is then not counted, as with drivers that do not publish it.
+    return _drop(device, *_NODE_RESOURCES)
 
 
 def _without_binding(device: JSON) -> JSON | str:
@@ -150,7 +151,7 @@ _TABLE = (
     ),
 )
 # Ranges with fractions (DRAFractionalCapacityRange) have no row, because no field is dropped. A scheduler without the
-# gate rounds requests up to whole numbers: it allocates too much, but never twice.
+# gate rounds requests up to whole numbers: it may allocate too much, but never the same amount twice.
 
 _OPTIONS = {"partitionTypeAttribute": Gate.PARTITION_TYPES, "skipNodeOperations": Gate.NODE_OPERATIONS}
 
@@ -162,8 +163,8 @@ _ONLY_LISTS = frozenset({Gate.LISTS})
 
 
 def gates_of(device: JSON) -> frozenset[Gate]:
-    """Returns the gates that a device, in the form in which it is sent, depends on."""
-    # true for nearly all devices; only list attributes remain to be checked
+    """Returns the gates that a device, in its JSON form, depends on."""
+    # The fast path: nearly all devices have only these fields, and then only list attributes depend on a gate.
     if _PLAIN.issuperset(device) and "capacity" not in device:
         return _NONE if all(map(_LIST_KINDS.isdisjoint, (device.get("attributes") or {}).values())) else _ONLY_LISTS
     return frozenset(row.gate for row in _TABLE if row.uses(device))
@@ -189,11 +190,12 @@ def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool)
     """Returns a pool's options as they are published while the gates ``off`` are off, or why the pool must not be
     published.
 
-    A node's plugin can prepare devices although the pool skips it. Devices of other pools have no plugin that could.
+    With the gate DRAOptionalNodeOperations off, the kubelet waits for a plugin to prepare the devices. A pool of this node
+    has such a plugin. Other pools may have none, so they must not be published.
     """
     if "skipNodeOperations" in options and Gate.NODE_OPERATIONS in off and not of_this_node:
         gate = Gate.NODE_OPERATIONS.value
-        return f"the API server's feature gate {gate} is off, and pods would wait on their nodes for a plugin to prepare its devices"
+        return f"the API server's feature gate {gate} is off, and pods would wait on their nodes for a plugin to prepare the pool's devices"
     return {name: value for name, value in options.items() if _OPTIONS[name] not in off}
 
 
@@ -206,7 +208,7 @@ def lost(device: JSON, published: JSON) -> list[str]:
 
 
 def without(device: JSON, off: Collection[Gate]) -> JSON | str:
-    """Returns a device as it is published while the gates ``off`` are off, or a sentence that says why it must not be."""
+    """Returns a device as it is published while the gates ``off`` are off, or why it must not be published."""
     for row in _TABLE:
         if row.gate in off and row.uses(device):
             found = row.without(device)

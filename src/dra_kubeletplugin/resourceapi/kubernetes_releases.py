@@ -20,7 +20,7 @@ DEFAULT = "1.36"
 VARIABLE = "DRA_KUBERNETES_VERSION"
 """The environment variable with the default release of a local cluster."""
 GATES_VARIABLE = "DRA_FEATURE_GATES"
-"""The environment variable with gates that differ from the release, for local clusters. Explicit gates override it."""
+"""The environment variable with gates of local clusters that differ from the release's defaults. Explicit gates override it."""
 
 
 class Stage(Enum):
@@ -75,14 +75,14 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 """The gates that a gate requires; without them it has no effect."""
 
-NOT_HERE: Mapping[str, str] = {
-    "DRANodeAllocatableResources": "its scheduler does not count devices among a node's cpu and memory",
+NOT_IMPLEMENTED: Mapping[str, str] = {
+    "DRANodeAllocatableResources": "its scheduler does not subtract what devices use from a node's cpu and memory",
     "DRAResourcePoolStatus": "it has no controller for ResourcePoolStatusRequests",
     "DRADerivedAttributes": "its allocator evaluates selectors only",
 }
 """Gates that the local cluster does not implement, and why. Enabling one is an error."""
-_NOT_YET_HERE: Mapping[tuple[str, str], str] = {
-    ("GenericWorkload", "1.35"): "it implements the PodGroups of 1.36; 1.35 has them within Workloads"
+_DIFFERENT_IN_RELEASE: Mapping[tuple[str, str], str] = {
+    ("GenericWorkload", "1.35"): "it implements the PodGroups of 1.36; in 1.35 they are part of Workloads"
 }
 """Gates that the local cluster implements, but differently from this release."""
 
@@ -104,8 +104,8 @@ class KubeletBehavior:
 
     Attributes:
         health: the supported versions of the health service, newest first; empty if the gate is off.
-        health_unadvertised: the kubelet also opens a health stream to a plugin that does not advertise the service, and
-            retries after a pause whatever the response. Otherwise ``Unimplemented`` ends it.
+        health_unadvertised: the kubelet also opens a health stream to a plugin that does not advertise the service. After
+            any response it retries with a pause. If false, it does not retry after ``Unimplemented``.
         unprepares_in_use: when a pod that was never allowed to use a claim is deleted, the kubelet unprepares the
             claim although another pod uses it.
         joins_unprepare: a pod that arrives while its claim is being unprepared starts with the claim's old devices.
@@ -127,8 +127,8 @@ class Features:
     """One release with its gates, as a cluster runs it. Created with :meth:`of`."""
 
     release: str
-    gates: frozenset[str]  # the enabled ones
-    served: frozenset[str]  # versions of resource.k8s.io
+    gates: frozenset[str]  # the enabled gates
+    served: frozenset[str]  # the served versions of resource.k8s.io
 
     @classmethod
     def of(
@@ -141,14 +141,16 @@ class Features:
 
         Args:
             release: e.g. ``1.36``; by default the environment variable ``DRA_KUBERNETES_VERSION``, else 1.36.
-            gates: as Kubernetes' ``--feature-gates``; they override ``DRA_FEATURE_GATES``.
-            runtime_config: as the API server's ``--runtime-config`` for resource.k8s.io: a version, or ``api/all``.
+            gates: whether a gate is on, by name, as in Kubernetes' ``--feature-gates``. They override
+                ``DRA_FEATURE_GATES``.
+            runtime_config: whether a version of resource.k8s.io, or ``api/all``, is served, as in the API server's
+                ``--runtime-config``.
 
-        Raises :class:`SettingsError` with every error.
+        Raises :class:`SettingsError` with all errors.
         """
         release = release or os.environ.get(VARIABLE, "") or DEFAULT
         if release not in RELEASES:
-            raise SettingsError(f"Kubernetes {release!r} is not known here: use one of {', '.join(RELEASES)}")
+            raise SettingsError(f"Kubernetes {release!r} is not supported: use one of {', '.join(RELEASES)}")
         gates = parse_gates(os.environ.get(GATES_VARIABLE, "")) | dict(gates or {})
         faults: list[str] = []
         on = {name for name in _ROWS if stage(name, release).on}
@@ -198,8 +200,8 @@ class Features:
         return _TAINT_RULES[self.release]
 
     @property
-    def followed_rules(self) -> str:
-        """The API version of DeviceTaintRule that is enforced; "" if none is."""
+    def enforced_taint_rules(self) -> str:
+        """The API version of DeviceTaintRule that the cluster reads; "" if the rules have no effect."""
         if not self.has("DRADeviceTaintRules"):
             return ""
         return next((v for v in self.taint_rules if v in self.served), "")
@@ -211,7 +213,7 @@ class Features:
 
     @property
     def slice_fields(self) -> tuple[str, ...]:
-        """The field selectors of ResourceSlices, other than the name."""
+        """The fields of ResourceSlices, other than the name, that field selectors support."""
         return ("spec.driver", "spec.nodeName", *(("spec.pool.name",) if self.is_at_least("1.37") else ()))
 
     @property
@@ -224,7 +226,7 @@ class Features:
 
 
 def gates() -> tuple[str, ...]:
-    """The names of all known gates."""
+    """Returns the names of all known gates."""
     return tuple(_ROWS)
 
 
@@ -239,7 +241,7 @@ def parse_gates(text: str) -> dict[str, bool]:
 
 
 def parse_runtime_config(text: str) -> dict[str, bool]:
-    """Parses ``resource.k8s.io/v1beta1=true,...`` as in ``--runtime-config``; the default value is true.
+    """Parses ``resource.k8s.io/v1beta1=true,...`` as in ``--runtime-config``. A name without a value is true.
 
     Raises :class:`SettingsError`.
     """
@@ -267,10 +269,10 @@ def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
     found = stage(name, release)
     if found is Stage.ABSENT:
         since = next((r for r in RELEASES if stage(name, r) is not Stage.ABSENT), "")
-        return f"Kubernetes {release} has no feature gate {name}: it came with {since}" if wanted else ""
+        return f"Kubernetes {release} has no feature gate {name}: it was added in {since}" if wanted else ""
     if found is Stage.STABLE and not wanted:
         return f"feature gate {name} cannot be switched off in Kubernetes {release}: it is stable there"
-    if wanted and (why := NOT_HERE.get(name) or _NOT_YET_HERE.get((name, release))):
+    if wanted and (why := NOT_IMPLEMENTED.get(name) or _DIFFERENT_IN_RELEASE.get((name, release))):
         return f"feature gate {name} cannot be switched on in the local cluster: {why}"
     return ""
 
@@ -290,7 +292,7 @@ def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
         versions: Iterable[str] = API_VERSIONS if name == "api/all" else [match[1]] if match else []
         if not versions or not set(API_VERSIONS).issuperset(versions):
             allowed = ", ".join(f"resource.k8s.io/{v}" for v in API_VERSIONS)
-            faults.append(f"runtime config {name!r} is not known here: use api/all or {allowed}")
+            faults.append(f"runtime config {name!r} is not supported: use api/all or {allowed}")
         for version in versions:
             (served.add if on else served.discard)(version)
     return frozenset(served)

@@ -1,4 +1,4 @@
-"""Evaluates label selectors: ``matchLabels``, and the expressions that node selectors also have."""
+"""Evaluates label selectors: ``matchLabels`` and ``matchExpressions``. Node selectors use the same kind of expressions."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class Nodes:
         """Nodes by name.
 
         A single node is selected by ``metadata.name``. Kubernetes can select several nodes only by label. They are
-        selected by ``kubernetes.io/hostname``, which equals the node's name unless the kubelet or the cloud sets
-        another.
+        selected by ``kubernetes.io/hostname``, which equals the node's name unless the kubelet or the cloud provider
+        sets another value.
 
         Raises :class:`InvalidObjectError` without a name, or for an invalid name.
         """
@@ -73,7 +73,7 @@ class Nodes:
             raise InvalidObjectError("Nodes.named() needs at least one name of a node")
         for name in names:
             if not isinstance(name, str) or rules.subdomain(name):
-                raise InvalidObjectError(f"Nodes.named(): {printable(name)!r} is no name of a node")
+                raise InvalidObjectError(f"Nodes.named(): {printable(name)!r} is not a valid node name")
         if len(names) > 1:
             return cls.matching({_HOSTNAME: names})
         fields = [{"key": "metadata.name", "operator": "In", "values": list(names)}]
@@ -81,7 +81,7 @@ class Nodes:
 
     @classmethod
     def matching(cls, labels: Mapping[str, str | Sequence[str]]) -> Nodes:
-        """Nodes that have each of the labels with one of its values.
+        """Nodes that have all ``labels``, each with one of its values.
 
         Raises :class:`InvalidObjectError` if the API server would reject them.
         """
@@ -90,7 +90,7 @@ class Nodes:
         except Exception as e:  # the argument comes from the driver and may have any type
             raise InvalidObjectError(f"Nodes.matching(): labels must map names to values: {describe(e)}") from None
         if not values:
-            raise InvalidObjectError("Nodes.matching() needs at least one label: without any it would match no node")
+            raise InvalidObjectError("Nodes.matching() needs at least one label: without labels it would match no node")
         expressions = [{"key": k, "operator": "In", "values": v} for k, v in values.items()]
         return cls._selected({"nodeSelectorTerms": [{"matchExpressions": expressions}]}, "matching")
 
@@ -123,7 +123,7 @@ class Nodes:
 
     @classmethod
     def read(cls, raw: JSON) -> Nodes | None:
-        """Reads the nodes of a slice's spec or of a device that a server has accepted; None if it has none."""
+        """Reads the nodes of a slice's spec or of a device that a server has accepted; None if no nodes are set."""
         if raw.get("nodeName"):
             return cls.named(raw["nodeName"])
         if selector := raw.get("nodeSelector"):
@@ -135,7 +135,7 @@ class Nodes:
         return cls.all() if raw.get("allNodes") else None
 
     def of_slice(self, this: str) -> JSON:
-        """The fields of a slice's spec; ``this`` is the name of the plugin's node."""
+        """Returns the fields of a slice's spec; ``this`` is the name of the plugin's node."""
         match self.where:
             case Where.THIS:
                 return {"nodeName": this}
@@ -145,7 +145,7 @@ class Nodes:
                 return {"nodeSelector": json.loads(self.selector_json)}
 
     def of_device(self) -> JSON:
-        """The fields of a device, in a slice with ``perDeviceNodeSelection``."""
+        """Returns the fields of a device in a slice with ``perDeviceNodeSelection``."""
         if self.node:
             return {"nodeName": self.node}
         return {} if self.where is Where.THIS else self.of_slice("")

@@ -27,9 +27,9 @@ class Profile:
 
     Args:
         name: the vendor's name, such as ``1g.5gb``; published as the attribute ``profile``.
-        takes: the amounts of the device that each partition uses, by resource, such as ``{"memory": "4864Mi"}``.
-        slots: the number of adjacent slots that it occupies.
-        at: the first slots where it can be created, in the order of preference.
+        takes: the amount of each of the device's resources that one partition uses, such as ``{"memory": "4864Mi"}``.
+        slots: the number of adjacent slots that a partition occupies.
+        at: the slots at which a partition can begin, in the order of preference.
         attributes: added to the device's attributes.
     """
 
@@ -81,8 +81,8 @@ def partitions(
 ) -> Partitioned:
     """Returns all partitions of a device, and the counters that prevent overlapping partitions.
 
-    A partition uses its amounts and, as one counter each, its slots. It uses nothing of resources that its profile
-    does not name.
+    A partition consumes the amounts of its profile, and its slots, each of which is a counter. It consumes nothing of
+    resources that its profile does not name.
 
     Args:
         parent: the name of the physical device, and the prefix of its partitions' names.
@@ -91,7 +91,7 @@ def partitions(
         slots: the device's number of slots.
         slot: the name of a slot, such as ``memorySlice``.
         kind: part of each partition's name: ``<parent>-<kind>-<profile>-<first slot>[-<last slot>]``.
-        attributes: of every partition, such as the device's UUID.
+        attributes: attributes of every partition, such as the device's UUID.
         whole: whether the whole device can be allocated too, under its own name. It then uses everything, and comes
             last.
 
@@ -165,9 +165,9 @@ def _taken(parent: str, profile: Profile, has: Mapping[str, Quantity]) -> dict[s
     for resource, value in profile.takes.items():
         amount = _amount(value, f"{parent}: profile {profile.name!r}: {resource}")
         if resource not in has or amount > has[resource]:
-            there = f"has {has[resource]}" if resource in has else f"has none: it has {', '.join(has)}"
+            found = f"has {has[resource]}" if resource in has else f"has only {', '.join(has)}"
             raise InvalidObjectError(
-                f"{parent}: profile {profile.name!r} takes {amount} of {resource!r}, and the device {there}"
+                f"{parent}: profile {profile.name!r} takes {amount} of {resource!r}, but the device {found}"
             )
     return {resource: Quantity(profile.takes.get(resource, 0)) for resource in has}
 
@@ -184,7 +184,7 @@ def _counters(amounts: Mapping[str, Quantity], slots: Mapping[str, Quantity]) ->
     for resource, value in {**amounts, **slots}.items():
         name = counter_name(resource)
         if name in out:
-            raise InvalidObjectError(f"two resources are the counter {name!r}: rename one of them")
+            raise InvalidObjectError(f"two resources have the counter name {name!r}: rename one of them")
         out[name] = value
     return out
 

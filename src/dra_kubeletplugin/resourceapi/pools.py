@@ -12,7 +12,7 @@ from .nodes import Nodes
 from .types import CounterSet, Device
 
 __all__ = ["MAX_DEVICES", "Nodes", "Pool"]
-MAX_DEVICES = 65_536  # a generator that yields more never ends
+MAX_DEVICES = 65_536  # reading stops one after it, because a generator may never end
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,18 @@ class Pool:
 
     Args:
         name: one or more DNS subdomains, separated by ``/``, at most 253 bytes; unique in the cluster for the driver. The name of a
-            pool of one node is the node's name, or begins with it and ``/``. The plugin does not publish such a pool under another
-            name, and the admission policy of ``deploy/`` rejects it.
+            pool of one node is the node's name, or begins with the node's name and ``/``. The plugin does not publish such a pool
+            under another name, and the admission policy of ``deploy/`` rejects it.
         devices: in the order in which the scheduler should allocate them. Names are unique in the pool.
         counter_sets: the counters that partitions of one physical device consume (KEP-4815).
         nodes: the nodes where the devices can be used. The plugin publishes pools of :meth:`Nodes.this`; the controller
             (``dra controller``) publishes all others. In a pool of the controller, a device can have its own ``nodes``.
-        partition_type: the attribute with the type of a partition, for reports, ``DOMAIN/IDENTIFIER`` (KEP-5677; Kubernetes 1.37,
-            gate off by default). If the API server drops it, only the reports lack the type.
-        skip_node_operations: the calls that kubelets skip for these devices: ``"*"``, ``"NodeUnprepareResources"`` or both calls
-            (KEP-5945; Kubernetes 1.37, gate off by default). If the API server drops it, a pool of this node is published without it.
-            Any other pool is not published, because its pods would wait for a plugin.
+        partition_type: the attribute, as ``DOMAIN/IDENTIFIER``, that contains the type of a partition, for reports (KEP-5677;
+            Kubernetes 1.37, gate off by default). If the API server drops this field, only the reports lack the type.
+        skip_node_operations: the calls that kubelets skip for these devices: ``"*"``, ``"NodeUnprepareResources"``, or both
+            ``"NodePrepareResources"`` and ``"NodeUnprepareResources"`` (KEP-5945; Kubernetes 1.37, gate off by default). If the API
+            server drops this field, a pool of this node is published without it. Any other pool is not published, because its pods
+            would wait for a plugin.
 
     The framework checks devices when it publishes the pool. It does not publish a device that breaks a rule, and logs the reason.
     """
@@ -44,7 +45,7 @@ class Pool:
     skip_node_operations: Sequence[str] = ()
 
     def options(self) -> dict[str, Any]:
-        """Returns the fields of a slice for all its devices, in the form of resource.k8s.io/v1."""
+        """Returns the fields of a slice that apply to all its devices, in the form of resource.k8s.io/v1."""
         skipped = self.skip_node_operations
         out: dict[str, Any] = {"partitionTypeAttribute": self.partition_type} if self.partition_type else {}
         return out | (
@@ -52,7 +53,7 @@ class Pool:
         )
 
     def __post_init__(self) -> None:
-        # Read to the end while the author's code runs. The reader of the result reports a value that is no list.
+        # Generators are read here, inside the driver's call. A value that is not a list is reported when the pool is read.
         for name in ("devices", "counter_sets"):
             value = getattr(self, name)
             if is_a(value, Iterable) and not is_a(value, (str, bytes, Mapping)):

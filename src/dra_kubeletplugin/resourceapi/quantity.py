@@ -1,10 +1,12 @@
 """Kubernetes quantities: grammar, exact value, canonical form.
 
-The rules are those of the API server's parser (apimachinery, ``resource.Quantity``), not of its documentation: ``1K`` is no quantity,
-``1e3``, ``.5`` and ``5.`` are. A number of up to 18 digits is read as an integer with a decimal scale, any other as a
-decimal of any length. Values are exact to 1e-9, rounded away from zero below that; a binary one is capped at 2^63-1.
-The API server bounds exponents by 32 bits only, so ``1e999999999`` is a quantity. :func:`parse` accepts it, and no operation writes
-its digits out. ``Quantity("1e999999999")`` is an error, because drivers compute with integers and with ``value``.
+The rules are the rules of the API server's parser (apimachinery, ``resource.Quantity``), not of its documentation: ``1K`` is not a
+quantity, but ``1e3``, ``.5`` and ``5.`` are. A number of up to 18 digits is read as an integer with a decimal scale, a longer number
+as a decimal of any length. Values are exact to 1e-9; smaller fractions are rounded away from zero. A value with a binary suffix is
+capped at 2^63-1.
+
+The API server limits exponents only to 32 bits, so ``1e999999999`` is a quantity. :func:`parse` accepts it, and no operation writes
+all its digits. ``Quantity("1e999999999")`` raises an error, because drivers compute with integers and with ``value``.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ _DECIMAL_NAMES = {v: k for k, v in _DECIMAL.items()}
 _NANO = -9
 _INTEGER_DIGITS = 18
 _BINARY_DIGITS = 14
-_MOST_DIGITS = 1000  # of a whole number: larger ones take minutes of CPU and gigabytes of memory, up to 1e2147483647
+# The digits of a whole number. Computing with larger numbers, up to 1e2147483647, takes minutes of CPU time and gigabytes of memory.
+_MAX_DIGITS = 1000
 _MAX = 2**63 - 1
 _CAP = Decimal(_MAX)
-# Sums of what fits into slices are exact; the far ends of the range, which `1e99999999999` reaches, are not.
+# Sums of amounts of usual size are exact. Sums at the ends of the range, which `1e99999999999` reaches, are not.
 _CONTEXT = Context(prec=120, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation])
 
 _SHOWN = 100  # characters of a text in an error
-_SHORT = 64  # characters of a text that is kept in the cache: users write texts of 10 KiB
+_SHORT = 64  # the maximum length of a text in the cache, because users can write texts of 10 KiB
 
-# What the API server takes away around a quantity in JSON. Control characters it does not: there they are escaped, and it looks at
-# the raw text.
+# The characters that the API server strips around a quantity in JSON. It does not strip control characters: it reads the raw text,
+# in which they are escaped.
 SPACES = " \u0085\u00a0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 
 GRAMMAR_WRONG = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
@@ -61,7 +64,7 @@ class QuantityRangeError(QuantityError, OverflowError):
     """The number has too many digits to compute with. The API server accepts it."""
 
     def __init__(self, text: str) -> None:
-        ValueError.__init__(self, f"{_shortened(text)!r} has more than {_MOST_DIGITS} digits: use a smaller quantity")
+        ValueError.__init__(self, f"{_shortened(text)!r} has more than {_MAX_DIGITS} digits: use a smaller quantity")
         self.reason = str(self)
 
 
@@ -70,7 +73,7 @@ def _shortened(text: str) -> str:
 
 
 def _meant(text: str) -> str:
-    """For who writes ``80GB``, ``80gib`` or ``80 gi``."""
+    """Returns a hint for texts such as ``80GB``, ``80gib`` or ``80 gi``."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]+)", text.strip())
     suffix = _LOOSE.get(found[2].lower().removesuffix("b")) if found else None
     return f", did you mean {found[1] + suffix!r}?" if found and suffix else ""
@@ -92,8 +95,8 @@ class Quantity(Immutable):
     server.
 
     Args:
-        value: text, an integer, a ``Decimal``, or another quantity. No floating point number, because most decimals have no exact one.
-        format: the format of an integer or ``Decimal``; text has a suffix instead.
+        value: text, an integer, a ``Decimal``, or another quantity. Not a float, because most decimal fractions are not exact as float.
+        format: the format of an integer or ``Decimal``. For text, the suffix determines the format.
 
     Raises:
         QuantityError: the API server would reject the text, or the text has no digit.
@@ -105,7 +108,7 @@ class Quantity(Immutable):
 
     value: Decimal
     format: Format
-    # The decimal scale of the integer that the API server would hold the value in; None where it holds a decimal of any length.
+    # The decimal scale of the integer as which the API server stores the value; None if it stores a decimal of any length.
     scale: int | None
     text: str
 
@@ -114,10 +117,10 @@ class Quantity(Immutable):
             case str():
                 value = value.strip(SPACES)
                 parsed = parse(value)
-                # The server takes a suffix alone for zero; who writes it here has forgotten the number.
+                # The server reads a suffix without a number as zero. In a driver, the number was probably forgotten.
                 if not parsed.value and not _has_digits(_split(value)):
                     raise QuantityError(value, NUMBER_WRONG)
-                if parsed.value.adjusted() >= _MOST_DIGITS:
+                if parsed.value.adjusted() >= _MAX_DIGITS:
                     raise QuantityRangeError(value)
                 return parsed
             case Quantity():
@@ -125,11 +128,11 @@ class Quantity(Immutable):
             case bool() | float():
                 raise TypeError(f"{value!r} is not a quantity: use text such as '1.5Gi', an integer or a Decimal")
             case int() if format is Format.DECIMAL and abs(value) < 10**_INTEGER_DIGITS:
-                return parse(str(value))  # the same few amounts come again and again
+                return parse(str(value))  # cached, because the same amounts occur often
             case int():
                 return _quantity(Decimal(value), format, 0 if -_MAX - 1 <= value <= _MAX else None)
             case Decimal() if value.is_finite():
-                if value.adjusted() >= _MOST_DIGITS:
+                if value.adjusted() >= _MAX_DIGITS:
                     raise QuantityRangeError(str(value))
                 whole = value == value.to_integral_value() and value.copy_abs() <= _MAX
                 return _quantity(value, format, 0 if whole else None)
@@ -185,7 +188,7 @@ class Quantity(Immutable):
 
     def __int__(self) -> int:
         """The whole number, without its fraction. Raises :class:`QuantityRangeError` for more than 1,000 digits."""
-        if self.value.adjusted() >= _MOST_DIGITS:
+        if self.value.adjusted() >= _MAX_DIGITS:
             raise QuantityRangeError(self.text)
         return int(self.value)
 
@@ -201,7 +204,7 @@ class Quantity(Immutable):
 
     @property
     def is_integer(self) -> bool:
-        """Returns the result of ``isInteger()`` in CEL: whether it is an integer of 64 bits without a decimal scale; ``1000m`` is not."""
+        """Returns the result of ``isInteger()`` in CEL: whether the value is a 64-bit integer without a decimal scale, unlike ``1000m``."""
         return self.scale is not None and self.scale >= 0 and -_MAX - 1 <= self.value <= _MAX
 
 
@@ -213,19 +216,19 @@ def _quantity(value: Decimal, format: Format, scale: int | None) -> Quantity:
 
 
 def _made(value: Decimal, format: Format, scale: int | None) -> Quantity:
-    """A quantity whose integer form is left where it no longer fits 64 bits."""
+    """Returns a quantity. It keeps ``scale`` only if the integer with this scale fits into 64 bits."""
     fits = scale is not None and value.scaleb(-scale, _CONTEXT).copy_abs() <= _MAX
     return _quantity(value, format, scale if fits else None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """A quantity's text, taken apart."""
+    """The parts of a quantity's text."""
 
     positive: bool
     number: str  # the number as it was written
-    whole: str  # without leading zeros, "0" where nothing is left
-    fraction: str
+    whole: str  # the digits before the point, without leading zeros; "0" if there are none
+    fraction: str  # the digits after the point
     format: Format
     exponent: int
 
@@ -258,7 +261,7 @@ def _in_32_bits(number: int) -> int:
 
 
 def _integer_scale(parts: _Parts) -> int | None:
-    """The scale of the integer that the API server's parser reads; None where it takes the longer way."""
+    """Returns the scale of the integer that the API server's parser reads; None if the parser reads a decimal instead."""
     if parts.format is Format.BINARY:
         digits = _BINARY_DIGITS - len(parts.whole) - parts.exponent * 3 // 10
         return 0 if not parts.fraction and digits >= 0 else None
@@ -267,9 +270,9 @@ def _integer_scale(parts: _Parts) -> int | None:
 
 
 def parse(text: str) -> Quantity:
-    """The quantity that ``text`` stands for.
+    """Parses a quantity.
 
-    Raises :class:`QuantityError` where the API server would answer 400.
+    Raises :class:`QuantityError` if the API server would respond with 400.
     """
     return _cached(text) if len(text) <= _SHORT else _parsed(text)
 
@@ -291,7 +294,7 @@ _cached = lru_cache(maxsize=1024)(_parsed)
 
 
 def _decimal(digits: str, scale: int, *, positive: bool) -> Decimal:
-    """The exact number, without zeros at its end."""
+    """Returns the exact number, without trailing zeros."""
     bare = digits.lstrip("0").rstrip("0")
     dropped = len(digits) - len(digits.rstrip("0"))
     return Decimal((int(not positive), tuple(map(int, bare)), scale + dropped)) if bare else Decimal(0)
@@ -304,7 +307,7 @@ def _scale(value: Decimal) -> int:
 
 
 def _long_value(parts: _Parts) -> tuple[Decimal, Format]:
-    """What is too long, too fine or, as a binary number, too large for the integer form."""
+    """Returns value and format of a number without integer form: it is too long, has too fine a fraction, or is too large."""
     digits = parts.whole + parts.fraction
     exact = Context(prec=len(digits) + 40, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[InvalidOperation])
     form, scale = parts.format, -len(parts.fraction)
@@ -312,7 +315,7 @@ def _long_value(parts: _Parts) -> tuple[Decimal, Format]:
         scale += parts.exponent
     value = _decimal(digits, scale, positive=True)
     if form is Format.BINARY:
-        # Beyond the cap in any case, so that it need not be multiplied.
+        # A value above the cap need not be multiplied: the product is above the cap too.
         value = _CAP if value > _CAP else exact.multiply(value, Decimal(2**parts.exponent))
     if _scale(value) < _NANO:
         value = value.quantize(Decimal((0, (1,), _NANO)), ROUND_UP, exact).normalize(exact)
@@ -324,15 +327,15 @@ def _long_value(parts: _Parts) -> tuple[Decimal, Format]:
 
 
 def canonical(quantity: Quantity) -> str:
-    """No fraction, no precision lost, the largest suffix that fits; ``e`` and a number above the suffixes."""
+    """Returns the canonical text: no fraction, no lost precision, the largest possible suffix. Above ``E`` it has an exponent."""
     return quantity.text
 
 
 def stored(text: str) -> str:
     """Returns ``text`` as a Kubernetes 1.36 server stores it.
 
-    The server keeps text that it considers canonical. A decimal from 1e21 upwards loses its magnitude (fixed in 1.37); the
-    :func:`canonical` form here avoids such decimals.
+    The server keeps text that it considers canonical. A decimal of 1e21 or more loses its exponent (fixed in 1.37). The
+    :func:`canonical` form avoids this.
 
     Raises :class:`QuantityError`.
     """
@@ -352,14 +355,14 @@ def stored(text: str) -> str:
 
 
 def _canonical(value: Decimal, format: Format) -> tuple[str, str, bool]:
-    """Number and suffix, and whether the suffix is one of those that have a name."""
+    """Returns the number, the suffix, and whether the suffix has a name (an exponent such as ``e21`` has none)."""
     if not value:
         return "0", "", True
     sign, digits, _ = value.as_tuple()
     text = "".join(map(str, digits))
     bare = text.rstrip("0")
     exponent = _scale(value) + len(text) - len(bare)
-    if format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024 and value.adjusted() < _MOST_DIGITS:
+    if format is Format.BINARY and exponent >= 0 and value.copy_abs() >= 1024 and value.adjusted() < _MAX_DIGITS:
         whole, index = int(bare) * 10**exponent, 0
         while whole % 1024 == 0 and index < len(_BINARY_NAMES) - 1:
             whole //= 1024

@@ -198,11 +198,10 @@ class SchemaDecodeError(ValueError):
 
 
 def decode(obj: Mapping[str, Any], kind: str, *, strict: bool = True) -> dict[str, Any]:
-    """Returns ``obj`` in the form that validation uses: it keeps empty lists and maps that were set, unlike
-    :func:`stored`.
+    """Returns ``obj`` in the form that validation uses. Unlike :func:`stored`, it keeps empty lists and maps that were set.
 
-    Raises :class:`SchemaDecodeError` for a value of a wrong type and, if ``strict``, for unknown fields; otherwise
-    drops them.
+    Raises :class:`SchemaDecodeError` for a value of a wrong type and, if ``strict``, for unknown fields. If not
+    ``strict``, unknown fields are dropped.
     """
     unknown: list[str] = []
     out = _struct(obj, _table(KINDS[kind]), "", kind, unknown)
@@ -212,12 +211,12 @@ def decode(obj: Mapping[str, Any], kind: str, *, strict: bool = True) -> dict[st
 
 
 def stored(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The server's stored form of a decoded object: empty lists and maps are dropped if optional, else null."""
+    """Returns a decoded object as the server stores it: empty lists and maps are dropped if optional, else null."""
     return dict(_without_empty(obj, KINDS[kind], stored=True))
 
 
 def written(obj: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The server's JSON form of a decoded object: optional empty lists and maps are dropped."""
+    """Returns a decoded object as the server writes it as JSON: empty lists and maps are dropped if optional."""
     return dict(_without_empty(obj, KINDS[kind], stored=False))
 
 
@@ -242,7 +241,10 @@ def _without_empty(value: Any, shape: Shape, *, stored: bool) -> Any:
 
 
 def _may_have_empty(value: Any) -> bool:
-    """False for nearly all lists. Searching the encoded text is ten times faster than walking thousands of attributes."""
+    """Returns whether a value may contain an empty list or map; False for nearly all values.
+
+    Searching the encoded text is ten times faster than visiting thousands of attributes.
+    """
     text = msgspec.json.encode(value)
     return b"{}" in text or b"[]" in text
 
@@ -422,7 +424,9 @@ def _seconds(value: str, path: str) -> str:
     from datetime import UTC, datetime
 
     if not _TIME.fullmatch(value):
-        raise SchemaDecodeError(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is no RFC 3339 time')
+        raise SchemaDecodeError(
+            f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": {path} is not an RFC 3339 time'
+        )
     try:
         return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The types that describe a driver's devices: frozen, validated at creation, JSON only for the API."""
+"""The types that describe a driver's devices: frozen, validated at creation, and converted to JSON only for the API."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Device:
         taints: at most 16.
         consumes_counters: counter set → counter → amount (KEP-4815).
         compatibility_groups: counter set → names of at most 2 groups. Devices that use a counter set at the same time
-            must share a group; devices without groups only go together with each other (KEP-5963; Kubernetes 1.37,
+            must share a group; devices without groups are compatible only with each other (KEP-5963; Kubernetes 1.37,
             gate off by default).
         node_resources: the resources of the node that the device uses, by name (KEP-5517; Kubernetes 1.37, gate off by
             default).
@@ -65,7 +65,8 @@ class Device:
             the device ready; then the framework sets them.
         binding_failure_conditions: conditions of which one is set if ``bind`` raises :class:`PermanentError`.
         binds_to_node: whether the scheduler restricts the allocation to the node that it selected for the pod.
-        nodes: where the device can be used, if it differs from its pool; only in pools that are not a single node's.
+        nodes: the nodes where the device can be used, if they differ from the pool's nodes. The pool must not belong to
+            a single node.
         extra: fields that this version does not know; sent unchanged.
         data: the driver's own object; never published, available as ``claim.devices[].device.data``.
 
@@ -115,8 +116,9 @@ class Device:
         return (_extra_faults(self.extra, alone=False) if self.extra else []) or device_faults(built)
 
     def was_checked(self, encoded: bytes) -> bool:
-        """Returns whether ``encoded``, the device's present JSON text, equals the validated one: mutable contents may
-        have changed.
+        """Returns whether ``encoded``, the device's present JSON text, equals the validated text.
+
+        It may differ, because the device can contain mutable objects.
         """
         return self._checked == hash(encoded)
 
@@ -162,12 +164,12 @@ def _extra_faults(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
     """Returns why the API server cannot decode these fields, which would make it reject the whole slice.
 
     Args:
-        alone: also returns why it would reject a device with only these fields.
+        alone: also returns why the API server would reject a device that has only these fields.
     """
     if "name" in extra:
-        return ["extra: `name` is a field of its own"]
+        return ["extra: set `name` in Device(name=...), not in extra"]
     if not _has_names(extra):
-        return ["extra: a name in it is not text"]
+        return ["extra: the name of a field is not text"]
     try:
         read = schema.decode({"spec": {"devices": [{"name": "device", **extra}]}}, "ResourceSlice", strict=False)
         return device_faults(read["spec"]["devices"][0]) if alone else []
@@ -236,7 +238,7 @@ def _wrong_groups(device: Device) -> Iterator[str]:
 
 def _wrong_names(value: Mapping[Any, Any], where: str) -> Iterator[str]:
     for key in value:
-        if not isinstance(key, str):  # also 0 and None
+        if not isinstance(key, str):
             yield f"{where} has a name that is {_kind(key)}, not text"
 
 
@@ -301,11 +303,11 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
 def _as_attribute(value: object) -> str:
     """Returns a hint for a value whose type attributes do not have."""
     if value is None:
-        return ", and leave out what is not known"
+        return "; leave out attributes without a value"
     if isinstance(value, float):
-        return ", as text or in a smaller unit as an integer"
+        return "; for a float, use text, or an integer in a smaller unit"
     if isinstance(value, bytes | bytearray):
-        return ", as text value.hex() or value.decode()"
+        return "; for bytes, use value.hex() or value.decode()"
     return ""
 
 
@@ -321,14 +323,14 @@ def attribute_value(attribute: Mapping[str, Any]) -> Any:
 def device_faults(built: Mapping[str, Any]) -> list[str]:
     """Returns why the API server would reject a device in the form of :meth:`Device.json`; empty if it would not.
 
-    List attributes are validated as with their gate on, because only the server knows its gate.
+    List attributes are validated as if their gate were on, because only the server knows whether it is.
     """
     out = []
     for key, value in (built.get("attributes") or {}).items():
         for number in (value["int"],) if "int" in value else value.get("ints", ()):
             if not _MIN_INT <= number <= _MAX_INT:
                 out.append(f"attributes[{key}]: {number} does not fit into 64 bits")
-    # A 1.36 server accepts it, later releases reject it.
+    # More than one slash in a key: 1.36 accepts it, later releases reject it.
     for path in ("attributes", "capacity"):
         deep = [key for key in built.get(path) or {} if not is_attribute_name(key) and key.count("/") > 1]
         out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]

@@ -7,7 +7,8 @@ from functools import total_ordering
 
 from .immutable import Immutable
 
-PATTERN = (  # shared with regular expressions of other languages, whose \d matches ASCII digits only
+# Regular expressions of other languages contain this pattern too; there, \d matches ASCII digits only.
+PATTERN = (
     r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
     r"(?:-((?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)(?:\.(?:0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*))*))?"
     r"(?:\+([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?"
@@ -63,9 +64,7 @@ class Version(Immutable):
 
 
 def is_semantic(text: str) -> bool:
-    """Returns whether the API server accepts ``text`` as a version: its numbers may have any length, although CEL reads
-    64 bits only.
-    """
+    """Returns whether the API server accepts ``text`` as a version. Numbers may have any length, although CEL reads only 64 bits."""
     return _VERSION.fullmatch(text) is not None
 
 

@@ -162,9 +162,9 @@ def test_a_slice_without_a_slices_form_is_named_and_left_out_alone(spoil: Any) -
     spoil(odd)
     found = count_usage([odd, slice_of("n1", [{"name": "d"}])], [{"metadata": {"name": "c"}, "status": "odd"}])
     assert [r.node for r in found.devices] == ["n1"]
-    assert [n.partition(", cannot be read, and is left out: ")[0] for n in found.notes] == [
-        "a claim, c",
-        "a slice, s-n2-1-1",
+    assert [n.partition(" cannot be read, and is left out: ")[0] for n in found.notes] == [
+        "claim c",
+        "slice s-n2-1-1",
     ]
 
 

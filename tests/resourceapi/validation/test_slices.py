@@ -156,7 +156,7 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
         ({"attributes": {1: "x"}}, "attributes has a name that is int, not text"),
         ({"binding_conditions": "ready"}, "binding_conditions is str: use a list of str"),
         ({"extra": {"taints": [{}]}}, "taints[0].effect: Required value"),
-        ({"extra": {"name": "other"}}, "extra: `name` is a field of its own"),
+        ({"extra": {"name": "other"}}, "extra: set `name` in Device(name=...), not in extra"),
         ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field spec.devices.nodeName of type string"),
     ],
 )  # fmt: skip

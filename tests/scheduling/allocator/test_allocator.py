@@ -95,7 +95,7 @@ def test_the_first_allocation_of_a_search_that_tries_everything_is_found(
     devices = [device(f"dev-{i}", model, takes) for i, (model, takes) in enumerate(made)]
     claims = [claim(f"c{i}", requests) for i, requests in enumerate(wanted)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(search, "STRAIGHTFORWARD", 0)  # so that small searches are narrowed too
+        patched.setattr(search, "STEPS_BEFORE_PRUNING", 0)  # so that small searches are pruned too
         found = Allocator(slices(devices, counters), CLASSES, []).allocate(NODE, claims)
     assert chosen(found) == first_of_all(devices, counters, wanted)
 

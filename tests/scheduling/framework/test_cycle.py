@@ -243,7 +243,7 @@ def test_reasons_are_counted_and_sorted_as_text() -> None:
         ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]}, "volume v of kind persistentVolumeClaim"),
         ({"runtimeClassName": "gvisor"}, "runtimeClassName gvisor"),
         ({"resourceClaims": [{"name": "c", "podGroupResourceClaim": "x"}]}, "podGroupResourceClaim of resource claim c"),
-        ({"workloadRef": {"name": "w"}}, "workloadRef: a pod is of a PodGroup by its schedulingGroup (gate GenericWorkload)"),
+        ({"workloadRef": {"name": "w"}}, "workloadRef: use schedulingGroup to add a pod to a PodGroup (gate GenericWorkload)"),
         ({"topologySpreadConstraints": [{"topologyKey": "z", "new": 1}]}, "new of a topology spread constraint"),
         ({"tolerations": [{"key": "a", "operator": "Gt"}]}, "operator Gt of a toleration"),
     ],
@@ -255,7 +255,7 @@ def test_what_is_not_implemented_is_reported(spec: JSON, what: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "what"),
     [
-        ({"schedulingPolicy": {"gang": {"minCount": 2}}}, ["schedulingPolicy gang of PodGroup g: pods are placed one by one, so ask for basic"]),
+        ({"schedulingPolicy": {"gang": {"minCount": 2}}}, ["schedulingPolicy gang of PodGroup g: pods are placed one by one; use the policy basic"]),
         ({"schedulingPolicy": {"basic": {}}, "priority": 3}, ["priority of PodGroup g"]),
         ({"schedulingPolicy": {"basic": {}}, "disruptionMode": {"all": {}}}, ["disruptionMode of PodGroup g"]),
         ({"schedulingPolicy": {"basic": {}}, "disruptionMode": {"single": {}}, "resourceClaims": []}, []),
@@ -281,7 +281,7 @@ def test_what_every_pod_has_is_implemented() -> None:
 
 
 def best(p: PodInfo, *nodes: NodeInfo) -> str:
-    return scoring.best(p, nodes, nodes, {}, lambda name: 0, lists=False).name
+    return scoring.best(p, nodes, nodes, {}, lambda name: 0, has_alternatives=False).name
 
 
 def test_the_node_with_the_larger_free_share_is_chosen() -> None:
@@ -489,7 +489,7 @@ def test_alternatives_that_come_earlier_in_their_list_score_higher() -> None:
     cache.claims.observe(wanted)
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
-    assert claims.lists
+    assert claims.has_alternatives
     nodes = cycle_of(with_claims("c"), [node("a"), node("b")], claims, cache).feasible()
     assert [claims.score(n.name) for n in nodes] == [7, 8]
 

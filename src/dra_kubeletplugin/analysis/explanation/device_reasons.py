@@ -81,7 +81,7 @@ class NodeDevices:
     def faults(self, claim: str, request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
         """Returns the reasons against a device; empty if the device fits this request, without regard to other requests."""
         try:
-            if not selection.takes(claim, request, candidate):
+            if not selection.accepts(claim, request, candidate):
                 return self._not_taken(request, candidate)
         except AllocationError:
             return list(_selectors(request, candidate))
@@ -93,7 +93,7 @@ class NodeDevices:
     @staticmethod
     def _not_taken(request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
         found = list(_selectors(request, candidate))
-        if not found and not candidate.here:
+        if not found and not candidate.for_node:
             found = [DeviceFault(ReasonKind.NOT_HERE, "it is for other nodes", "use another node")]
         return found or list(_too_small(request, candidate)) or [_NO_AMOUNT]
 
@@ -211,7 +211,7 @@ def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceF
 
 def _parts(expression: str, fault: DeviceFault, candidate: Candidate) -> Iterator[DeviceFault]:
     try:
-        parts = unmet(expression, candidate.seen)
+        parts = unmet(expression, candidate.cel_device)
     except cel.CompileError as e:
         text = f"a selector does not compile: {e}"
         yield DeviceFault(ReasonKind.SELECTOR_ERROR, text, "a selector that compiles", subject=str(e))
@@ -219,8 +219,8 @@ def _parts(expression: str, fault: DeviceFault, candidate: Candidate) -> Iterato
     for part in parts:
         if part.error:
             change = "a selector that can be evaluated for every device"
-            if part.asks:
-                change = f"a selector that checks first: {' && '.join(part.asks)} && ..."
+            if part.guards:
+                change = f"a selector that checks first: {' && '.join(part.guards)} && ..."
             text = f"a selector fails: {_line(part.expression)}: {part.error}"
             yield DeviceFault(ReasonKind.SELECTOR_ERROR, text, change, part.seen, part.error)
             return

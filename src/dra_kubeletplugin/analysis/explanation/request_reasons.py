@@ -129,7 +129,7 @@ def _too_few(devices: NodeDevices, result: RequestReasons, of_others: int) -> bo
 
 def _matches(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
     try:
-        return selection.takes(claim, request, candidate)
+        return selection.accepts(claim, request, candidate)
     except AllocationError:
         return False
 

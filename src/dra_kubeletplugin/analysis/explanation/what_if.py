@@ -208,7 +208,7 @@ class WhatIf:
 
 def _changed(pool: AllocatorPool, edit: Edit) -> AllocatorPool:
     def candidate(c: Candidate) -> Candidate:
-        return Candidate(c.id, edit(dict(c.device)), c.slice, c.here, c.matches)
+        return Candidate(c.id, edit(dict(c.device)), c.slice, c.for_node, c.matches)
 
     return replace(pool, candidates=[candidate(c) for c in pool.candidates])
 

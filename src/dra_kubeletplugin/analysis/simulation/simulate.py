@@ -206,7 +206,9 @@ class _Simulator:
             feasible = []
         if not feasible:
             return None, explain_pod(self.view, info)
-        node = scoring.best(info, feasible, snapshot.nodes, snapshot.namespaces, claims.score, lists=claims.lists)
+        node = scoring.best(
+            info, feasible, snapshot.nodes, snapshot.namespaces, claims.score, has_alternatives=claims.has_alternatives
+        )
         devices = self._take(info, claims, node.name, undo)
         cache.place(info, node.name)
         undo.append(lambda: _ignore(cache.displace(info.uid)))

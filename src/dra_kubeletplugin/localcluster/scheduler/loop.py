@@ -229,7 +229,9 @@ class Scheduler:
         if not feasible:
             await self._no_node(entry, cycle)
             return
-        node = scoring.best(pod, feasible, snapshot.nodes, snapshot.namespaces, claims.score, lists=claims.lists)
+        node = scoring.best(
+            pod, feasible, snapshot.nodes, snapshot.namespaces, claims.score, has_alternatives=claims.has_alternatives
+        )
         self._assume(entry, node, claims, tasks)
 
     async def _feasible(self, cycle: Cycle) -> list[NodeInfo]:

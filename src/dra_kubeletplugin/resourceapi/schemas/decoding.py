@@ -18,7 +18,7 @@ from .shapes import Field, Form, ListShape, MapShape, Shape, Struct, go_name
 
 JSON = dict[str, Any]
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
-_DEEPEST = 100
+_MAX_DEPTH = 100
 _ZERO = {
     Form.STRING: "",
     Form.INT32: 0,
@@ -28,7 +28,7 @@ _ZERO = {
     Form.QUANTITY: "0",
     Form.INT_OR_STRING: 0,
 }
-# Go's "omitempty" has no effect on these
+# Go's "omitempty" has no effect on fields of these forms.
 _STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)
 _BITS = {Form.INT32: 31, Form.INT64: 63}
 
@@ -49,12 +49,12 @@ def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]
     """Decodes a struct.
 
     Args:
-        path: with list indices, for unknown fields.
-        where: without them, as in Go's errors about types.
+        path: the path with list indices, for unknown fields.
+        where: the path without list indices, for errors about types, as in Go.
     """
     if not isinstance(value, Mapping):
         raise _mistyped(value, where, shape, shape)
-    if path.count(".") > _DEEPEST:
+    if path.count(".") > _MAX_DEPTH:
         raise DecodeError("exceeded max depth")
     out: JSON = {}
     fields = shape.fields
@@ -164,7 +164,7 @@ def _time(value: Any, form: Form) -> str | None:
         return None
     if not isinstance(value, str) or not _TIME.fullmatch(value):
         layout = "2006-01-02T15:04:05Z07:00" if form is Form.TIME else "2006-01-02T15:04:05.000000Z07:00"
-        shown = value if isinstance(value, str) else "a value that is no string"
+        shown = value if isinstance(value, str) else "a value that is not a string"
         raise DecodeError(f'parsing time "{shown}" as "{layout}": cannot parse "{shown}" as "2006"')
     try:
         utc = datetime.fromisoformat(value).astimezone(UTC)

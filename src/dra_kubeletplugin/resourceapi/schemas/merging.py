@@ -1,6 +1,6 @@
 """The merge types of objects: which maps and lists are atomic, and which keys identify list items.
 
-They are made from the schemas in :mod:`.tables`, or from a custom resource's schema. Source:
+The types are built from the schemas in :mod:`.tables`, or from a custom resource's schema. Source:
 https://kubernetes.io/docs/reference/using-api/server-side-apply/, "Merge strategy".
 """
 
@@ -26,7 +26,7 @@ class Scalar(Enum):
 
 
 class Untyped(Enum):
-    """A value of any type. ATOMIC: its maps and lists are one value. DEDUCED: its maps are merged by key."""
+    """A value of any type. ATOMIC: a map or list is replaced as a whole. DEDUCED: maps are merged by key."""
 
     ATOMIC = "atomic"
     DEDUCED = "deduced"

@@ -54,7 +54,7 @@ def _types(version: str) -> Iterator[tuple[str, Schema]]:
 
 
 def extended(kinds: Mapping[str, str], types: Mapping[str, Schema]) -> tuple[dict[str, str], dict[str, Schema]]:
-    """Returns the tables with the additions of 1.37. DeviceTaintRule of v1 is a copy of v1beta2's."""
+    """Returns the tables with the additions of 1.37. The type DeviceTaintRule of v1 is a copy of the v1beta2 type."""
     out_kinds, out = dict(kinds), dict(types)
     for version in _VERSIONS:
         out |= {f"resource.{version}.{name}": schema for name, schema in _types(version)}

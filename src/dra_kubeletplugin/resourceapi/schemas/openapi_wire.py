@@ -1,8 +1,8 @@
-"""Encodes an OpenAPI v2 document as the protobuf message that kubectl requests: for lists of mixed kinds, and always
-before 1.29.
+"""Encodes an OpenAPI v2 document as the protobuf message that kubectl requests.
 
-Source: OpenAPIv2.proto of github.com/google/gnostic, field numbers only. Values without a fixed type are YAML; JSON
-is valid YAML.
+kubectl before 1.29 always requests it, a newer kubectl only for lists of mixed kinds. Source of the field numbers:
+OpenAPIv2.proto of github.com/google/gnostic. In the message, values without a fixed type are YAML; here they are
+written as JSON, which is valid YAML.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _query_parameter(parameter: JSON) -> bytes:
 
 def _schema(schema: JSON) -> bytes:
     out = [_text(number, schema[key]) for key, number in _TEXTS.items() if schema.get(key)]
-    # A reference with siblings is written with allOf in OpenAPI; this form can have both side by side.
+    # In OpenAPI, a reference with other fields is inside allOf. The protobuf message has the reference as a field.
     for part in (schema, *(schema.get("allOf") or ())):
         if reference := part.get("$ref"):
             out.append(_text(1, reference))
@@ -93,7 +93,7 @@ def _named(name: str, value: bytes) -> bytes:
     return _text(1, name) + _message(2, value)
 
 
-# --- the wire ---------------------------------------------------------------------------------------
+# --- wire format ------------------------------------------------------------------------------------
 
 
 def _varint(value: int) -> bytes:

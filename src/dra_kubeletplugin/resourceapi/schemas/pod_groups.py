@@ -1,4 +1,4 @@
-"""The types of PodGroup, which is alpha and therefore missing in the schemas that :mod:`.tables` reads.
+"""The types of PodGroup. PodGroup is alpha, so the schemas that :mod:`.tables` reads do not contain them.
 
 Source: the Go types of scheduling.k8s.io, v1alpha2 of 1.36 and v1beta1 of 1.37.
 """
@@ -73,7 +73,7 @@ def _beta(at: str) -> Iterator[tuple[str, Schema]]:
 
 
 def kinds_and_types() -> tuple[dict[str, str], dict[str, Schema]]:
-    """Returns the entries to add to the tables."""
+    """Returns the kinds and the types that :mod:`.tables` adds to its tables."""
     versions = {"v1alpha2": _alpha, "v1beta1": _beta}
     types = {f"scheduling.{v}.{name}": s for v, of in versions.items() for name, s in of(f"scheduling.{v}.")}
     return {f"scheduling.k8s.io/{v}/PodGroup": f"scheduling.{v}.PodGroup" for v in versions}, types

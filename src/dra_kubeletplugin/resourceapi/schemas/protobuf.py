@@ -1,9 +1,9 @@
 """Decodes bodies in ``application/vnd.kubernetes.protobuf``, as kubectl sends them, into the JSON form of the same
 object.
 
-The shapes of the kinds define the messages; the tables contain each field's wire number. Zero values of fields that
-are not pointers are sent too; :mod:`.decoding` removes them. Source: the envelope is runtime.Unknown after four magic
-bytes, see "Alternate representations of resources" in the API concepts.
+The shapes of the kinds define the messages; the tables contain each field's wire number. kubectl also sends zero
+values of fields that are not pointers; :mod:`.decoding` removes them. The envelope is runtime.Unknown after four magic
+bytes. Source: "Alternate representations of resources" in Kubernetes' API concepts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .shapes import Form, ListShape, MapShape, Shape, Struct
 JSON = dict[str, Any]
 MAGIC = b"k8s\x00"
 MEDIA_TYPE = "application/vnd.kubernetes.protobuf"
-_DEEPEST = 100
+_MAX_DEPTH = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,7 +36,7 @@ class UnknownKindError(WireError):
 def decode(body: bytes) -> JSON:
     """Returns the object with ``apiVersion`` and ``kind``. Raises :class:`WireError`."""
     if not body.startswith(MAGIC):
-        raise WireError("the body does not begin as a protobuf message of Kubernetes does")
+        raise WireError("the body does not begin with the prefix of Kubernetes' protobuf messages")
     api_version = kind = ""
     raw = b""
     for number, value in _fields(body[len(MAGIC) :]):
@@ -53,7 +53,7 @@ def decode(body: bytes) -> JSON:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields number and value of each field: an integer, or bytes."""
+    """Yields the number and the value of each field. A value is an integer, or bytes."""
     at, end = 0, len(data)
     while at < end:
         tag, at = _varint(data, at)
@@ -107,7 +107,7 @@ def _signed(value: int | bytes) -> int:
 
 
 def _message(data: bytes, shape: Struct, depth: int, numbers: Mapping[int, str] | None = None) -> JSON:
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise WireError("the message is nested too deeply")
     out: JSON = {}
     known = shape.by_number if numbers is None else numbers
@@ -144,7 +144,7 @@ def _add(out: JSON, name: str, value: int | bytes, shape: Shape, depth: int) -> 
 
 
 def _wrapped(value: int | bytes, shape: ListShape, depth: int) -> list[Any]:
-    """Decodes a list that is the value of a map; it has a message of its own."""
+    """Decodes a list that is the value of a map. Protobuf wraps such a list in a message."""
     return [_value(v, shape.item.shape, depth) for n, v in _fields(_bytes(value)) if n == 1]
 
 
@@ -180,12 +180,12 @@ def _value(value: int | bytes, shape: Shape, depth: int) -> Any:
             return _json(_bytes(value))
         case Struct():
             return _message(_bytes(value), shape, depth + 1)
-    raise WireError("a list of lists cannot be sent")
+    raise WireError("a protobuf message cannot contain a list of lists")
 
 
 def _double(value: int | bytes) -> float:
     if len(_bytes(value)) != 8:
-        raise WireError("a number has not eight bytes")
+        raise WireError("a number does not have eight bytes")
     return float(struct.unpack("<d", _bytes(value))[0])
 
 
@@ -205,4 +205,4 @@ def _json(data: bytes) -> Any:
     try:
         return json.loads(raw) if raw else None
     except (ValueError, RecursionError):
-        raise WireError("an embedded object is no JSON") from None
+        raise WireError("an embedded object is not JSON") from None

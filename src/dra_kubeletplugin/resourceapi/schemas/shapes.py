@@ -1,6 +1,6 @@
-"""The shapes of kinds: the fields' types, which are pointers, which are written even if empty, and their wire numbers.
+"""The shapes of kinds: each field's type, wire number, whether it is a pointer, and whether it is written even if empty.
 
-Made from the schemas in :mod:`.tables`, each at first use, because types can be recursive.
+A shape is built from its schema in :mod:`.tables` at first use, because types can be recursive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .tables import Schema
 
 
 class Form(Enum):
-    """A value without fields of its own. The text is the Go name of its type."""
+    """A value without fields. The enum value is the name of its type in Go."""
 
     STRING = "string"
     INT32 = "int32"
@@ -155,7 +155,8 @@ def _field(schema: Schema, required: bool) -> Field:
     of = LazyShape(schema)
     marks = schema.get("go")
     default = schema.get("default")
-    if marks is None:  # newer than the Go types in the tables; optional fields are mostly pointers
+    if marks is None:
+        # The field is newer than the Go types in the tables. Optional fields are mostly pointers.
         return Field(of, not required and default is None, required, 0, default)
     digits = marks.rstrip("pa")
     return Field(of, "p" in marks, "a" in marks, int(digits or 0), default)

@@ -1,7 +1,7 @@
 """The schemas of a Kubernetes 1.36.2 server, with the additions of 1.37 and the alpha kind PodGroup, loaded at first
 use.
 
-``tests/tools/server_types.py`` generates ``types.json``; its docstring describes the content.
+``tests/tools/server_types.py`` generates ``types.json``; the docstring of this script describes the content.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Comparison:
 
 
 def check(value: Any, type_: Type, path: Path = ()) -> None:
-    """Raises :class:`SchemaError` for fields or values that the type does not have, and for duplicate list items."""
+    """Raises :class:`SchemaError` for unknown fields, for values of a wrong type, and for duplicate list items."""
     if value is None:
         return
     if isinstance(type_, Scalar):
@@ -113,7 +113,7 @@ def compare(old: Any, new: Any, type_: Type) -> Comparison:
 
 def _compare(old: Any, new: Any, type_: Type, path: Path, out: Comparison) -> None:
     if old == new:
-        return  # true for most parts of an object
+        return  # the fast path: most parts of an object are equal
     a = _form(type_, old) if old is not _ABSENT else None
     b = _form(type_, new) if new is not _ABSENT else None
     leaf = False
@@ -127,7 +127,7 @@ def _compare(old: Any, new: Any, type_: Type, path: Path, out: Comparison) -> No
 
 
 def _compare_as(seen: Type, old: Any, new: Any, path: Path, out: Comparison) -> bool:
-    """Compares as ``seen``. Returns whether both values are atomic, so that their parts are not compared."""
+    """Compares two values of the type ``seen``. Returns whether they were compared as a whole and not part by part."""
     if isinstance(seen, ListOf) and not seen.atomic and (_items(old) or _items(new)):
         before, after = _by_element(seen, old, path), _by_element(seen, new, path)
         for element in {**before, **after}:
@@ -170,7 +170,7 @@ def _merge(live: Any, applied: Any, type_: Type, path: Path) -> Any:
 
 
 def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any]:
-    """Merges lists: shared items in the applied order; an item of only one list stays between its neighbors."""
+    """Merges two lists. Items of both lists have the order of ``applied``; an item of only one list stays by its neighbors."""
     left, right = _by_element(type_, live, path), _by_element(type_, applied, path)
     lefts, rights = list(left), list(right)
     shared = [e for e in rights if e in left]
@@ -208,7 +208,7 @@ def _merge_items(live: Any, applied: Any, type_: ListOf, path: Path) -> list[Any
 
 
 def remove(value: Any, paths: Iterable[Path], type_: Type) -> Any:
-    """Returns ``value`` without ``paths``. A map that becomes empty is null; a list that becomes empty stays empty."""
+    """Returns ``value`` without ``paths``. A map without remaining entries becomes null; a list becomes an empty list."""
     gone = set(paths)
     seen = _form(type_, value)
     if not gone or value is None:
@@ -235,7 +235,7 @@ def remove(value: Any, paths: Iterable[Path], type_: Type) -> Any:
 
 
 def with_named(paths: Iterable[Path], type_: Type) -> set[Path]:
-    """Returns ``paths`` and every struct field above them, because such a field cannot exist without its parts."""
+    """Returns ``paths`` and every struct field above them: the owner of a part of a struct also owns the struct's field."""
     out = set(paths)
     for path in list(out):
         at: Type | None = type_
@@ -253,9 +253,7 @@ def with_named(paths: Iterable[Path], type_: Type) -> set[Path]:
 
 
 def cleaned(value: Any, type_: Type) -> Any:
-    """Returns the stored form of ``value``, as a server written in Go has it: without nulls, except "" in maps of
-    strings.
-    """
+    """Returns ``value`` as a server written in Go stores it: nulls are removed; in maps of strings they become ""."""
     seen = _form(type_, value)
     if isinstance(seen, MapOf) and isinstance(value, Mapping):
         zeroed = not seen.fields and seen.values is not None and seen.values.type is Scalar.STRING
@@ -275,7 +273,7 @@ def _form(type_: Type, value: Any) -> Type:
         return type_
     if isinstance(value, dict):
         return _DEDUCED_MAP if type_ is Untyped.DEDUCED else _ATOMIC_MAP
-    return Scalar.UNTYPED  # also a list, which is atomic
+    return Scalar.UNTYPED  # a scalar, or a list, which is atomic
 
 
 def _value_type(type_: MapOf, key: str) -> Type:

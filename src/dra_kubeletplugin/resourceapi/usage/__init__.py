@@ -1,8 +1,6 @@
-"""The usage of devices: which exist, which claims hold them, and their health.
+"""The usage of devices: which devices exist, which claims hold them, and their health.
 
-One model for `dra top` and for the web pages.
-
-It uses plain objects of resource.k8s.io and depends on neither scheduler nor plugin. :mod:`~.rows` is the model and
-:mod:`~.usage` computes it. ``analysis/top`` sorts, filters and groups it; the plugin's page and `dra dev` serve it to
-a browser.
+`dra top` and the web pages use the same model: :mod:`~.rows` defines it and :mod:`~.usage` computes it from plain
+objects of resource.k8s.io. The package depends on neither scheduler nor plugin. ``analysis/top`` sorts, filters and
+groups the rows; the plugin's page and `dra dev` serve them to a browser.
 """

@@ -16,7 +16,7 @@ class DeviceUse(StrEnum):
 
 
 class HealthRow(StrEnum):
-    UNREPORTED = "unreported"  # slices only report problems
+    UNREPORTED = "unreported"  # no taint; a slice contains problems only, not that a device is healthy
     TAINTED = "tainted"
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -39,11 +39,11 @@ class Holder:
 
     Args:
         claim: ``namespace/name``.
-        pods: the consumers that the claim is reserved for: ``namespace/name`` of a pod; other kinds have their
-            resource in front.
-        conditions: conditions in the claim's ``status.devices`` that are not as they should be.
+        pods: the consumers that the claim is reserved for: ``namespace/name`` of a pod, or the resource and
+            ``namespace/name`` of another object.
+        conditions: conditions in the claim's ``status.devices`` that indicate a problem, and conditions that are missing.
         network: the device's network addresses.
-        state: of the plugin's record of the claim; empty if the data is from the API server only.
+        state: the state in the plugin's record of the claim; empty if the data is from the API server only.
     """
 
     claim: str
@@ -115,8 +115,8 @@ class PodRow:
 
     Args:
         since: its creation time, RFC 3339.
-        message: the cluster's own reason.
-        reason: the reason found by ``dra explain``; empty until it is computed.
+        message: the reason that the cluster reports.
+        reason: the reason that ``dra explain`` finds; empty until it is computed.
     """
 
     namespace: str
@@ -138,7 +138,7 @@ class Count:
     bad: int = 0
     """Devices that are tainted, unhealthy or vanished."""
     waiting: int | None = 0
-    """Pods; None if they were not requested."""
+    """Pods that wait for devices; None if pods were not requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Overview:
     Args:
         title: the object that it describes, such as a cluster.
         unavailable: why the data is from the time ``at`` (unix seconds) and not current; empty if it is current.
-        gaps: objects that may not be read, each with the consequence.
+        gaps: a sentence for each kind of object that could not be read, with the consequence.
         notes: other remarks for the user.
     """
 

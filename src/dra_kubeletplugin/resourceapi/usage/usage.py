@@ -16,13 +16,13 @@ DeviceKey = tuple[str, str, str]  # driver, pool, device
 PoolKey = tuple[str, str]  # driver, pool
 Reaches = Callable[[JSON, JSON], bool]
 _MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
-# First the standard attribute (KEP-4381), then names that drivers without it use.
+# First the standard attribute (KEP-4381), then names that some drivers use instead.
 _ROOTS = ("resource.kubernetes.io/pcieroot", "pcieroot", "pciroot", "rootcomplex")
 _NUMA = ("resource.kubernetes.io/numanode", "numanode", "numa")
-_EFFECTLESS = "None"
+_INFORMATIONAL = "None"
 
 
-Draws = Mapping[str, Mapping[str, Quantity]]  # counter set → counter → amount
+Consumption = Mapping[str, Mapping[str, Quantity]]  # counter set → counter → amount
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _SliceDevice:
     """The part of a device's row that depends on its slice only. ``row`` has no holders."""
 
     row: DeviceRow
-    draws: Draws
+    consumption: Consumption
     shared: bool
     json: JSON
 
@@ -49,7 +49,7 @@ class _Slice:
     wanted: int  # the number of slices that its pool should have
     node: str
     devices: Sequence[_SliceDevice]
-    sets: Draws  # the totals of counters
+    sets: Consumption  # the totals of counters
     json: JSON
 
 
@@ -73,21 +73,21 @@ class ObjectCache(Generic[T]):
 
 
 class UsageCounter:
-    """Computes the usage of a cluster repeatedly; each time costs only as much as the changed objects."""
+    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects."""
 
     def __init__(self) -> None:
-        self._slices = ObjectCache(_or_sentence(_slice, "a slice"))
-        self._claims = ObjectCache(_or_sentence(lambda claim: tuple(_holders(claim)), "a claim"))
+        self._slices = ObjectCache(_or_sentence(_slice, "slice"))
+        self._claims = ObjectCache(_or_sentence(lambda claim: tuple(_holders(claim)), "claim"))
         self._rows: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]] = {}
 
     def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
-        """Returns the usage, ordered by node, driver, pool and slice. Devices that only claims mention come last.
+        """Returns the usage, ordered by node, driver, pool and slice. Devices without a node come first.
 
-        An object that is malformed is left out and named in the notes.
+        A malformed object is left out and named in the notes.
 
         Args:
-            reaches: whether a device of a slice is included. None includes all, also devices that only claims
-                mention.
+            reaches: returns whether a device of a slice is included. None includes all devices, and also devices that
+                are in no slice but in a claim's allocation; they have no node.
         """
         notes: list[str] = []
         held = _held(self._claims.of(claims), notes)
@@ -101,16 +101,16 @@ class UsageCounter:
                 incomplete_pools.add(key)
             devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
             remaining = _remaining(key, pool, [d for _, d in devices.values()], held)
-            drawn: set[str] = set()
+            used_sets: set[str] = set()
             for name in reversed(devices):
                 sl, device = devices[name]
                 known.add((*key, name))
                 if reaches is None or reaches(sl.json, device.json):
-                    drawn.update(device.draws)
+                    used_sets.update(device.consumption)
                     holders = tuple(held.get((*key, name), ()))
                     rows.append(self._row((*key, name), device, holders, remaining, kept))
             for sl in pool:
-                wanted = [n for n in sl.sets if reaches is None or n in drawn]
+                wanted = [n for n in sl.sets if reaches is None or n in used_sets]
                 sets += [_set(key, n, sl, remaining[n], [d.row for _, d in devices.values()]) for n in wanted]
         if reaches is None:
             rows += [
@@ -125,7 +125,7 @@ class UsageCounter:
         key: DeviceKey,
         device: _SliceDevice,
         holders: tuple[Holder, ...],
-        remaining: Draws,
+        remaining: Consumption,
         kept: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]],
     ) -> DeviceRow:
         use = _use(device, holders, remaining)
@@ -149,7 +149,7 @@ def count_usage(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches
 
 
 def _or_sentence(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
-    """Wraps ``make`` so that it returns a sentence for an object that is malformed."""
+    """Wraps ``make`` so that it returns a sentence for a malformed object."""
 
     def wrapped(obj: JSON) -> T | str:
         try:
@@ -157,7 +157,7 @@ def _or_sentence(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | s
         except _MALFORMED as e:
             meta = obj.get("metadata")
             name = clip(meta.get("name")) if isinstance(meta, Mapping) else "?"
-            return f"{what}, {name}, cannot be read, and is left out: {describe(e)}"
+            return f"{what} {name} cannot be read, and is left out: {describe(e)}"
 
     return wrapped
 
@@ -243,7 +243,7 @@ def _pools(slices: Iterable[_Slice | str], notes: list[str]) -> dict[PoolKey, li
         if len(found) != found[0].wanted:
             notes.append(
                 f"pool {driver}/{name} has {len(found)} of {found[0].wanted} slices: "
-                "no device of it is allocated until it is complete"
+                "no device of the pool is allocated until all its slices exist"
             )
     return out
 
@@ -264,9 +264,9 @@ def _device(pool: PoolKey, spec: JSON, device: JSON) -> _SliceDevice:
     attributes = {str(n): _value(v) for n, v in (device.get("attributes") or {}).items()}
     capacity = {str(n): str(Quantity(c["value"])) for n, c in (device.get("capacity") or {}).items()}
     taints = device.get("taints") or []
-    bad = any(t.get("effect") != _EFFECTLESS for t in taints)
+    bad = any(t.get("effect") != _INFORMATIONAL for t in taints)
     owner = device if spec.get("perDeviceNodeSelection") else spec
-    draws = {
+    consumption = {
         str(c["counterSet"]): {str(n): Quantity(v["value"]) for n, v in c["counters"].items()}
         for c in device.get("consumesCounters") or []
     }
@@ -280,12 +280,12 @@ def _device(pool: PoolKey, spec: JSON, device: JSON) -> _SliceDevice:
         reach="" if owner.get("nodeName") else "all nodes" if owner.get("allNodes") else "nodes by label",
         root=_first(attributes, _ROOTS),
         numa=_first(attributes, _NUMA),
-        sets=tuple(draws),
+        sets=tuple(consumption),
         taints=tuple(_taint(t) for t in taints),
         attributes=attributes,
         capacity=capacity,
     )
-    return _SliceDevice(row, draws, bool(device.get("allowMultipleAllocations")), device)
+    return _SliceDevice(row, consumption, bool(device.get("allowMultipleAllocations")), device)
 
 
 def _remaining(
@@ -294,18 +294,18 @@ def _remaining(
     """Returns the free amount of each counter. A shared device is counted once; admin access uses nothing."""
     remaining = {name: dict(counters) for sl in pool for name, counters in sl.sets.items()}
     for device in devices:
-        if device.draws and any(not h.admin for h in held.get((*key, device.row.name), ())):
-            for name, counters in device.draws.items():
+        if device.consumption and any(not h.admin for h in held.get((*key, device.row.name), ())):
+            for name, counters in device.consumption.items():
                 of = remaining.setdefault(name, {})
                 for counter, amount in counters.items():
                     of[counter] = of.get(counter, _NOTHING) - amount
     return remaining
 
 
-def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Draws) -> DeviceUse:
+def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Consumption) -> DeviceUse:
     if any(not h.admin for h in holders):
         return DeviceUse.SHARED if device.shared else DeviceUse.HELD
-    for name, counters in device.draws.items():
+    for name, counters in device.consumption.items():
         of = remaining.get(name, {})
         if any(amount > of.get(counter, _NOTHING) for counter, amount in counters.items()):
             return DeviceUse.BLOCKED
@@ -313,10 +313,10 @@ def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Draws) ->
 
 
 def _unpublished_row(key: DeviceKey, holders: Iterable[Holder], incomplete_pools: Collection[PoolKey]) -> DeviceRow:
-    """The row of a device that only claims mention: gone, unless its pool's slices are still incomplete."""
+    """Returns the row of a device that is in no slice but in a claim. It has vanished, unless its pool is incomplete."""
     use, message = DeviceUse.VANISHED, "it is no longer in a slice"
     if key[:2] in incomplete_pools:
-        use, message = DeviceUse.HELD, "not in the slices of its pool that are published so far"
+        use, message = DeviceUse.HELD, "it is not in the slices of its pool, which is still incomplete"
     return DeviceRow("", *key, use, HealthRow.UNREPORTED, holders=tuple(holders), message=message)
 
 
@@ -330,7 +330,7 @@ def _set(
     return CounterRow(*pool, name, node, meters)
 
 
-# --- words and amounts ----------------------------------------------------------------------------
+# --- texts and amounts ----------------------------------------------------------------------------
 
 
 _NOTHING = Quantity(0)
@@ -353,7 +353,7 @@ def _consumed(name: str, holders: Iterable[Holder]) -> Quantity:
 
 
 def _short(name: str) -> str:
-    """Returns a name without its domain, which normally is the driver's own."""
+    """Returns a name without its domain, which is normally the driver's domain."""
     return name.rpartition("/")[2]
 
 
@@ -371,7 +371,7 @@ def _plain(value: object) -> str:
 
 
 def _first(attributes: Mapping[str, str], names: Iterable[str]) -> str:
-    """Returns the value of the first of ``names`` that exists, with or without domain, in any case."""
+    """Returns the value of the first of ``names`` that exists. Upper and lower case and the domain are ignored."""
     whole = {n.lower(): v for n, v in attributes.items()}
     bare = {_short(n).replace("-", "").replace("_", ""): v for n, v in whole.items()}
     return next((v for n in names if (v := whole.get(n) or bare.get(n))), "")

@@ -1,7 +1,7 @@
 """Validates the request policy of a capacity (KEP-5075).
 
-Since 1.37 a range with fractions is validated in thousandths (gate DRAFractionalCapacityRange); before, in whole
-numbers, rounded up.
+Since 1.37, a range with fractions is validated in thousandths (gate DRAFractionalCapacityRange). Before, its amounts
+are rounded up to whole numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def capacity(value: JSON, path: str, *, multiple: bool, fractions: bool) -> list
 
 
 def has_fractions(policy: JSON) -> bool:
-    """Whether a policy has a range with a bound or step that is not a whole number, or a default that is not one."""
+    """Returns whether a policy has a range, and a bound, the step or the default is not a whole number."""
     span = policy.get("validRange")
     given = [policy.get("default"), *((span.get(k) for k in _SPAN) if span else ())]
     return span is not None and any(v is not None and not _is_whole(parse(v).value) for v in given)
@@ -73,7 +73,8 @@ def _valid_values(
         larger = parse(text) > limit
         return [invalid(where, text, f"option is larger than capacity value: {limit}")] if larger else []
 
-    def identity(text: str) -> str:  # two values are duplicates if equal; before 1.37 if equal after rounding up
+    def identity(text: str) -> str:
+        # Two values are duplicates if they are equal; before 1.37, if they are equal after rounding up.
         found = parse(text)
         return str(found.rounded_up) if not fractions or _is_whole(found.value) else f"{found.value.normalize():f}"
 

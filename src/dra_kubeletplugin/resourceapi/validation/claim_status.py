@@ -54,12 +54,12 @@ def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
 
 
 def device_key(owner: JSON) -> DeviceKey:
-    """Returns the device, or the share of one, that a result or an entry of ``status.devices`` refers to."""
+    """Returns the device, or the share of a device, to which a result or an entry of ``status.devices`` refers."""
     return owner["driver"], owner["pool"], owner["device"], owner.get("shareID")
 
 
 def without_deallocated(status: JSON, before: JSON) -> dict[str, Any]:
-    """Returns ``status`` without the entries of devices that were allocated ``before`` and no longer are."""
+    """Returns ``status`` without the entries of devices that were allocated ``before`` and are no longer allocated."""
     gone = set(map(device_key, _results(before))) - set(map(device_key, _results(status)))
     if not gone or not status.get("devices"):
         return dict(status)
@@ -203,7 +203,7 @@ def _interface_address(value: str, path: str) -> list[FieldError]:
 
 
 def validate_claim_update(new: JSON, old: JSON) -> list[FieldError]:
-    """Returns every error of an update of a claim or template: only its metadata, and whether the spec is unchanged."""
+    """Returns every error of an update of a claim or template. It checks the metadata, and that the spec is unchanged."""
     same = new["spec"] == old["spec"]
     out = updated_metadata(new["metadata"])
     return out if same else [*out, invalid("spec", "<value omitted>", "field is immutable")]

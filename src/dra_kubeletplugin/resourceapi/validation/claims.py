@@ -1,8 +1,8 @@
 """Validates ResourceClaims, ResourceClaimTemplates and DeviceClasses (v1, as of 1.36).
 
 The caller passes a CEL compiler as ``compile``. It raises ``ValueError`` with the compiler's message, or
-:class:`ProgramFault` if the expression compiles but no program can be made of it. Without a compiler only the length
-of expressions is checked.
+:class:`ProgramFault` if the expression compiles but no program can be created from it. Without a compiler, only the
+length of expressions is checked.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def validate_class(obj: JSON, compile: Compile = None, *, update: bool = False) 
 
 
 def _is_extended(name: str) -> bool:
-    """Returns whether a name is a valid extended resource (KEP-5004): not native, not a quota request, a qualified name,
-    short enough for the quota's prefix.
+    """Returns whether a name is a valid extended resource (KEP-5004).
+
+    It must be a qualified name that is neither native nor the name of a quota, and short enough for the prefix
+    ``requests.`` of quotas.
     """
     if "/" not in name or name.split("/", maxsplit=1)[0].endswith("kubernetes.io") or name.startswith("requests."):
         return False
@@ -222,6 +224,6 @@ def validate_admin_access(spec: JSON, labels: JSON) -> list[FieldError]:
     requests = (spec.get("devices") or {}).get("requests") or []
     for i, r in enumerate(requests):
         if (r.get("exactly") or {}).get("adminAccess"):
-            # As on the server, the path lacks `exactly`, also for templates.
+            # As on the server, the path does not contain `exactly`; for templates it is the path of a claim.
             return [forbidden(f"spec.devices.requests[{i}].adminAccess", rule)]
     return []

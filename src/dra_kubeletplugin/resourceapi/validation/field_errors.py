@@ -21,7 +21,7 @@ class FieldError:
 
 
 class ProgramFault(ValueError):
-    """An expression compiles, but no program can be made of it. The API server reports an internal error."""
+    """An expression compiles, but no program can be created from it. The API server reports an internal error."""
 
 
 def internal(path: str, detail: str) -> FieldError:

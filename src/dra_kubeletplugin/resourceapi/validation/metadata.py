@@ -24,8 +24,8 @@ def metadata(meta: JSON, path: str = "metadata") -> list[FieldError]:
 def updated_metadata(meta: JSON, path: str = "metadata", *, wholly: bool = True) -> list[FieldError]:
     """Returns every error of an update's metadata, as many times as the server reports it.
 
-    The server applies the rules of all objects, the rules of updates, and the kind's own. The kind's rules repeat
-    both (``wholly``) or, for slices, only the rules of updates.
+    The server applies the rules for all objects, the rules for updates, and the rules of the kind. The rules of the
+    kind repeat the other two sets of rules (``wholly``) or, for slices, only the rules for updates.
     """
     out = _general(meta, path) + _changeable(meta, path)
     if wholly:
@@ -47,7 +47,7 @@ def _changeable(meta: JSON, path: str) -> list[FieldError]:
 
 
 def template_metadata(meta: JSON, path: str) -> list[FieldError]:
-    """Returns every error of a template's metadata for its objects: only labels and annotations are allowed."""
+    """Returns every error of the metadata that a template has for its objects: only labels and annotations are allowed."""
     out = _annotations(meta.get("annotations") or {}, f"{path}.annotations")
     out += _labels(meta.get("labels") or {}, f"{path}.labels")
     return out + [forbidden(f"{path}.{k}", "cannot be set") for k in meta if k not in TEMPLATE_FIELDS]

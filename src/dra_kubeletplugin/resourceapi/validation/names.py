@@ -57,7 +57,7 @@ def is_label(value: str) -> bool:
 
 
 def _size(value: str) -> int:
-    """The size in bytes: the limits are in bytes, although the messages mention characters."""
+    """Returns the size in bytes. The limits are in bytes, although the messages mention characters."""
     return len(value.encode(errors="surrogatepass"))
 
 

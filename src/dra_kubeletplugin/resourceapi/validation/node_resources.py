@@ -1,4 +1,4 @@
-"""Validates a device's use of its node's own resources, and the overhead (KEP-5517, as of 1.37)."""
+"""Validates the amounts of its node's resources that a device uses, and their overhead (KEP-5517, as of 1.37)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def node_resources(device: JSON, path: str) -> list[FieldError]:
         where = f"{path}.nodeAllocatableResources[{name}]"
         if name not in NODE_RESOURCES and not name.startswith(_HUGE_PAGES):
             allowed = f"{', '.join(NODE_RESOURCES)}, {_HUGE_PAGES}SIZE"
-            out.append(invalid(where, name, f"must be a resource of nodes that is no extended resource: {allowed}"))
+            out.append(invalid(where, name, f"must be one of these resources of nodes: {allowed}"))
         if not (resource.get("mapping") or resource.get("overhead")):
             out.append(required(where, "one of `mapping` and `overhead`"))
         if mapping := resource.get("mapping"):

@@ -1,8 +1,8 @@
 """Validates ResourceSlices (v1, as of 1.34 to 1.37).
 
 The plugin validates devices with the same rules before it sends them, so that a test finds errors before a cluster
-does. Functions take objects from :func:`schema.decode` and return every error. Gated fields are validated as with
-their gate on, because a server without the gate drops them before validation. :class:`Dialect` has the other
+does. Functions take objects from :func:`schema.decode` and return every error. Gated fields are validated as if their
+gate were on, because a server without the gate drops them before validation. :class:`Dialect` has the other
 differences between releases.
 """
 
@@ -54,17 +54,17 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """The differences in validation between releases. The defaults are the newest release's.
+    """The differences in validation between releases. The defaults are the rules of the newest release.
 
     Attributes:
         fractions: ranges of capacities are validated in thousandths (gate DRAFractionalCapacityRange).
-        effects: the allowed effects of taints; ``None`` is allowed since 1.35.
-        apart: counter sets and devices must not share a slice (since 1.35).
+        effects: the allowed effects of taints; the effect ``None`` is allowed since 1.35.
+        separate_slices: a slice must not have both counter sets and devices (since 1.35).
     """
 
     fractions: bool = True
     effects: tuple[str, ...] = TAINT_EFFECTS
-    apart: bool = True
+    separate_slices: bool = True
 
     @classmethod
     def of(cls, features: Features) -> Dialect:
@@ -97,7 +97,7 @@ def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Diale
     out = driver_name(spec["driver"], f"{path}.driver") + _pool(spec["pool"], f"{path}.pool")
     out += _node_choice(spec, path)
     sets, devices = spec.get("sharedCounters"), spec.get("devices")
-    if sets is not None and devices is not None and dialect.apart:
+    if sets is not None and devices is not None and dialect.separate_slices:
         out.append(invalid(path, "", "only one of `sharedCounters` or `devices` is allowed"))
     limit = max_devices(devices or [])
     per_device = bool(spec.get("perDeviceNodeSelection"))
@@ -133,7 +133,7 @@ def slice_options(spec: JSON, path: str) -> list[FieldError]:
 
 
 def max_devices(devices: list[Any]) -> int:
-    """Returns the maximum number of such devices in one slice."""
+    """Returns the maximum number of devices in one slice that contains these devices."""
     for d in devices:
         if d.get("taints") or d.get("consumesCounters"):
             return MAX_DEVICES_WITH_EXTRAS
@@ -161,7 +161,7 @@ def _node_choice(spec: JSON, path: str) -> list[FieldError]:
 def _exactly_one_place(
     owner: JSON, path: str, flags: tuple[str, ...], empty: str, rule: str, *, one_term: bool = False
 ) -> list[FieldError]:
-    """Validates where a slice or device is: exactly one of node name, node selector, or one of ``flags``."""
+    """Validates the nodes of a slice or device: exactly one of node name, node selector and ``flags`` must be set."""
     out: list[FieldError] = []
     given = []
     if (node := owner.get("nodeName")) is not None:
@@ -237,7 +237,7 @@ def _attributes(attributes: JSON, path: str) -> list[FieldError]:
 
 
 def _is_plain(key: str, value: JSON) -> bool:
-    """Returns whether an attribute is of a common kind whose validity can be checked quickly."""
+    """Returns whether an attribute is valid and of a common kind, which is quick to check."""
     if len(value) != 1 or not is_attribute_name(key):
         return False
     ((kind, given),) = value.items()
@@ -319,7 +319,7 @@ def validate_taint(taint: JSON, path: str, dialect: Dialect = NEWEST) -> list[Fi
 
 
 def bindings(owner: JSON, path: str) -> list[FieldError]:
-    """Returns every error of the binding conditions of a device or of an allocation's result: both kinds, or none."""
+    """Returns every error of the binding conditions of a device or of an allocation's result. Both kinds must be set, or none."""
     conditions, failures = owner.get("bindingConditions") or [], owner.get("bindingFailureConditions") or []
     if not conditions and not failures:
         return []

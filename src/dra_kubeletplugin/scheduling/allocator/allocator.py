@@ -49,7 +49,7 @@ class Allocator:
     def allocate(self, node: JSON, claims: Sequence[JSON]) -> list[dict[str, Any]] | None:
         """Returns one AllocationResult per claim, in order, or None if the claims do not fit on ``node``.
 
-        Without side effects, so it may run in a thread.
+        It has no side effects, so it may run in a thread.
 
         Raises :class:`AllocationError` if no node can satisfy the claims, :class:`AllocationTimeout` after the time
         limit.
@@ -76,7 +76,7 @@ def _results(claim: JSON) -> list[JSON]:
 
 
 def _occupy(state: SearchState, result: JSON) -> None:
-    """Records the devices that a claim holds. Admin access holds none."""
+    """Records the device of an allocation result as held, unless the result has admin access."""
     if result.get("adminAccess"):
         return
     device = DeviceId(result["driver"], result["pool"], result["device"])

@@ -9,7 +9,7 @@ from ...resourceapi.quantity import Format, Quantity, canonical, parse
 from ...resourceapi.validation.capacity import has_fractions
 
 JSON = Mapping[str, Any]
-_LARGEST = 2**63 - 1  # steps beyond it are not counted
+_MAX_STEPPED = 2**63 - 1  # a device never satisfies a request for more, if its range has fractional steps
 _NANO = 9  # decimal places: a billionth is the smallest amount in Kubernetes
 
 
@@ -44,8 +44,10 @@ def fits(device: JSON, requested: JSON | None) -> bool:
 
 
 def _amount(wanted: Quantity | None, capacity: JSON, *, fractions: bool) -> Quantity | None:
-    """Returns the requested amount or the default, rounded up to an amount that the policy allows; None if it allows
-    none.
+    """Returns the amount that a request consumes of one capacity, or None if the policy allows no amount that large.
+
+    A requested amount is rounded up to the next one that the policy allows. Without a requested amount, the policy's
+    default is consumed.
     """
     policy = capacity.get("requestPolicy")
     if policy is None:
@@ -64,7 +66,7 @@ def _amount(wanted: Quantity | None, capacity: JSON, *, fractions: bool) -> Quan
     amount = wanted
     if span.get("step") is not None and (step := parse(span["step"])).rounded_up:
         if fractions and has_fractions(policy):
-            if wanted.value > _LARGEST:
+            if wanted.value > _MAX_STEPPED:
                 return None
             amount = _stepped(wanted, low, step)
         else:  # without the gate, Kubernetes counts steps in whole numbers and writes a binary quantity
@@ -81,5 +83,5 @@ def _stepped(wanted: Quantity, low: Quantity, step: Quantity) -> Quantity:
     return Quantity(low.value + step.value * -(-missing // each))
 
 
-def shown(amounts: Mapping[str, Quantity]) -> dict[str, str]:
+def texts_of(amounts: Mapping[str, Quantity]) -> dict[str, str]:
     return {name: canonical(q) for name, q in amounts.items()}

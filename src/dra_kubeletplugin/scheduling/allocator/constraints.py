@@ -14,7 +14,7 @@ Values = frozenset[tuple[str, Any]]
 
 
 def attribute_of(candidate: Candidate, name: str) -> JSON | None:
-    """Returns the attribute with a fully qualified name.
+    """Returns the device's attribute with the fully qualified name ``name``.
 
     An attribute in the driver's own domain may be published without the domain.
     """
@@ -57,7 +57,10 @@ class Constraint(ABC):
 
 
 class MatchAttributeConstraint(Constraint):
-    """All devices have the attribute and share at least one value: the only one, or one of a list (KEP-5491)."""
+    """All devices have the attribute, and at least one of its values is common to all devices.
+
+    The attribute may be a list of values (KEP-5491).
+    """
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
         super().__init__(attribute, requests)
@@ -75,10 +78,10 @@ class MatchAttributeConstraint(Constraint):
 
 
 class DistinctAttributeConstraint(Constraint):
-    """All devices have the attribute, and no device shares a value of it with a device of another request.
+    """All devices have the attribute, and no two devices share a value of it.
 
-    Within one request Kubernetes compares with that request's latest device only, because it stores one value per
-    request.
+    As in Kubernetes, a new device is compared only with the latest device of each request, because only one value per
+    request is stored.
     """
 
     def __init__(self, attribute: str, requests: list[str]) -> None:
@@ -96,7 +99,7 @@ class DistinctAttributeConstraint(Constraint):
 
 
 def _values(attribute: JSON) -> Values:
-    """Returns each value with its type, because a string and a version are never equal. A scalar is a list of one."""
+    """Returns each value with its type, because a string and a version are never equal. A scalar counts as a list of one value."""
     return frozenset(
         (scalar, value)
         for scalar, listed in _KINDS

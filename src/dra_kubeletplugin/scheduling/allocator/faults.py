@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class AllocationError(Exception):
-    """The claims can never be allocated as they are. The text is for the pod's event."""
+    """The allocation failed. Unless a subclass below is raised, it fails on every node. The text is for the pod's event."""
 
 
 class AllocationTimeout(AllocationError):

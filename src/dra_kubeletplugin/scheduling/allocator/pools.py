@@ -14,7 +14,7 @@ from .. import cel
 
 JSON = Mapping[str, Any]
 PoolKey = tuple[str, str]  # driver, pool
-Everywhere = Callable[[PoolKey], Sequence[JSON]]
+SlicesOfPool = Callable[[PoolKey], Sequence[JSON]]
 
 
 class DeviceId(NamedTuple):
@@ -31,15 +31,15 @@ class Candidate:
     """One device of one slice, as the allocator sees it.
 
     Args:
-        here: whether the device is for the node; its slice may contain devices of other nodes too. Selectors are
-            evaluated before ``here`` is checked: as in Kubernetes, a selector that fails on another node's device
+        for_node: whether the device is for the node; its slice may contain devices of other nodes too. Selectors are
+            evaluated before ``for_node`` is checked: as in Kubernetes, a selector that fails on another node's device
             fails the pod.
     """
 
     id: DeviceId
     device: JSON
     slice: JSON
-    here: bool
+    for_node: bool
     matches: dict[str, bool] = field(default_factory=dict)  # results of selectors, by expression
 
     @cached_property
@@ -47,7 +47,7 @@ class Candidate:
         return bool(self.device.get("allowMultipleAllocations"))
 
     @cached_property
-    def seen(self) -> cel.Device:
+    def cel_device(self) -> cel.Device:
         """The device as the input of a CEL selector."""
         return cel.Device(self.id.driver, self.device)
 
@@ -84,19 +84,21 @@ class AllocatorPool:
         return (d for sl in [*self.slices, *self.others] for d in sl["spec"].get("devices") or [])
 
     @property
-    def binding(self) -> bool:
+    def has_binding_conditions(self) -> bool:
         return any(d.get("bindingConditions") for sl in self.slices for d in sl["spec"].get("devices") or [])
 
 
-def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[AllocatorPool]:
-    """Returns the pools that have a slice for ``node``: pools without binding conditions first, then by name; slices by
-    name.
+def gather(slices: Iterable[JSON], node: JSON, slices_of_pool: SlicesOfPool) -> list[AllocatorPool]:
+    """Returns the pools that have a slice for ``node``.
+
+    Complete and valid pools with binding conditions come last. Otherwise, pools are sorted by driver and name, and the
+    slices of a pool by name.
 
     The newest generation among the node's slices defines the pool. Slices of other nodes are read only if the node's
     slices are not the complete pool.
 
     Args:
-        everywhere: returns all slices of a pool.
+        slices_of_pool: returns all slices of a pool.
     """
     relevant: dict[tuple[str, str], list[JSON]] = {}
     for sl in slices:
@@ -106,8 +108,10 @@ def gather(slices: Iterable[JSON], node: JSON, everywhere: Everywhere) -> list[A
                 found.clear()
             if not found or _generation(sl) == _generation(found[0]):
                 found.append(sl)
-    pools = [p for here in relevant.values() if (p := _pool(here, everywhere, node))]
-    return sorted(pools, key=lambda p: (p.binding and not p.incomplete and not p.invalid, p.driver, p.name))
+    pools = [p for local in relevant.values() if (p := _pool(local, slices_of_pool, node))]
+    return sorted(
+        pools, key=lambda p: (p.has_binding_conditions and not p.incomplete and not p.invalid, p.driver, p.name)
+    )
 
 
 def key_of(sl: JSON) -> PoolKey:
@@ -131,19 +135,19 @@ def _is_here(owner: JSON, node: JSON) -> bool:
     return nodes.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
 
 
-def _pool(here: list[JSON], everywhere: Everywhere, node: JSON) -> AllocatorPool | None:
+def _pool(local: list[JSON], slices_of_pool: SlicesOfPool, node: JSON) -> AllocatorPool | None:
     """Builds the pool from a node's slices. Returns None if slices of other nodes already have a newer generation."""
-    key, generation = key_of(here[0]), _generation(here[0])
-    count = here[0]["spec"]["pool"]["resourceSliceCount"]
-    pool = AllocatorPool(key[0], key[1], sorted(here, key=lambda s: str(s["metadata"]["name"])))
-    if len(here) != count:
-        same = everywhere(key)
+    key, generation = key_of(local[0]), _generation(local[0])
+    count = local[0]["spec"]["pool"]["resourceSliceCount"]
+    pool = AllocatorPool(key[0], key[1], sorted(local, key=lambda s: str(s["metadata"]["name"])))
+    if len(local) != count:
+        same = slices_of_pool(key)
         if any(_generation(s) > generation for s in same):
             return None
         current = [s for s in same if _generation(s) == generation]
         if len(current) != count:
             return AllocatorPool(key[0], key[1], [], incomplete=True)
-        names = {s["metadata"]["name"] for s in here}
+        names = {s["metadata"]["name"] for s in local}
         pool.others = [s for s in current if s["metadata"]["name"] not in names]
     pool.invalid = _fault(pool)
     for sl in pool.slices:

@@ -22,7 +22,7 @@ def most_devices(
 ) -> int:
     """Returns an upper bound for how many of the devices can be allocated together, given their counters.
 
-    For each counter set: the remaining amount of a counter, divided by the smallest amount that one device consumes.
+    For each counter, the bound is its remaining amount divided by the smallest amount that one device consumes.
 
     Args:
         remaining: returns the remaining amounts of a device's pool, by (counter set, counter).
@@ -35,21 +35,21 @@ def most_devices(
             groups.setdefault((c.id.driver, c.id.pool, consumed[0]["counterSet"]), []).append(c)
         else:
             free += 1
-    return free + sum(_most_of_set(name, group, remaining(group[0])) for (_, _, name), group in groups.items())
+    return free + sum(_max_of_set(name, group, remaining(group[0])) for (_, _, name), group in groups.items())
 
 
-def _most_of_set(name: str, group: Sequence[Candidate], remaining: Mapping[tuple[str, str], Quantity]) -> int:
-    most = len(group)
-    taken = [_taken(c, name) for c in group]
-    for counter in set.intersection(*(set(t) for t in taken)):
-        least = min(t[counter] for t in taken)
+def _max_of_set(name: str, group: Sequence[Candidate], remaining: Mapping[tuple[str, str], Quantity]) -> int:
+    maximum = len(group)
+    consumed = [_consumption(c, name) for c in group]
+    for counter in set.intersection(*(set(t) for t in consumed)):
+        smallest = min(t[counter] for t in consumed)
         available = remaining.get((name, counter))
-        if least > 0 and available is not None:
-            most = min(most, max(int(available.value // least), 0))
-    return most
+        if smallest > 0 and available is not None:
+            maximum = min(maximum, max(int(available.value // smallest), 0))
+    return maximum
 
 
-def _taken(candidate: Candidate, counter_set: str) -> dict[str, Any]:
+def _consumption(candidate: Candidate, counter_set: str) -> dict[str, Any]:
     return {
         counter: parse(amount["value"]).value
         for c in candidate.device["consumesCounters"]
@@ -66,10 +66,10 @@ def equivalence_key(candidate: Candidate, selectable: Sequence[bool], attributes
         attributes: the values that constraints compare.
     """
     device, spec = candidate.device, candidate.slice["spec"]
-    matters = {
+    relevant = {
         k: device.get(k) for k in ("capacity", "consumesCounters", "taints", "allowMultipleAllocations", "bindsToNode")
     }
     place = device if spec.get("perDeviceNodeSelection") else spec
     where = {k: place.get(k) for k in ("nodeName", "allNodes", "nodeSelector")}
-    parts = [candidate.id.driver, candidate.id.pool, matters, where, list(selectable), list(attributes)]
+    parts = [candidate.id.driver, candidate.id.pool, relevant, where, list(selectable), list(attributes)]
     return json.dumps(parts, sort_keys=True)

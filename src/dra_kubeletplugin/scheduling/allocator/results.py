@@ -21,11 +21,11 @@ class PickedRequest:
     """A request, or one alternative of it, together with its DeviceClass."""
 
     name: str
-    parent: str  # the request's name for an alternative, else empty
+    parent: str  # for an alternative: the name of its request; else empty
     spec: JSON
     device_class: JSON
     count: int = 0
-    all: list[Candidate] | None = None
+    all: list[Candidate] | None = None  # with allocation mode All: the devices that the request accepts
 
     @property
     def full_name(self) -> str:
@@ -58,7 +58,7 @@ def allocation_result(node: JSON, claim: JSON, picks: list[Pick], classes: Mappi
 
 
 def _config(claim: JSON, picks: list[Pick], classes: Mapping[str, JSON]) -> list[dict[str, Any]]:
-    """Returns the configuration of the chosen requests and alternatives: entries of classes first, then the claim's own."""
+    """Returns the configuration for the chosen requests and alternatives: first the classes' entries, then the claim's."""
     chosen = {p.request.full_name: p.request for p in picks}
     by_class: dict[str, list[str]] = {}
     for full_name, request in chosen.items():
@@ -99,12 +99,12 @@ def _device_result(pick: Pick) -> dict[str, Any]:
     if pick.share:
         out["shareID"] = pick.share
         if pick.consumed:
-            out["consumedCapacity"] = capacity.shown(pick.consumed)
+            out["consumedCapacity"] = capacity.texts_of(pick.consumed)
     return out
 
 
 def _node_selector(node: JSON, claim: JSON, picks: list[Pick]) -> dict[str, Any] | None:
-    """Returns where the claim is usable: the node by name, or the merged node selectors of all its devices.
+    """Returns the nodes where the claim is usable: ``node`` by name, or the merged node selectors of all its devices.
 
     Raises :class:`AllocationError` for a selector with several terms, which cannot be merged.
     """

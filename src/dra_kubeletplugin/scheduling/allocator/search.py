@@ -20,19 +20,20 @@ from .results import Pick, PickedRequest
 JSON = Mapping[str, Any]
 Groups = frozenset[str]
 MAX_RESULTS = 32
-_LOOKS_AT_CLOCK = 64  # steps between two reads of the clock
-STRAIGHTFORWARD = 32  # steps after which pruning pays off
+_STEPS_PER_CHECK = 64  # steps between two reads of the clock
+STEPS_BEFORE_PRUNING = 32  # steps after which pruning pays off
 
 
 class _TooMany(Exception):
-    """The limit of results would be exceeded. Another alternative may request fewer devices."""
+    """The claim would get more than ``MAX_RESULTS`` devices. Another alternative may request fewer devices."""
 
 
 @dataclass
 class SearchState:
     """The state before a search.
 
-    ``in_use`` contains devices held as a whole, ``shares`` the consumed capacity of shared devices.
+    ``in_use`` contains the devices that a claim holds as a whole. ``shares`` contains the consumed capacity of shared
+    devices.
     """
 
     classes: Mapping[str, JSON]
@@ -55,7 +56,7 @@ class _Demand:
     claim: int
     position: int
     request: PickedRequest
-    places: list[int]
+    indices: list[int]
 
     @property
     def of_alternative(self) -> bool:
@@ -75,10 +76,10 @@ class Search:
         self.taken_shares: dict[DeviceId, list[dict[str, Quantity]]] = {}
         self._selectable: dict[tuple[int, str, int], bool] = {}
         self._counters: dict[tuple[str, str], dict[tuple[str, str], Quantity]] = {}
-        self._drawing: dict[tuple[str, str], dict[str, list[Groups]]] = {}
+        self._group_users: dict[tuple[str, str], dict[str, list[Groups]]] = {}
         self._deadline = time.monotonic() + state.time_limit
         self._steps = 0
-        self._narrow = False  # whether hopeless branches are skipped; set after many steps without a solution
+        self._pruning = False  # whether hopeless branches are skipped; set after many steps without a solution
         self._equivalence_keys: dict[int, str] = {}
         self._demands: list[_Demand] = []
         self.requests = [self._claim_requests(i, c) for i, c in enumerate(claims)]
@@ -88,7 +89,7 @@ class Search:
 
     def _claim_requests(self, index: int, claim: JSON) -> list[list[PickedRequest]]:
         out = []
-        least = 0
+        minimum = 0
         for request in claim["spec"].get("devices", {}).get("requests") or []:
             if request.get("exactly") is not None:
                 options = [self._request(index, claim, request["name"], "", request["exactly"])]
@@ -97,11 +98,11 @@ class Search:
                     self._request(index, claim, sub["name"], request["name"], sub) for sub in request["firstAvailable"]
                 ]
             out.append(options)
-            least += min(o.count for o in options)
-        if least > MAX_RESULTS:
+            minimum += min(o.count for o in options)
+        if minimum > MAX_RESULTS:
             name = _name(claim)
             raise AllocationError(
-                f"claim {name}: number of requested devices {least} exceeds the claim limit of {MAX_RESULTS}"
+                f"claim {name}: number of requested devices {minimum} exceeds the claim limit of {MAX_RESULTS}"
             )
         return out
 
@@ -134,8 +135,8 @@ class Search:
         key = (index, request.full_name, id(candidate))
         found = self._selectable.get(key)
         if found is None:
-            self._look_at_clock()  # one expression may take seconds
-            found = self._selectable[key] = selection.takes(_name(claim), request, candidate)
+            self._check_deadline()  # one expression may take seconds
+            found = self._selectable[key] = selection.accepts(_name(claim), request, candidate)
         return found
 
     # --- the search -----------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class Search:
                 return self._claim(index + 1)
             except _TooMany:
                 return False
-        if self._narrow and self._unmet(index, position):
+        if self._pruning and self._rest_cannot_fit(index, position):
             return False
         alternatives = options[position]
         if not alternatives[0].parent:
@@ -194,7 +195,7 @@ class Search:
             undo()
             return False
         claim = self.claims[index]
-        if self._narrow and self._too_few(index, request, request.count - n, start):
+        if self._pruning and self._too_few(index, request, request.count - n, start):
             return False
         failed: set[str] = set()
         for place in range(start, len(self.candidates)):
@@ -209,27 +210,27 @@ class Search:
             if self._devices(index, position, request, n + 1, place + 1):
                 return True
             undo()
-            if self._narrow and not request.admin and not candidate.multiple:
+            if self._pruning and not request.admin and not candidate.multiple:
                 failed.add(self._equivalence_keys[id(candidate)])
-        if not self._demands and self._steps > STRAIGHTFORWARD:
-            self._start_to_narrow()
+        if not self._demands and self._steps > STEPS_BEFORE_PRUNING:
+            self._start_pruning()
         return False
 
-    # --- what is not tried ----------------------------------------------------------------------
+    # --- time limit and pruning -----------------------------------------------------------------
 
     def _check_time(self) -> None:
         self._steps += 1
-        if self._steps % _LOOKS_AT_CLOCK == 0:
-            self._look_at_clock()
+        if self._steps % _STEPS_PER_CHECK == 0:
+            self._check_deadline()
 
-    def _look_at_clock(self) -> None:
+    def _check_deadline(self) -> None:
         if self.state.cancelled or time.monotonic() > self._deadline:
             raise AllocationTimeout("timed out trying to allocate devices")
 
-    def _start_to_narrow(self) -> None:
+    def _start_pruning(self) -> None:
         """Collects the candidates of each request and enables pruning, after the search has taken many steps.
 
-        A search that could end in an error is not pruned, because a skipped branch may be the one that raises it.
+        A search that could end in an error is not pruned, because pruning could skip the branch that raises the error.
         """
         requests = [(i, p, o) for i, rs in enumerate(self.requests) for p, options in enumerate(rs) for o in options]
         self._demands = [_Demand(i, p, o, []) for i, p, o in requests]
@@ -243,12 +244,12 @@ class Search:
                 ]
                 for demand, selectable in zip(self._demands, verdicts, strict=True):
                     if selectable:
-                        demand.places.append(place)
+                        demand.indices.append(place)
                 attributes = [constraints.attribute_of(candidate, n) for n in names]
                 self._equivalence_keys[id(candidate)] = pruning.equivalence_key(candidate, verdicts, attributes)
         except AllocationError:
             return
-        self._narrow = True
+        self._pruning = True
 
     def _too_few(self, index: int, request: PickedRequest, wanted: int, start: int) -> bool:
         """Returns whether the remaining devices cannot satisfy the request, however they are chosen."""
@@ -258,9 +259,9 @@ class Search:
             for c in self.candidates[start:]
             if self._free(index, request, c) and self._is_selectable(index, claim, request, c)
         ]
-        return self._most(fitting, request) < wanted
+        return self._max_devices(fitting, request) < wanted
 
-    def _most(self, fitting: list[Candidate], request: PickedRequest) -> int:
+    def _max_devices(self, fitting: list[Candidate], request: PickedRequest) -> int:
         if request.admin or not any(c.device.get("consumesCounters") for c in fitting):
             return len(fitting)
         # A shared device consumes its counters once, with its first share.
@@ -268,27 +269,27 @@ class Search:
         most = pruning.most_devices(alone, lambda c: self._available(self.by_pool[c.id.driver, c.id.pool]))
         return most + len(fitting) - len(alone)
 
-    def _unmet(self, index: int, position: int) -> bool:
+    def _rest_cannot_fit(self, index: int, position: int) -> bool:
         """Returns whether the remaining devices cannot satisfy all requests from this one on."""
         ahead = [
             d
             for d in self._demands
             if (d.claim, d.position) >= (index, position) and not d.request.admin and not d.of_alternative
         ]
-        for reach in {tuple(d.places) for d in ahead}:
-            free = [self.candidates[p] for p in reach if self._free(index, ahead[0].request, self.candidates[p])]
+        for indices in {tuple(d.indices) for d in ahead}:
+            free = [self.candidates[p] for p in indices if self._free(index, ahead[0].request, self.candidates[p])]
             if any(c.multiple for c in free):
                 continue
-            within = set(reach)
-            wanted = sum(d.request.count for d in ahead if within.issuperset(d.places))
-            if self._most(free, ahead[0].request) < wanted:
+            within = set(indices)
+            wanted = sum(d.request.count for d in ahead if within.issuperset(d.indices))
+            if self._max_devices(free, ahead[0].request) < wanted:
                 return True
         return False
 
     def _free(self, index: int, request: PickedRequest, candidate: Candidate) -> bool:
         """Returns whether a device is free for the request.
 
-        Admin access may use any device that its own claim has not taken.
+        A request with admin access may use any device that its own claim has not taken yet.
         """
         takers = self.taken.get(candidate.id)
         if request.admin:
@@ -371,7 +372,7 @@ class Search:
     def _available(self, pool: AllocatorPool) -> dict[tuple[str, str], Quantity]:
         """Returns the remaining amounts of a pool's counters, by (counter set, counter).
 
-        Computed once, then updated by the search.
+        The amounts are computed once; the search then updates them.
         """
         key = (pool.driver, pool.name)
         if key not in self._counters:
@@ -394,34 +395,35 @@ class Search:
         )
 
     def _is_compatible(self, candidate: Candidate) -> bool:
-        """Returns whether all devices that consume a counter set would still share a compatibility group (KEP-5963)."""
+        """Returns whether the device has a common compatibility group with all consumers of its counter sets (KEP-5963)."""
         if not candidate.device.get("consumesCounters"):
             return True
-        drawing = self._groups(self.by_pool[candidate.id.driver, candidate.id.pool])
+        users = self._groups(self.by_pool[candidate.id.driver, candidate.id.pool])
         return all(
-            _agree([groups, *drawing.get(counter_set, ())]) for counter_set, groups in _groups_of(candidate.device)
+            _are_compatible([groups, *users.get(counter_set, ())])
+            for counter_set, groups in _groups_of(candidate.device)
         )
 
     def _groups(self, pool: AllocatorPool) -> dict[str, list[Groups]]:
-        """Returns, by counter set, the groups of each device that consumes from it now."""
+        """Returns, by counter set, the compatibility groups of each device that consumes from the set now."""
         key = (pool.driver, pool.name)
-        if key not in self._drawing:
+        if key not in self._group_users:
             found: dict[str, list[Groups]] = {}
             for device in pool.devices:
                 device_id = DeviceId(pool.driver, pool.name, device["name"])
                 if device_id in self.state.in_use or device_id in self.state.shares:
                     for counter_set, groups in _groups_of(device):
                         found.setdefault(counter_set, []).append(groups)
-            self._drawing[key] = found
-        return self._drawing[key]
+            self._group_users[key] = found
+        return self._group_users[key]
 
     def _count(self, candidate: Candidate, sign: int) -> None:
         if candidate.device.get("consumesCounters"):
             pool = self.by_pool[candidate.id.driver, candidate.id.pool]
             _consume(self._available(pool), candidate.device, sign)
             for counter_set, groups in _groups_of(candidate.device):
-                drawing = self._groups(pool).setdefault(counter_set, [])
-                drawing.append(groups) if sign > 0 else drawing.remove(groups)
+                users = self._groups(pool).setdefault(counter_set, [])
+                users.append(groups) if sign > 0 else users.remove(groups)
 
 
 def _groups_of(device: JSON) -> Iterator[tuple[str, Groups]]:
@@ -429,9 +431,12 @@ def _groups_of(device: JSON) -> Iterator[tuple[str, Groups]]:
         yield c["counterSet"], frozenset(c.get("compatibilityGroups") or ())
 
 
-def _agree(drawing: Sequence[Groups]) -> bool:
-    """Returns whether these groups are compatible: they share a group, or all are empty."""
-    return not any(drawing) or bool(frozenset.intersection(*drawing))
+def _are_compatible(users: Sequence[Groups]) -> bool:
+    """Returns whether devices with these compatibility groups may be used together.
+
+    They may if they have a common group, or if none of them has a group.
+    """
+    return not any(users) or bool(frozenset.intersection(*users))
 
 
 def _consume(remaining: dict[tuple[str, str], Quantity], device: JSON, sign: int) -> None:

@@ -1,4 +1,7 @@
-"""Decides whether a request accepts a device: the selectors of its class and its own, the node, the size, the taints."""
+"""Decides whether a request accepts a device.
+
+Checks the selectors of the class and of the request, the node, the capacity and the taints.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from .results import PickedRequest
 from .taints import tolerates
 
 JSON = Mapping[str, Any]
-_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+_BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 
 
-def takes(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
+def accepts(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
     """Returns whether a request accepts a device. Raises :class:`AllocationError` if a selector cannot be evaluated."""
     of_class = request.device_class["spec"].get("selectors") or []
     return (
         _match(f"class {request.device_class['metadata']['name']}", of_class, candidate)
         and _match(f"claim {claim}", request.spec.get("selectors") or [], candidate)
-        and candidate.here
+        and candidate.for_node
         and _large_enough(request, candidate)
     )
 
@@ -46,12 +49,12 @@ def _match(owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
 
 def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
     try:
-        # The API server validated it already: without list support it rejects selectors that need lists.
+        # The API server has validated the expression: without list support, it rejects selectors that need lists.
         compiled = cel.compile_selector(expression, list_attributes=True)
     except cel.CompileError as e:
         raise AllocationError(f"{where}: CEL compile error: {e}") from None
     try:
-        return compiled.matches(candidate.seen)
+        return compiled.matches(candidate.cel_device)
     except cel.CelError as e:
         raise AllocationError(f"{where}: CEL runtime error: {e}") from None
 
@@ -61,5 +64,5 @@ def tolerated(device: JSON, spec: JSON) -> bool:
     return all(
         any(tolerates(t, taint) for t in spec.get("tolerations") or [])
         for taint in device.get("taints") or []
-        if taint["effect"] in _KEEPS_AWAY
+        if taint["effect"] in _BLOCKING_EFFECTS
     )

@@ -34,7 +34,7 @@ class Select(Expr):
     field: str
     test: bool = False  # has(operand.field)
     optional: bool = False  # operand.?field
-    type_name: str | None = None  # of a qualified type such as net.IP, once checked
+    type_name: str | None = None  # set by the checker if the node is the qualified name of a type, such as net.IP
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class MapExpr(Expr):
 
 @dataclass(eq=False)
 class Fold(Expr):
-    """A comprehension: what the macros all, exists, map, filter and bind expand to."""
+    """A comprehension. Macros such as all, exists, map, filter and bind are expanded to it."""
 
     range: Expr
     var: str
@@ -75,7 +75,7 @@ class Fold(Expr):
 
 
 def children(node: Expr) -> Iterator[Expr]:
-    """The direct child nodes, in source order."""
+    """Yields the direct child nodes, in source order."""
     match node:
         case Select(operand=operand):
             yield operand

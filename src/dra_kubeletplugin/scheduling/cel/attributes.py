@@ -17,7 +17,7 @@ class Missing(CelError):
 
 
 class Qualifier(Protocol):
-    """A step from a value to a value within it, which costs one unit. Errors are returned as values."""
+    """A step from a value to a value inside it, which costs one unit. Errors are returned as values."""
 
     optional: bool
 
@@ -133,7 +133,7 @@ def _if_present(frame: Frame, found: Any) -> Optional | CelError:
 
 
 def _find(value: Any, key: Any) -> Any:
-    """Returns the value of a key, or the error."""
+    """Returns the value of ``key`` in ``value``, or a :class:`CelError`."""
     if isinstance(value, Record):
         value = value.fields
     if isinstance(value, dict):

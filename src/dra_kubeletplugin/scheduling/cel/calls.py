@@ -1,4 +1,4 @@
-"""Evaluates function calls: evaluates the arguments, accounts for cost and effort, and calls the function."""
+"""The plan of a function call: evaluates the arguments, accounts for cost and effort, and calls the function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[[Frame], Any]
 
 
 class Plan:
-    """A node that can be evaluated. ``run`` also accounts for the step."""
+    """The compiled form of a node. ``run`` evaluates the node and accounts for its cost."""
 
     __slots__ = ("run",)
 
@@ -33,7 +33,7 @@ def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> A
     except (AttributeError, TypeError):
         return CelError(NO_OVERLOAD)
     except (ArithmeticError, LookupError, ValueError) as e:
-        return CelError(str(e))  # a time out of range, or a text that is too long
+        return CelError(str(e))  # for example, a time is out of range or a text is too long
 
 
 def counted(
@@ -46,14 +46,16 @@ def counted(
     ordered: bool = False,
     measured: bool = True,
 ) -> Plan:
-    """A call of a function.
+    """Returns the plan of a function call.
 
-    ``ordered``: the first failed argument ends the call, and later arguments are not evaluated. ``measured``: the call may take more
-    effort than its cost shows.
+    Args:
+        strict: a failed argument makes the call fail; otherwise the function receives the error as argument.
+        ordered: the first failed argument ends the call, and later arguments are not evaluated.
+        measured: effort is counted, because the call may take more effort than its cost covers.
     """
     rule = costs.rule_of(node.function, overload)
     timed = node.function in effort.TIMED
-    late = node.function in costs.OF_RESULT
+    charged_after = node.function in costs.CHARGED_AFTER_CALL
     effort_rule = effort.rule_of(node.function, overload) if measured else None
     runs = [a.run for a in args]
 
@@ -68,15 +70,15 @@ def counted(
                 if ordered:
                     break
         complete = len(values) == len(runs)
-        if complete and not late:
+        if complete and not charged_after:
             frame.spend(_cost(rule, values, None))
         if effort_rule and not failed:
-            frame.exert(effort_rule(values))
+            frame.add_effort(effort_rule(values))
         started = time.thread_time_ns() if timed else 0
         result = failed or _attempt(function, values)
         if timed:
-            frame.exert(time.thread_time_ns() - started)
-        if complete and late:
+            frame.add_effort(time.thread_time_ns() - started)
+        if complete and charged_after:
             frame.spend(_cost(rule, values, result))
         return result
 
@@ -93,7 +95,7 @@ def _cost(rule: costs.Rule, values: Sequence[Any], result: Any) -> int:
 
 
 def _binary(left: Run, right: Run, function: Callable[[Sequence[Any]], Any]) -> Run:
-    """A call with two arguments that always costs one unit, the most frequent kind."""
+    """Returns the fast path for the most frequent kind of call: two arguments, at a cost of one unit."""
 
     def run(frame: Frame) -> Any:
         a, b = left(frame), right(frame)

@@ -1,4 +1,4 @@
-"""Assigns a type and overloads to every node, or reports why none fit."""
+"""Assigns a type to every node and overloads to every call, or reports why no type or overload fits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Checker:
         Raises :class:`CompileError` with every error, in source order.
         """
         self._visit(node)
-        self._settle(node)
+        self._set_final_types(node)
         if not self.faults:
             self.faults = literal_faults(node)
         if self.faults:
@@ -49,11 +49,11 @@ class Checker:
             raise CompileError("compilation failed: " + "\n".join(shown))
         return self._type_of(node)
 
-    def _settle(self, node: Expr) -> None:
+    def _set_final_types(self, node: Expr) -> None:
         node.type = self.types.substitute(self._type_of(node), final=True)
         for child in children(node):
             if child.type is not None:
-                self._settle(child)
+                self._set_final_types(child)
 
     def _type_of(self, node: Expr) -> Type:
         assert node.type is not None
@@ -95,7 +95,7 @@ class Checker:
         raise AssertionError(node)
 
     def _join(self, nodes: list[Expr], optional: list[bool]) -> Type | None:
-        """Returns the common type. Different types are no error here; a check of the whole literal may reject them."""
+        """Returns the common type of the nodes. Different types are not an error here; :mod:`.literals` may reject them later."""
         known: Type | None = None
         for node, maybe in zip(nodes, optional, strict=True):
             t = self._visit(node)
@@ -120,7 +120,7 @@ class Checker:
     def _select(self, node: Select) -> Type:
         qualified = self._qualified(node)
         if qualified in TYPE_NAMES:
-            # The node denotes the type itself; the operand of the selection is not a value.
+            # The node is the name of a type, such as net.IP, so its operand is not a value.
             node.type_name = qualified
             return Type("type", (Type(qualified),))
         operand = self.types.substitute(self._visit(node.operand))
@@ -230,14 +230,14 @@ def _literal(node: Literal) -> Type:
 
 
 def _signature(t: Type) -> str:
-    """Returns a type as messages show it."""
+    """Returns the text of a type in messages."""
     if t.params:
         return f"{t.name}({', '.join(_signature(p) for p in t.params)})"
     return _SHORT.get(t.name, t.name)
 
 
 def boolean_fault(t: Type) -> str:
-    """Returns why a selector of type ``t`` is refused; empty if it is accepted."""
+    """Returns why a selector whose result has type ``t`` is rejected; empty if it is accepted."""
     if t in {BOOL, ANY}:
         return ""
     return f"must evaluate to bool or the unknown type, not {t}"

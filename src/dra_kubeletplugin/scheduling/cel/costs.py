@@ -17,7 +17,7 @@ Rule = Callable[[Sequence[Any], Any], int]
 
 
 class InternalError(Exception):
-    """An error of the accounting itself. It ends the evaluation; neither && nor || absorbs it."""
+    """The cost of a call cannot be calculated. This error ends the evaluation; neither && nor || absorbs it."""
 
 
 def _text(size: float) -> int:
@@ -32,7 +32,7 @@ def _actual(v: Any) -> int:
 
 
 def _traversal(v: Any) -> int:
-    """Returns the cost of walking a value as a tree. A list or map that occurs several times is walked once and counted each time."""
+    """Returns the cost of walking a value as a tree. A list or map that occurs several times is counted each time, but walked once."""
     return _traversed(v, {})
 
 
@@ -156,7 +156,7 @@ _BY_NAME: dict[str, Rule] = {
     "_==_": _equal,
     "_!=_": _smaller,
     "check": lambda *_: 350_000,  # an authorizer may be a remote service
-    # One overload each, or the same rule for all overloads: cel-go's lists and sets.
+    # cel-go's functions on lists and sets. Each has one overload, or the same rule for all its overloads.
     "slice": _output,
     "flatten": _flattened,
     "lists.range": _ranged,
@@ -166,8 +166,9 @@ _BY_NAME: dict[str, Rule] = {
     "sets.intersects": _sets(1),
     "sets.equivalent": _sets(2),
 }
-# Their cost depends on the result and is charged after the call. Other calls are charged before: one over the limit never runs.
-OF_RESULT = {"join", "slice", "reverse"}
+# The cost of these functions depends on the result, so it is charged after the call. Other calls are charged first, so a call that
+# exceeds the cost limit never runs.
+CHARGED_AFTER_CALL = {"join", "slice", "reverse"}
 _BY_OVERLOAD: dict[str, Rule] = {
     "string.startsWith(string)": _first,
     "string.endsWith(string)": _first,

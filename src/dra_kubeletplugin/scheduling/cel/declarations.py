@@ -1,6 +1,6 @@
 """Declares the functions and their types, one overload per line: ``receiver.name(args) -> result``.
 
-Upper-case letters are type parameters. Sources: the CEL specification's standard definitions, cel-go's ``ext`` libraries
+A single upper-case letter is a type parameter. Sources: the CEL specification's standard definitions, cel-go's ``ext`` libraries
 (strings, lists, sets, bindings, optionals, two-variable comprehensions) and Kubernetes' own CEL libraries.
 """
 
@@ -230,7 +230,7 @@ TYPE_NAMES = (
 
 @dataclass(frozen=True)
 class Overload:
-    """One signature of a function. ``id`` is its text without the result; cost rules use it as key."""
+    """One signature of a function. ``id`` is the declaration without the result; tables of cost rules use it as key."""
 
     id: str
     name: str
@@ -240,7 +240,7 @@ class Overload:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The names of its type parameters."""
+        """The names of the overload's type parameters."""
         return frozenset(re.findall(r"\b[A-Z]\b", " ".join(map(str, (*self.params, self.result)))))
 
 
@@ -273,7 +273,7 @@ def _line(line: str) -> Overload:
     name, args = head[:i], split_args(head[i + 1 : -1])
     params = [parse_type(a) for a in args]
     member = False
-    # A receiver is a type; namespaces (sets., ip.) are part of a name.
+    # The text before the last dot is the type of the receiver. A namespace, such as `sets`, is part of the name instead.
     match = re.fullmatch(r"(.+)\.([@A-Za-z]\w*)", name)
     namespaces = {"sets", "lists", "optional", "strings", "ip", "cel", "format"}
     identity = head

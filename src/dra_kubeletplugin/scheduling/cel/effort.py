@@ -1,9 +1,9 @@
 """Limits the time and memory of an evaluation where Kubernetes' cost does not count them.
 
-Kubernetes charges one unit to join two lists, and a tenth of a unit per outer element to compare nested lists. It charges nothing
-for the text that ``replace`` writes, and thirty doublings of a list cost thirty units. Effort is a second account, an upper bound
-in nanoseconds of one CPU. An expression above its limit fails like one above its cost limit. The limit is 100 times the effort of
-real selectors.
+Kubernetes charges one unit to join two lists, so thirty doublings of a list cost thirty units. It charges a tenth of a unit per
+outer element to compare nested lists, and nothing for the text that ``replace`` writes. The effort of an evaluation is therefore
+computed too: an upper bound of its CPU time, in nanoseconds. An expression that exceeds the effort limit fails as if it exceeded
+the cost limit. The effort limit is 100 times the effort of real selectors.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any
 from .patterns import compilations, regex
 from .values import Optional
 
+# All times are nanoseconds of CPU time.
 EFFORT_LIMIT = 1_000_000_000
-_ELEMENT = 100  # to copy or to compare an element: 8 bytes stay allocated
-_CHARACTER = 100  # to write a character: 4 bytes stay allocated
-_ZONE = 100_000  # to search a time zone in files
-_STEP = 25  # of RE2's slowest engine
-_COMPILED = 400  # to compile an instruction
-_REFUSED = 10_000_000  # to detect that a pattern is too large
+_ELEMENT = 100  # to copy or to compare an element; a copy allocates 8 bytes
+_CHARACTER = 100  # to write a character; it takes 4 bytes
+_ZONE = 100_000  # to find a time zone in the files of the system
+_STEP = 25  # one step of RE2's slowest engine
+_COMPILED = 400  # to compile one instruction of a pattern
+_REJECTED = 10_000_000  # to detect that a pattern is too large
 _READ = 50  # to parse a character of a duration, a number or a name
 _PRECISION = re.compile(r"%\.([0-9]+)")
-_MOST = 10**18  # upper limit of a weight: nested lists that share their elements can weigh 2^1000
-# Each match of findAll searches the rest of the text, which no rule can predict, so its CPU time is measured.
+_MAX_WEIGHT = 10**18  # upper limit of a weight: nested lists that share their elements can weigh 2^1000
+# findAll searches the rest of the text after each match. No rule can predict this time, so it is measured.
 TIMED = {"findAll"}
 Rule = Callable[[Sequence[Any]], int]
 
@@ -38,7 +39,7 @@ def weight(value: Any) -> int:
 
 
 def text_length(value: Any) -> int:
-    """The bytes of all texts in ``value``, keys of maps included, as when it is written out as a tree."""
+    """Returns the bytes of all texts in ``value``, including keys of maps. A part that occurs several times is counted each time."""
     return _total(value, {}, _bytes_of)
 
 
@@ -50,7 +51,7 @@ def _total(value: Any, known: dict[int, int], of_one: Callable[[Any], int]) -> i
     found = known.get(id(value))
     if found is None:
         parts = value.values() if isinstance(value, dict) else value
-        found = known[id(value)] = min(_MOST, of_one(value) + sum(_total(x, known, of_one) for x in parts))
+        found = known[id(value)] = min(_MAX_WEIGHT, of_one(value) + sum(_total(x, known, of_one) for x in parts))
     return found
 
 
@@ -81,7 +82,7 @@ def _compared(args: Sequence[Any]) -> int:
 
 
 def _walked(index: int) -> Rule:
-    """For functions that visit each element of a list; a map finds a key at once."""
+    """Returns the rule of functions that visit each element of a list. For a map the effort is 0: it finds a key by its hash."""
     return lambda args: weight(args[index]) * _ELEMENT if isinstance(args[index], list) else 0
 
 
@@ -122,13 +123,13 @@ def _joined_texts(args: Sequence[Any]) -> int:
 def _formatted(args: Sequence[Any]) -> int:
     if not isinstance(args[0], str):
         return 0
-    precision = sum(int(digits) if len(digits) < 10 else _MOST for digits in _PRECISION.findall(args[0]))
+    precision = sum(int(digits) if len(digits) < 10 else _MAX_WEIGHT for digits in _PRECISION.findall(args[0]))
     written = precision + 2 * text_length(args[1])  # %x writes two characters for each byte
     return written * _CHARACTER + weight(args[1]) * _ELEMENT
 
 
 def _matched(args: Sequence[Any]) -> int:
-    """RE2 takes at most one step for each character and instruction. A pattern that is not cached is compiled first."""
+    """Calculates the effort of a match: at most one step per character and instruction, and compilation if it is not cached."""
     text, pattern = args[:2]
     if not isinstance(text, str) or not isinstance(pattern, str):
         return 0
@@ -137,7 +138,7 @@ def _matched(args: Sequence[Any]) -> int:
         size = regex(pattern).size
     except ValueError:
         size = 0
-    compiled = _COMPILED * size if size else _REFUSED
+    compiled = _COMPILED * size if size else _REJECTED
     return len(text) * size * _STEP + compiled * (compilations() - before)
 
 
@@ -185,7 +186,7 @@ _RULES: dict[str, Rule] = {
 
 
 def rule_of(function: str, overload: str) -> Rule | None:
-    """Returns the effort of a call, from its arguments before the call; None if the cost covers it.
+    """Returns the rule that calculates a call's effort from its arguments; None if the call's cost covers its effort.
 
     ``overload`` is empty if it is known only at run time.
     """

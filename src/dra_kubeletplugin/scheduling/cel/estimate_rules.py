@@ -1,7 +1,7 @@
 """Estimates the maximum cost of each function and the size of its result, with the rules of cel-go's checker and of Kubernetes.
 
-A rule is found by the overload's signature, or by the function's name if all overloads share it. Without a rule, a call costs one
-unit and the size of its result is unknown.
+A rule is found by the overload's signature, or by the function's name if all overloads share the rule. Without a rule, a call costs
+one unit and the size of its result is unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .ranges import NOTHING, ONE, UNBOUNDED, UNKNOWN, WRAP, Range, capped, fixed
 if TYPE_CHECKING:
     from .estimates import Estimator
 
-MAX_LIST = 48  # elements of an attribute of list type
+MAX_LIST = 48  # the maximum number of values of a list attribute of a device
 Result = tuple[Range, Range | None]
 
 
@@ -26,7 +26,7 @@ def _text(size: Range) -> Range:
 
 
 def estimate_call(e: Estimator, node: CallExpr, overload: str, parts: Sequence[Range]) -> Result:
-    """The estimated cost of one overload of a call with its arguments, and the size of its result if that is known."""
+    """Returns the estimated cost of one overload of a call, including its arguments, and the size of its result if known."""
     arguments = NOTHING
     for p in parts:
         arguments += p
@@ -38,7 +38,7 @@ def estimate_call(e: Estimator, node: CallExpr, overload: str, parts: Sequence[R
         case "_&&_" | "_||_":
             return Range(parts[0].least, (parts[0] + parts[1]).most), None
         case "_?_:_":
-            e.unites(node)
+            e.set_entries_of_operands(node)
             return parts[0] + (parts[1] | parts[2]), _size(e, node.args[1]) | _size(e, node.args[2])
     return ONE + arguments, None
 
@@ -52,7 +52,7 @@ def _target(e: Estimator, node: CallExpr) -> Range:
 
 
 def _walk(e: Estimator, node: CallExpr) -> Result | None:
-    """One unit per element, more if comparing elements takes time; a text is walked by character."""
+    """Returns one unit per element, and more if the elements are texts. For a text, the cost depends on its length."""
     if node.target is None:
         return None
     size, kind = _target(e, node), node.target.type
@@ -153,7 +153,7 @@ def _smaller(e: Estimator, node: CallExpr) -> Result:
 
 
 def _added(e: Estimator, node: CallExpr) -> Result:
-    e.unites(node)
+    e.set_entries_of_operands(node)
     size = _size(e, node.args[0]) + _size(e, node.args[1])
     return _text(size), size
 
@@ -163,7 +163,7 @@ def _concatenated(e: Estimator, node: CallExpr) -> Result:
 
 
 def _listed(size: Range, factor: float = 1) -> Result:
-    """A call that creates a list."""
+    """Returns cost and result size of a call that creates a list of ``size`` elements, at ``factor`` units per element."""
     return size.times(factor) + ONE + fixed(costs.LIST_CREATE), size
 
 

@@ -1,8 +1,8 @@
 """Estimates the maximum cost of an expression from its tree alone; admission compares it with the limit.
 
-It follows cel-go's checker cost and tracks minimum and maximum together, because rules depend on both. Sizes are known for
-literals, values made from them, scalars by type, and values within the device: 63 characters for the driver, 32 attributes or
-capacities, 64 bytes for a value. Unknown sizes are unbounded.
+It follows the cost estimate of cel-go's checker. Minimum and maximum are computed together, because rules depend on both. Sizes are
+known for literals, for values made from literals, and for scalars. The maximum size is known for values within the device: 63
+characters for the driver, 32 attributes or capacities, 64 bytes for a value. Unknown sizes are unbounded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCALARS = {"int", "uint", "double", "bool", "google.protobuf.Duration", "google
 
 @dataclass(frozen=True)
 class Entries:
-    """Sizes of the keys, or indexes, and values of a list or map."""
+    """The sizes of the keys (or indexes) of a list or map, and of its values."""
 
     of_list: bool
     key: Range
@@ -157,8 +157,8 @@ class Estimator:
         found = _device_size((*path, "@items")) if path and path[0] != ACCU else None
         return UNKNOWN if found is None else Range(0, found)
 
-    def unites(self, node: CallExpr) -> None:
-        """The elements of the result come from two operands."""
+    def set_entries_of_operands(self, node: CallExpr) -> None:
+        """Records that the elements of a call's result come from its last two arguments."""
         first, second = (self.entries(a) for a in node.args[-2:])
         if first and second:
             self._entries[id(node)] = first | second

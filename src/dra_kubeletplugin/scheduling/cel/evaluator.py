@@ -33,7 +33,7 @@ class Constant(Plan):
 
 
 class AttributePlan(Plan):
-    """A variable or another value with qualifiers; more qualifiers can be added."""
+    """The plan of an attribute. More qualifiers can be added to the attribute."""
 
     __slots__ = ("attribute",)
 
@@ -50,7 +50,7 @@ class AttributePlan(Plan):
 def plan(node: Expr) -> Plan:
     """Returns the plan of a checked tree.
 
-    Raises :class:`ProgramError` if a constant part of it always fails.
+    Raises :class:`ProgramError` if the evaluation of a constant part of the tree always fails.
     """
     match node:
         case Literal(value=value):
@@ -179,7 +179,7 @@ def _folded(compute: Callable[[], Any]) -> Any:
 
 
 def _membership(element: Plan, values: list[Any]) -> Plan | None:
-    """Membership in a constant list of scalars, which costs nothing; None for other lists."""
+    """Returns a plan that tests membership in a constant list of scalars, which costs nothing; None for other lists."""
     if not values:
         return Constant(False)
     if not all(isinstance(v, (str, int, float)) for v in values):
@@ -220,7 +220,7 @@ def _logical(terms: list[Plan], *, stop: bool) -> Plan:
 
 
 def _alternative(args: list[Plan], *, unwrap: bool) -> Plan:
-    """Returns the value of an optional or, only if it is empty, the other value."""
+    """Returns the plan of ``or`` and ``orValue``. It evaluates the second argument only if the optional is empty."""
 
     def run(frame: Frame) -> Any:
         result = args[0].run(frame)
@@ -301,14 +301,15 @@ def _constructor(evaluate: Run, cost: int) -> Plan:
 
 
 def _quantifier(node: Fold) -> Plan | None:
-    """The expansion of ``all`` and ``exists`` as one step per element: the same result at the same cost."""
+    """Returns a faster plan for ``all`` and ``exists``, with the result and cost of their comprehension; None for other macros."""
     step = node.step
     if node.accu != ACCU or not isinstance(node.init, Literal) or not isinstance(node.init.value, bool):
         return None
     if not isinstance(step, CallExpr) or step.function not in {"_&&_", "_||_"}:
         return None
     decides = step.function == "_||_"
-    # The accumulator is read and tested, negated if it must not be true, and read again with the element.
+    # Units per element. Before the test: the comprehension reads the accumulator, negates it (`exists` only) and checks it.
+    # After that, the step reads the accumulator again.
     before, after = (3, 1) if decides else (2, 1)
     over, test, first, second = plan(node.range), plan(step.args[1]), node.var, node.var2
 
@@ -321,13 +322,13 @@ def _quantifier(node: Fold) -> Plan | None:
         found: Any = not decides
         try:
             for k, v in values.items() if isinstance(values, dict) else enumerate(values):
-                frame.spend_singly(before)
+                frame.spend_steps(before)
                 if found is decides:
                     break
                 inner[first] = k if second or isinstance(values, dict) else v
                 if second:
                     inner[second] = v
-                frame.spend_singly(after)
+                frame.spend_steps(after)
                 value = test.run(frame)
                 if value is decides:
                     found = decides
@@ -359,7 +360,7 @@ def _of_fold(node: Fold) -> Plan:
         if not isinstance(values, (list, dict)):
             return CelError(_NO_RANGE)
         outer = frame.variables
-        # The accumulator starts when it is first read: a binding that is not used costs nothing.
+        # The initial value is evaluated when the accumulator is first read, so an unused binding costs nothing.
         inner = frame.variables = {**outer, accu: LazyValue(start, outer)}
         try:
             pairs = values.items() if isinstance(values, dict) else enumerate(values)

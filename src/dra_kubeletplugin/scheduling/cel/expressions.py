@@ -16,11 +16,11 @@ from .parser import Parser
 from .types import is_dyn
 from .values import CelError, CompileError, Type, type_of
 
-CALL_LIMIT = 1_000_000  # of one expression, in cost units
-BUDGET = 10_000_000  # of all expressions of one policy, or of one object
-MATCH_CONDITIONS_BUDGET = (
-    2_500_000  # of all match conditions of one policy or webhook; the others have a budget of their own
-)
+# Cost limits, in cost units.
+CALL_LIMIT = 1_000_000  # for one expression
+BUDGET = 10_000_000  # for all expressions of one policy together, or of one object
+# For all match conditions of one policy or webhook together. The other expressions of the policy have a separate budget.
+MATCH_CONDITIONS_BUDGET = 2_500_000
 _SPENT = "validation failed due to running out of cost budget, no further validation rules will be run"
 Objects = Mapping[str, Mapping[str, Type]]
 
@@ -73,7 +73,7 @@ ADMISSION_VARIABLES: Mapping[str, Type] = {
 
 @dataclass(frozen=True)
 class CelEnvironment:
-    """The environment of expressions: variables and the fields of their object types."""
+    """The environment of expressions: variables, the fields of object types, and functions."""
 
     variables: Mapping[str, Type]
     objects: Objects = field(default_factory=dict)
@@ -82,13 +82,13 @@ class CelEnvironment:
 
 @dataclass
 class Budget:
-    """The cost limit that all expressions of one policy share."""
+    """The cost that the expressions of one policy, which share a limit, may still use."""
 
     remaining: int = BUDGET
 
 
 class Expression:
-    """Returns a compiled expression whose value has type ``wanted``; any type if that is None.
+    """A compiled expression whose value has type ``wanted``; any type if ``wanted`` is None.
 
     Raises :class:`CompileError` with Kubernetes' text.
     """
@@ -105,7 +105,10 @@ class Expression:
             self._plan = plan(tree)
 
     def evaluate(self, values: Mapping[str, Any], budget: Budget) -> Any:
-        """Evaluates the expression. Raises :class:`CelError`, also for a value of another type, and when the budget is spent."""
+        """Evaluates the expression.
+
+        Raises :class:`CelError` if the evaluation fails, if the value has the wrong type, or if the budget is exceeded.
+        """
         if budget.remaining < 0:
             raise CelError(_SPENT)
         frame = Frame(dict(values), CALL_LIMIT)
@@ -122,7 +125,7 @@ class Expression:
 
 
 class LazyExpression(dict[str, Any]):
-    """Values that are computed when they are first read, by variable name. The value of a failed computation is its error."""
+    """Values by variable name, each computed when it is first read. If the computation fails, the error is the value."""
 
     def __init__(self, compute: Mapping[str, Callable[[], Any]]) -> None:
         super().__init__(compute)

@@ -1,4 +1,4 @@
-"""The named formats of Kubernetes' CEL library; each returns the errors of a text."""
+"""The named formats of Kubernetes' CEL library. Each validates a text and returns its errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _label_1035(text: str) -> list[str]:
 
 
 def _prefix(check: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-    """The rule for the beginning of a name, which may end with a dash."""
+    """Returns the check for the beginning of a name (``generateName``), which may end with a dash."""
     return lambda text: check(text[:-2] + "a" if len(text) > 1 and text.endswith("-") else text)
 
 
@@ -63,7 +63,7 @@ def _if_not(valid: Callable[[str], object], fault: str) -> Callable[[str], list[
 
 
 _FORMATS: dict[str, Callable[[str], list[str]]] = {
-    # Here a dot is an invalid character of a label like any other, without a message of its own.
+    # As in Kubernetes, a dot is reported like any other invalid character. `names.label` has a special message for it.
     "dns1123Label": lambda v: names.label(v.replace(".", "_")),
     "dns1123Subdomain": names.subdomain,
     "dns1035Label": _label_1035,

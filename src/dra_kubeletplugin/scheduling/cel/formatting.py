@@ -1,4 +1,7 @@
-"""Parses format strings and formats values for their clauses. Numbers are formatted as in American English."""
+"""The function ``format``: parses format strings, and formats values for their clauses.
+
+Numbers are formatted as in American English.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from typing import Any
 from .values import CelError, Duration, Timestamp, Type, is_number, show_scalar, type_of
 
 _KINDS = "sdfebxXo"
-_DIGITS = 6
-_PRECISION_DIGITS = 18  # Go reads 64 bits
+_DIGITS = 6  # decimal places of a clause without precision
+_PRECISION_DIGITS = 18  # Go parses the precision as a 64-bit integer
 _RAISED = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-_POWER_OF_TEN = "\u202f\u00d7\u202f10"  # as the locale writes it, between narrow spaces
-_ENDLESS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_POWER_OF_TEN = "\u202f\u00d7\u202f10"  # as in American English, between narrow spaces
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class FormatError(ValueError):
@@ -71,7 +74,7 @@ def _clause(template: str, i: int) -> tuple[str, int | None, int]:
 
 
 def render(template: str, values: Sequence[Any]) -> str:
-    """The template with its arguments.
+    """Returns the template with its arguments inserted.
 
     Raises :class:`CelError` when an argument is missing or of the wrong kind.
     """
@@ -91,37 +94,39 @@ def render(template: str, values: Sequence[Any]) -> str:
     return "".join(out)
 
 
-def _wrong(word: str, listed: str, v: Any) -> CelError:
+def _type_error(word: str, listed: str, v: Any) -> CelError:
     return CelError(f"error during formatting: {word} clause can only be used on {listed}, was given {type_of(v)}")
 
 
 def _integer(v: Any, word: str) -> int:
     if isinstance(v, bool) or not isinstance(v, int):
-        raise _wrong(word, "integers", v)
+        raise _type_error(word, "integers", v)
     return int(v)
 
 
 def _float(v: Any, word: str) -> float:
-    if isinstance(v, str) and v in _ENDLESS:
-        return _ENDLESS[v]
+    if isinstance(v, str) and v in _NON_FINITE:
+        return _NON_FINITE[v]
     if not isinstance(v, float):
-        raise _wrong(word, "doubles", v)
+        raise _type_error(word, "doubles", v)
     return v
 
 
-def _endless(v: float) -> str:
+def _non_finite(v: float) -> str:
     return "NaN" if math.isnan(v) else "-∞" if v < 0 else "∞"
 
 
 def _fixed(v: Any, precision: int | None) -> str:
     number = _float(v, "fixed-point")
-    return f"{number:,.{_DIGITS if precision is None else precision}f}" if math.isfinite(number) else _endless(number)
+    return (
+        f"{number:,.{_DIGITS if precision is None else precision}f}" if math.isfinite(number) else _non_finite(number)
+    )
 
 
 def _scientific(v: Any, precision: int | None) -> str:
     number = _float(v, "scientific")
     if not math.isfinite(number):
-        return _endless(number)
+        return _non_finite(number)
     mantissa, _, exponent = f"{number:.{_DIGITS if precision is None else precision}e}".partition("e")
     return f"{mantissa}{_POWER_OF_TEN}{exponent.replace('+', '').translate(_RAISED)}"
 
@@ -159,7 +164,9 @@ def show(v: Any) -> str:
         return "null"
     if isinstance(v, (bool, str, bytes, Type, Timestamp, Duration)) or is_number(v):
         return show_scalar(v)
-    raise _wrong("string", "strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps", v)
+    raise _type_error(
+        "string", "strings, bools, bytes, ints, doubles, maps, lists, types, durations, and timestamps", v
+    )
 
 
 def _quoted(v: Any) -> str:

@@ -56,17 +56,17 @@ class Frame:
         if self.cost > self.budget:
             raise EvaluationEnded(CelError(_EXCEEDED))
 
-    def spend_singly(self, steps: int) -> None:
-        """Accounts for steps of one unit each; one of them may be the last.
+    def spend_steps(self, steps: int) -> None:
+        """Accounts for several steps of one unit each.
 
-        Raises :class:`EvaluationEnded` when the budget is exceeded.
+        Raises :class:`EvaluationEnded` at the step that exceeds the budget; later steps are not charged.
         """
         self.cost += steps
         if self.cost > self.budget:
             self.cost = self.budget
             self.spend(1)
 
-    def exert(self, effort: int) -> None:
+    def add_effort(self, effort: int) -> None:
         """Accounts for the effort of a call that its cost does not cover.
 
         Raises :class:`EvaluationEnded` when the effort exceeds the limit of an evaluation.
@@ -82,5 +82,5 @@ def run_to_end(run: Callable[[Frame], Any], frame: Frame) -> Any:
         return run(frame)
     except EvaluationEnded as e:
         return e.reason
-    except RecursionError:  # nested lists that are deeper than Python's recursion limit
+    except RecursionError:  # lists nested deeper than Python's recursion limit
         return CelError(_EXCEEDED)

@@ -1,4 +1,4 @@
-"""All functions of the environment, by name. Arguments of wrong types raise ``no such overload``."""
+"""All functions of the environment, by name. For arguments of wrong types they raise the error ``no such overload``."""
 
 from . import formats, library_core, library_kubernetes, library_lists, library_strings, urls
 from .library_core import parse_duration, parse_timestamp

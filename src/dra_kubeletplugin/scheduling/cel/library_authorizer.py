@@ -36,7 +36,7 @@ AUTHORIZER_FUNCTIONS: Mapping[str, list[Overload]] = overloads(
 
 @dataclass(frozen=True)
 class Check:
-    """The access to check: a verb on a resource or on a path. Selectors narrow a list; role-based access control ignores them."""
+    """The access to check: a verb on a resource or on a path. Role-based access control ignores the selectors."""
 
     verb: str = ""
     group: str = ""
@@ -50,12 +50,15 @@ class Check:
 
 
 Authorize = Callable[[str, Check], str]
-"""The user (empty for the request's own; else a service account's name) and the check: why it is allowed, empty where it is not."""
+"""Returns why a user may have the access, or an empty text if it is denied.
+
+The arguments are the user, which is empty for the request's user or the name of a service account, and the check.
+"""
 
 
 @dataclass(frozen=True)
 class Authorizer(Record):
-    ask: Authorize = field(compare=False)
+    authorize: Authorize = field(compare=False)
     user: str = ""
 
 
@@ -113,7 +116,7 @@ def _narrowed(attribute: str) -> Callable[[object, object], ResourceCheck]:
 
 def _check(a: object, verb: object) -> Decision:
     found: _CheckBuilder = need(a, ResourceCheck, PathCheck)
-    reason = found.authorizer.ask(found.authorizer.user, replace(found.check, verb=need(verb, str)))
+    reason = found.authorizer.authorize(found.authorizer.user, replace(found.check, verb=need(verb, str)))
     return Decision(reason, bool(reason))
 
 

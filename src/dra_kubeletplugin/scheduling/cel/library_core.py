@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, conversions and times: the language's standard definitions."""
+"""The standard functions of CEL: arithmetic, comparison, conversions and times."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _conversion(value: Any, wanted: str) -> CelError:
 
 
 def _whole(digits: str) -> int:
-    """Parses an integer. A number with more digits than 64 bits can have becomes 2^64 with its sign."""
+    """Parses an integer. A number with more digits than any 64-bit integer becomes 2^64 with the number's sign."""
     sign, bare = digits[:1], digits.lstrip("+-").lstrip("0")
     number = int(bare or "0") if len(bare) <= _INT_DIGITS else UINT_MAX + 1
     return -number if sign == "-" else number
@@ -217,7 +217,7 @@ _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10
 
 
 def parse_duration(text: str) -> Duration:
-    """A duration such as 1h30m or -1.5s.
+    """Parses a duration such as 1h30m or -1.5s.
 
     Raises ``ValueError`` for anything else.
     """
@@ -241,7 +241,7 @@ _DURATION_PART = re.compile(r"(\d++(?:\.\d*+)?|\.\d++)(ns|us|[µμ]s|ms|s|m|h)",
 
 
 def parse_timestamp(text: str) -> Timestamp:
-    """A time such as 2026-01-02T03:04:05.6+01:00.
+    """Parses a time such as 2026-01-02T03:04:05.6+01:00.
 
     Raises ``ValueError`` for anything else.
     """
@@ -311,7 +311,7 @@ _DURATION_PARTS = {"getHours": _UNITS["h"], "getMinutes": _UNITS["m"], "getSecon
 
 
 def _zone(name: str) -> tzinfo:
-    """Returns a zone by its name in the time zone database, or an offset such as -02:30."""
+    """Returns the time zone with a name of the time zone database, or with an offset such as -02:30."""
     if name in {"", "UTC"}:
         return UTC
     try:

@@ -1,4 +1,4 @@
-"""Lists, sets and optionals: cel-go's and Kubernetes' libraries."""
+"""Functions on lists, sets and optionals, from the libraries of cel-go and Kubernetes."""
 
 from __future__ import annotations
 
@@ -139,5 +139,5 @@ def map_insert(a: Any, key: Any, *value: Any) -> dict[Any, Any]:
 
 @define("includes")
 def includes(a: Any, b: Any) -> bool:
-    """KEP-5491: a list attribute includes an element; a scalar includes itself."""
+    """Returns whether a list attribute has the element ``b``, or a scalar attribute equals it (KEP-5491)."""
     return any(same(x, b) for x in a) if isinstance(a, list) else same(a, b)

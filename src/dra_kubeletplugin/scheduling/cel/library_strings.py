@@ -1,4 +1,4 @@
-"""Text: the language's own functions, and cel-go's and Kubernetes' string libraries."""
+"""Functions on strings: CEL's standard functions, and the string libraries of cel-go and Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Finds errors in literals that type checking misses: mixed lists and maps, patterns, times and format strings."""
+"""Finds errors in literals that the type checker does not find.
+
+These are lists and maps with elements of different types, and invalid patterns, times and format strings.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _CLAUSES: dict[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def literal_faults(tree: Expr) -> list[Fault]:
-    """Returns all such errors of a typed tree."""
+    """Returns the errors in all literals of a typed tree."""
     faults: list[Fault] = []
     _visit(tree, faults, mixed=False)
     return faults
@@ -74,7 +77,7 @@ def _equivalent(a: Type, b: Type) -> bool:
 
 
 def _parsed(node: CallExpr, faults: list[Fault]) -> None:
-    """Returns the first argument, if it is a literal, of functions that parse it."""
+    """Adds an error if the function parses its first argument and this argument is an invalid literal."""
     parse = _PARSERS.get(node.function)
     first = node.args[0] if node.args else None
     if parse is None or not isinstance(first, Literal) or not isinstance(first.value, str):

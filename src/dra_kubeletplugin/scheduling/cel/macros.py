@@ -20,7 +20,7 @@ def _name(source: Source, node: Expr) -> str:
 
 
 def expand(source: Source, name: str, target: Expr | None, args: list[Expr], pos: int) -> Expr | None:
-    """Returns the comprehension for a macro call; None if it is not a macro."""
+    """Returns the comprehension for a macro call; None if the call is not a macro."""
     if target is None:
         if name == "has" and len(args) == 1:
             arg = args[0]

@@ -14,7 +14,7 @@ _INDEXES = {"_[_]", "_[?_]"}
 
 
 class Mention(NamedTuple):
-    """``kind`` is ``attributes`` or ``capacity``; ``name`` is empty if only the domain is named."""
+    """``kind`` is ``attributes`` or ``capacity``; ``name`` is empty if the selector names only the domain."""
 
     kind: str
     domain: str
@@ -44,7 +44,7 @@ def _within(node: Expr) -> Iterator[Mention]:
 
 
 def _domain(node: Expr) -> tuple[str, str] | None:
-    """``device.attributes["domain"]``."""
+    """Returns kind and domain for a node such as ``device.attributes["domain"]``; None for other nodes."""
     step = _step(node)
     if step is None or not isinstance(step[0], Select):
         return None
@@ -54,7 +54,7 @@ def _domain(node: Expr) -> tuple[str, str] | None:
 
 
 def _step(node: Expr) -> tuple[Expr, str] | None:
-    """Splits a field selection, an index with a constant key, or an ``in`` test into its operand and its name."""
+    """Splits a field selection, an index with a constant key, or an ``in`` test into its operand and its key."""
     if isinstance(node, Select):
         return node.operand, node.field
     if isinstance(node, CallExpr) and node.function in _INDEXES:

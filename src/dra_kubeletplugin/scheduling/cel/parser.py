@@ -93,12 +93,12 @@ class Parser:
         self.depth -= 1
         return node
 
-    def binary(self, least: int) -> Expr:
+    def binary(self, min_precedence: int) -> Expr:
         left = self.unary()
         while True:
             token = self.token
             rank = _PRECEDENCE.get(token.text, 0) if token.kind in {"op", "ident"} else 0
-            if rank < least:
+            if rank < min_precedence:
                 return left
             self.take()
             right = self.binary(rank + 1)

@@ -1,7 +1,7 @@
-"""Finds the parts of a selector that exclude a device, and the device's values there, to explain a mismatch to people.
+"""Finds the parts of a selector that exclude a device, and the device's values that these parts read, to explain a mismatch.
 
-The parts are the operands of the selector's outermost ``&&``. Each part is an expression over the device by itself, so its result
-is the same as within the whole.
+The parts are the operands of the selector's outermost ``&&``. Each part depends only on the device, so evaluated alone it has the
+same result as in the whole selector.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from .values import CelError, CompileError
 
 Path = tuple[str, ...]  # the keys from ``device`` to the value that is read
 _OPEN, _CLOSE = {"(", "[", "{"}, {")", "]", "}"}
-_SHOWN = 5  # entries of a map that are shown
-_MAPS = 2  # ``device.attributes`` and its value for a domain are maps
+_SHOWN = 5  # the number of entries of a map or list that a text contains
+_MAPS = 2  # a path of at most this length leads to a map: ``device.attributes``, or its map for one domain
 
 
 @dataclass(frozen=True)
 class SelectorPart:
-    """A part that is not true. ``error`` is empty if it is false; ``values`` are the values that it read, by name.
+    """A part of a selector that is not true for a device.
 
-    ``asks`` are expressions that would show in advance that the device lacks a value without which the part fails.
+    Attributes:
+        error: why the evaluation failed; empty if the part is false.
+        values: the values of the device that the part reads, each with its name.
+        guards: expressions to put before the part. Each tests that the device has a value that the part needs, such as
+            ``"memory" in device.capacity["gpu.example.com"]``. Without the value, evaluating the part fails.
     """
 
     expression: str
     error: str
     values: tuple[tuple[str, str], ...]
-    asks: tuple[str, ...] = ()
+    guards: tuple[str, ...] = ()
 
     @property
     def seen(self) -> str:
@@ -44,9 +48,9 @@ class SelectorPart:
 
 
 def unmet(expression: str, device: Device) -> list[SelectorPart]:
-    """Returns the parts that are false for ``device``; if none is, the parts that fail to evaluate. Empty if the device matches.
+    """Returns the parts that are false for ``device``; if no part is false, the parts whose evaluation fails.
 
-    Raises :class:`CompileError`.
+    Returns an empty list if the device matches. Raises :class:`CompileError`.
     """
     false, failed = [], []
     for selector, paths in _parts(expression):
@@ -55,7 +59,7 @@ def unmet(expression: str, device: Device) -> list[SelectorPart]:
                 false.append(SelectorPart(selector.expression, "", _values(paths, device)))
         except CelError as e:
             failed.append(
-                SelectorPart(selector.expression, str(e), _values(paths, device), tuple(_asks(paths, device, str(e))))
+                SelectorPart(selector.expression, str(e), _values(paths, device), tuple(_guards(paths, device, str(e))))
             )
     return false or failed
 
@@ -90,7 +94,7 @@ def _operands(expression: str) -> list[str]:
             continue
         depth += (token.text in _OPEN) - (token.text in _CLOSE)
         if depth == 0 and token.text in {"||", "?"}:
-            return [_text(expression, tokens)]  # it has lower precedence than &&
+            return [_text(expression, tokens)]  # || and ? have lower precedence than &&
         if depth == 0 and token.text == "&&":
             cuts.append(i)
     if not cuts:
@@ -154,14 +158,14 @@ def _values(paths: tuple[Path, ...], device: Device) -> tuple[tuple[str, str], .
     return tuple((_name(path), _value(path, device.value)) for path in paths)
 
 
-def _asks(paths: tuple[Path, ...], device: Device, error: str) -> Iterator[str]:
+def _guards(paths: tuple[Path, ...], device: Device, error: str) -> Iterator[str]:
     for kind, domain, name in dict.fromkeys(p[:3] for p in paths if len(p) > 2):
         if error == f"no such key: {name}" and _read((kind, domain, name), device.value) is None:
             yield f"{_shown(name)} in device.{kind}[{_shown(domain)}]"
 
 
 def _name(path: Path) -> str:
-    """Returns ``memory`` for ``device.capacity["gpu.example.com"].memory``; includes the domain if a map is read."""
+    """Returns ``memory`` for ``device.capacity["gpu.example.com"].memory``, and ``capacity of gpu.example.com`` for the whole map."""
     return path[-1] if len(path) != 2 else f"{path[0]} of {path[1]}"
 
 
@@ -171,7 +175,7 @@ def _value(path: Path, device: Any) -> str:
 
 
 def _read(path: Path, at: Any) -> Any:
-    """Returns the value at a path; None if there is none."""
+    """Returns the value at a path; None if the path does not exist."""
     for key in path:
         if not isinstance(at, Mapping) or key not in at:
             return None

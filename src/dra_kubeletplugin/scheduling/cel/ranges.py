@@ -1,4 +1,4 @@
-"""Minimum and maximum of a size or cost: sums and products saturate at 64 bits."""
+"""Ranges of sizes and costs, for estimates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WRAP = 2**64
 
 @dataclass(frozen=True)
 class Range:
-    """Minimum and maximum of a size or cost, saturating at 64 bits."""
+    """Minimum and maximum of a size or cost. Sums and products are capped at 2^64 - 1."""
 
     least: int
     most: int

@@ -11,7 +11,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def define(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function under its names."""
+    """Returns a decorator that registers a function under ``names``."""
 
     def register(f: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
@@ -26,7 +26,7 @@ def no_overload() -> CelError:
 
 
 def need(value: Any, *kinds: type) -> Any:
-    """Returns ``value`` if it has one of the kinds.
+    """Returns ``value`` if it has one of the types ``kinds``. A bool does not count as an int.
 
     Raises :class:`CelError` otherwise.
     """

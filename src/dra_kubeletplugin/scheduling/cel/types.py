@@ -1,7 +1,7 @@
 """Unifies types: checks assignability and binds the free type variables of an expression.
 
-It follows cel-go's checker: ``dyn`` and ``any`` unify with every type, and null with objects. Of two unified types the more general
-one is kept.
+It follows cel-go's checker: ``dyn`` and ``any`` unify with every type, and null unifies with objects. Of two unified types, the more
+general type is kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_dyn(t: Type) -> bool:
 
 
 def is_variable(t: Type) -> bool:
-    """A type variable: ``A`` in a declaration, ``@3`` once it is used."""
+    """Returns whether ``t`` is a type variable: ``A`` in a declaration, or ``@3`` as created by :class:`Unifier`."""
     return t.name[0] == "@" or (len(t.name) == 1 and t.name.isupper())
 
 
@@ -33,7 +33,7 @@ def _nullable(t: Type) -> bool:
 
 
 def replace(t: Type, names: dict[str, Type]) -> Type:
-    """``t`` with its variables renamed."""
+    """Returns ``t`` with the variables in ``names`` replaced."""
     if found := names.get(t.name):
         return found
     return Type(t.name, tuple(replace(p, names) for p in t.params)) if t.params else t
@@ -51,7 +51,7 @@ class Unifier:
         return Type(f"@{self._count}")
 
     def assignable(self, actual: list[Type], wanted: list[Type]) -> bool:
-        """Whether the types can be assigned to the ``wanted`` ones. Variables are bound only if they can."""
+        """Returns whether each type of ``actual`` can be assigned to its type in ``wanted``. Binds variables only if all can."""
         saved = dict(self._bound)
         if len(actual) == len(wanted) and all(self._assign(a, w) for a, w in zip(actual, wanted, strict=True)):
             return True
@@ -59,7 +59,7 @@ class Unifier:
         return False
 
     def substitute(self, t: Type, *, final: bool = False) -> Type:
-        """``t`` with its variables replaced; unbound ones become ``dyn`` if ``final``."""
+        """Returns ``t`` with bound variables replaced by their types. If ``final``, unbound variables become ``dyn``."""
         if found := self._bound.get(t.name):
             return self.substitute(found, final=final)
         if final and is_variable(t):
@@ -68,11 +68,11 @@ class Unifier:
 
     def _assign(self, a: Type, b: Type) -> bool:
         if is_variable(b):
-            valid, bound = self._stands_for(a, b)
+            valid, bound = self._bind(a, b)
             if valid or bound:
                 return valid
         if is_variable(a):
-            return self._stands_for(b, a)[0]
+            return self._bind(b, a)[0]
         if is_dyn(a) or is_dyn(b) or ERROR in (a, b):
             return True
         if a.name == "null_type":
@@ -87,8 +87,8 @@ class Unifier:
             and all(self._assign(x, y) for x, y in zip(a.params, b.params, strict=True))
         )
 
-    def _stands_for(self, t: Type, variable: Type) -> tuple[bool, bool]:
-        """Whether ``variable`` can be bound to ``t``, and whether it is bound already."""
+    def _bind(self, t: Type, variable: Type) -> tuple[bool, bool]:
+        """Binds ``variable`` to ``t`` if possible. Returns whether that is valid, and whether the variable was already bound."""
         if t == variable:
             return True, True
         if known := self._bound.get(variable.name):

@@ -1,4 +1,4 @@
-"""Parses URLs as Go's ``url.ParseRequestURI`` does: absolute, or a path from the root."""
+"""Parses URLs as Go's ``url.ParseRequestURI`` does. It accepts absolute URLs, and paths that begin with a slash."""
 
 from __future__ import annotations
 

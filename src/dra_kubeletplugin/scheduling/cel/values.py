@@ -16,7 +16,7 @@ from ...resourceapi.version import Version
 
 
 class CelError(Exception):
-    """Evaluation failed; the text is the same as in Kubernetes. ``cost`` is the cost until then."""
+    """Evaluation failed; the text is the same as in Kubernetes. ``cost`` is the cost up to the failure."""
 
     cost = 0
 
@@ -72,7 +72,7 @@ class Timestamp:
 
 @dataclass(frozen=True)
 class Type:
-    """A type: a name and, for lists, maps, optionals and types, parameters."""
+    """A type: its name and its parameters, which only lists, maps, optionals and types have."""
 
     name: str
     params: tuple[Type, ...] = ()
@@ -94,12 +94,12 @@ NONE = Optional(present=False)
 
 
 class DefaultMap(dict[str, Any]):
-    """A map in which a missing key means an empty map: so Kubernetes treats domains without attributes."""
+    """A map in which a missing key has an empty map as value, as in Kubernetes for domains without attributes."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A value of an object type of this package; expressions may select its fields."""
+    """A value of an object type that this package defines; expressions may select its fields."""
 
     fields: dict[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
 
@@ -116,7 +116,7 @@ class Url:
 
 @dataclass(frozen=True)
 class Format:
-    """A named format; it returns the errors of a text, empty if it is valid."""
+    """A named format. ``validate`` returns the errors of a text; empty if the text is valid."""
 
     name: str
     validate: Callable[[str], list[str]] = field(compare=False)
@@ -141,14 +141,14 @@ def is_number(v: Any) -> bool:
 
 
 def _number(a: Any, b: Any) -> tuple[Any, Any]:
-    """Converts a pair for comparison as the language does: if one is a double, both become doubles."""
+    """Converts two numbers for comparison as CEL does: if one is a double, both become doubles."""
     if isinstance(a, float) != isinstance(b, float):
         return float(a), float(b)
     return a, b
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two values are equal in the language: numbers compare by value across types, values of other types differ.
+    """Returns whether two values are equal in CEL. Numbers are compared by value across types; other values of different types differ.
 
     Raises :class:`CelError` if the left value is an object of Kubernetes and the right one has another type.
     """
@@ -181,7 +181,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two elements certainly differ; False for elements that cannot be compared."""
+    """Returns whether two elements are certainly different; False for elements that cannot be compared."""
     try:
         return not equal(a, b)
     except CelError:
@@ -189,7 +189,7 @@ def differ(a: Any, b: Any) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two elements are certainly equal; False for elements that cannot be compared."""
+    """Returns whether two elements are certainly equal; False for elements that cannot be compared."""
     try:
         return equal(a, b)
     except CelError:
@@ -222,7 +222,7 @@ class _Number:
 
 
 def less(a: Any, b: Any) -> bool:
-    """Compares two values by the language's order.
+    """Returns whether ``a`` comes before ``b`` in CEL's order.
 
     Raises :class:`CelError` for types without an order, and for NaN.
     """
@@ -316,7 +316,7 @@ def show_scalar(v: Any) -> str:
 
 
 def size_of(v: Any) -> int:
-    """Returns the size that cost uses: characters, bytes or elements; 1 for scalars."""
+    """Returns the size of a value for cost rules: its characters, bytes or elements; 1 for scalars."""
     if isinstance(v, (str, bytes, list, dict)):
         return len(v)
     if isinstance(v, (ipaddress.IPv4Interface, ipaddress.IPv6Interface)):

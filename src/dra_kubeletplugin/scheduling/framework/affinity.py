@@ -88,9 +88,7 @@ class PodAffinity:
 
 
 def preference(pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLabels) -> Counter[Place]:
-    """Returns the score of each place: the new pod's preferences about placed pods, plus the placed pods' preferences
-    about it.
-    """
+    """Returns the score of each place: the preferences of the new pod for placed pods, and of placed pods for the new pod."""
     gains: Counter[Place] = Counter()
     preferences = [
         (

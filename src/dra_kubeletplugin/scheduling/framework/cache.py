@@ -20,7 +20,7 @@ JSON = dict[str, Any]
 
 
 class Cache:
-    """The cache. Each method that takes a changed object returns the resulting changes for waiting pods."""
+    """The cache. A method that takes a changed object returns the cluster changes that may help waiting pods."""
 
     def __init__(self) -> None:
         self.claims = ClaimCache()
@@ -34,7 +34,7 @@ class Cache:
         self._nominated: dict[str, tuple[str, PodInfo]] = {}  # pod UID → its nominated node
 
     def devices(self) -> DeviceSnapshot:
-        """Returns what an allocation reads, as it is now."""
+        """Returns the present input of an allocation."""
         return DeviceSnapshot(self.slices.slices, self.classes, self.claims.use)
 
     # --- nodes ----------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Cache:
             self._orphaned.setdefault(name, {})[pod.uid] = pod
 
     def displace(self, uid: str) -> bool:
-        """Records that the pod is on no node any more. Returns whether it was on one."""
+        """Records that the pod is no longer on a node. Returns whether it was on a node."""
         name = self._placed.pop(uid, None)
         if name is None:
             return False
@@ -81,7 +81,7 @@ class Cache:
         return True
 
     def has_another_of(self, pod: PodInfo) -> bool:
-        """Returns whether another pod of its PodGroup is on a node, or will be."""
+        """Returns whether another pod of ``pod``'s PodGroup is on a node, or will be."""
         nodes = (*(n.pods for n in self._nodes.values()), *self._orphaned.values())
         own_group = (pod.namespace, pod.group)
         return any((p.namespace, p.group) == own_group and p.uid != pod.uid for pods in nodes for p in pods.values())
@@ -96,7 +96,7 @@ class Cache:
         else:
             self._nominated.pop(pod.uid, None)
 
-    # --- the rest -------------------------------------------------------------------------------
+    # --- other objects --------------------------------------------------------------------------
 
     def namespace_changed(self, obj: JSON, *, gone: bool) -> list[ClusterChange]:
         name, labels = str(obj["metadata"]["name"]), dict(obj["metadata"].get("labels") or {})

@@ -1,6 +1,6 @@
-"""The scheduler's cache of claims: as watched, as written but not watched yet, and as being allocated.
+"""The scheduler's cache of claims: from the watch, as written but not in the watch yet, and with pending allocations.
 
-It derives which devices are in use. The use of each pool is an immutable object. A cycle in another thread can
+From the claims it computes which devices are in use. The use of each pool is an immutable object. A cycle in another thread can
 therefore read it, and a cached result for a node stays valid while the object is the same.
 """
 
@@ -17,15 +17,13 @@ from ..allocator.search import plus
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-EXTENDED = (
-    # annotation of a claim that the scheduler creates for extended resources
-    "resource.kubernetes.io/extended-resource-claim"
-)
+# The annotation of a claim that the scheduler creates for extended resources.
+EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceUse:
-    """What is in use of one pool: whole devices, and the consumed capacity of shared devices."""
+    """The use of one pool: the devices that are held as a whole, and the consumed capacity of shared devices."""
 
     devices: frozenset[DeviceId] = frozenset()
     shares: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
@@ -60,7 +58,7 @@ class ClaimCache:
         """Returns whether a claim has an allocation that is not written yet."""
         return uid in self._pending
 
-    # --- what changes ---------------------------------------------------------------------------
+    # --- updates --------------------------------------------------------------------------------
 
     def observe(self, claim: JSON) -> None:
         """Records a claim from the watch."""
@@ -177,7 +175,7 @@ def taken_by(results: Iterable[JSON]) -> DeviceUse:
     shares: dict[DeviceId, dict[str, Quantity]] = {}
     for result in results:
         if result.get("adminAccess"):
-            continue  # admin access holds nothing
+            continue  # admin access does not hold the device
         device = DeviceId(result["driver"], result["pool"], result["device"])
         if result.get("shareID"):
             used = shares.setdefault(device, {})

@@ -36,11 +36,11 @@ class Cycle:
         self._before_fit = filters.before_fit(pod)
 
     def feasible(self, enough: int | None = None) -> list[NodeInfo]:
-        """Returns the nominated node if it fits, else the nodes that fit.
+        """Returns the pod's nominated node if it accepts the pod, else all nodes that accept the pod.
 
         Args:
-            enough: the number of nodes at which the search stops; by default as in Kubernetes, a share of a large
-                cluster.
+            enough: the search stops after this number of nodes. The default is Kubernetes' rule: all nodes, or a share
+                of them in a large cluster.
 
         Raises :class:`SchedulerError`.
         """
@@ -63,13 +63,14 @@ class Cycle:
         return found
 
     def rejects_changed(self, node: NodeInfo) -> Rejection | None:
-        """Returns the rejection by a changed version of a node, e.g. without some of its pods."""
+        """Returns why a changed version of a node rejects the pod, e.g. the node without some of its pods."""
         nodes = [node if n.name == node.name else n for n in self.snapshot.nodes]
         return self._rejects(node, PodAffinity(self.pod, nodes, self.snapshot.namespaces), Spread(self.pod, nodes))
 
     def _rejects(self, node: NodeInfo, affinity: PodAffinity, spread: Spread) -> Rejection | None:
-        """Checks a node with the pods nominated to it, which have precedence, and without them, because they may never
-        arrive.
+        """Checks a node twice: with the pods nominated to it, and without them.
+
+        Nominated pods of higher or equal priority have precedence, but they may never arrive.
         """
         before = [
             p

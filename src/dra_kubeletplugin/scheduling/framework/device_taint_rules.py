@@ -1,6 +1,4 @@
-"""DeviceTaintRules (KEP-5055): applies taints that an administrator puts on devices of any driver, as if the slices had
-them.
-"""
+"""DeviceTaintRules (KEP-5055): adds taints of an administrator to devices of any driver, as if the slices contained them."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ def taints_of(rules: Iterable[JSON], driver: str, pool: str, device: str) -> lis
 
 
 def _selects(selector: JSON | None, driver: str, pool: str, device: str) -> bool:
-    """Returns whether a selector matches a device. No selector matches none, an empty selector matches all."""
+    """Returns whether a selector matches a device. A missing selector matches no device, an empty selector every device."""
     if selector is None:
         return False
     return all(

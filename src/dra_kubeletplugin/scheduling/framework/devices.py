@@ -30,7 +30,7 @@ def rejected(reason: str) -> Rejection:
 
 
 class MissingClaim(Exception):
-    """A claim of a pod does not exist or belongs to another pod. The pod is not scheduled."""
+    """A claim of a pod does not exist, is being deleted or belongs to another pod. The pod is not scheduled."""
 
 
 def claims_of(pod: PodInfo, store: ClaimCache) -> list[JSON]:
@@ -49,7 +49,7 @@ def _entries(pod: PodInfo, store: ClaimCache) -> list[tuple[JSON, JSON]]:
                 raise MissingClaim(f'pod "{pod.key}": ResourceClaim not created yet')
             generated = made[entry["name"]].get("resourceClaimName")
             if not generated:
-                continue  # the pod needs none
+                continue  # the pod needs no claim for this entry
         claim = store.get(pod.namespace, name or generated)
         if claim is None:
             raise MissingClaim(f'resourceclaim.resource.k8s.io "{name or generated}" not found')
@@ -64,11 +64,11 @@ def _entries(pod: PodInfo, store: ClaimCache) -> list[tuple[JSON, JSON]]:
 
 @dataclass(frozen=True)
 class NodeAllocation:
-    """The allocation that a node offers for the unallocated claims, in their order."""
+    """The possible allocation of a pod's unallocated claims on one node."""
 
     indices: list[int]  # of the claims
     results: list[JSON]
-    extended: JSON | None  # the draft with the requests of this node
+    extended: JSON | None  # the draft of the claim for extended resources, with the requests for this node
     mappings: list[JSON]
 
 
@@ -77,8 +77,8 @@ class PodClaims:
     """The claims of a pod. The claim for its extended resources is last.
 
     Args:
-        unusable: indices of allocated claims that some node could not use.
-        consumers: the reservation entry for each claim, in the same order: the pod, or its PodGroup.
+        unusable: indices of allocated claims that cannot be used on at least one node.
+        consumers: the entry of ``reservedFor`` for each claim, in the same order: the pod, or its PodGroup.
     """
 
     claims: list[JSON] = field(default_factory=list)
@@ -95,7 +95,7 @@ class PodClaims:
 
     @cached_property
     def _open(self) -> list[int]:
-        """The indices of claims of the pod's user that are not allocated yet."""
+        """The indices of the claims that are not allocated yet, without the claim for extended resources."""
         return [i for i, c in enumerate(self.claims) if not is_allocated(c) and not self.is_extended(i)]
 
     @cached_property
@@ -112,7 +112,7 @@ class PodClaims:
     # --- filter ---------------------------------------------------------------------------------
 
     def rejects(self, pod: PodInfo, node: NodeInfo, allocations: NodeAllocator) -> Rejection | None:
-        """Returns why the node is rejected, or None. May take long, so callers run it in a thread.
+        """Returns why the node is rejected, or None. This may take long, so callers run it in a thread.
 
         Raises :class:`SchedulerError` if the claims cannot be allocated on any node.
         """
@@ -127,7 +127,7 @@ class PodClaims:
             if missing:
                 filled, mappings = extended.for_node(self.extended, pod, missing)
             elif len(self.claims) == 1:
-                return None  # device plugins of the node provide all of it
+                return None  # the node's device plugins provide all extended resources of the pod
         unusable = [i for i in self._allocated if not self._usable(self.claims[i], node)]
         wanted, claims, keys = self._open, self._open_claims, self._keys
         if filled is not None:
@@ -157,7 +157,7 @@ class PodClaims:
         return state_of(claim, self.timeout).readiness not in {Readiness.FAILED, Readiness.TIMED_OUT}
 
     @property
-    def lists(self) -> bool:
+    def has_alternatives(self) -> bool:
         """Whether any request has alternatives."""
         return any(
             r.get("firstAvailable") for c in self.claims for r in (c["spec"].get("devices") or {}).get("requests") or []
@@ -188,11 +188,10 @@ def read(
     binding_timeout: float,
     group: JSON | None = None,
 ) -> PodClaims | Rejection:
-    """Returns the pod's claims, or the reason why they make every node unsuitable.
+    """Returns the pod's claims, or why they prevent the pod from running on any node.
 
     Args:
-        explicit: extended resource name → class; None if no class provides extended resources (gate
-            DRAExtendedResource is off).
+        explicit: extended resource name → class; None if the gate DRAExtendedResource is off.
         binding_timeout: in seconds.
         group: the pod's PodGroup, if claims can be reserved for it (gate DRAWorkloadResourceClaims).
     """

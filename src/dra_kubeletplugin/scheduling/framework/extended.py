@@ -18,9 +18,9 @@ DRAFT = "<extended-resources>"  # an invalid name, so no real claim has it
 
 
 def class_names(classes: Iterable[JSON]) -> dict[str, str]:
-    """Returns explicit extended resource name → class.
+    """Returns the class of each extended resource that a class names explicitly, by the resource's name.
 
-    Of several classes with one name the newest is used, then the first by name.
+    If several classes name one resource, the newest class is used; of equally old classes, the first by name.
     """
     best: dict[str, tuple[str, str]] = {}
     for found in sorted(classes, key=lambda c: str(c["metadata"]["name"]), reverse=True):
@@ -48,7 +48,7 @@ def wanted(pod: PodInfo, explicit: Mapping[str, str], classes: Collection[str]) 
 
 
 def draft(pod: PodInfo) -> JSON:
-    """Returns the claim of a pod before its creation, without requests."""
+    """Returns the draft of the claim for a pod's extended resources, without requests."""
     owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": True}
     meta = {
         "name": DRAFT,
@@ -80,7 +80,7 @@ def for_node(claim: JSON, pod: PodInfo, by_class: Mapping[str, str]) -> tuple[JS
 def requests_of(pod: PodInfo, by_class: Mapping[str, str]) -> tuple[list[JSON], list[JSON]]:
     """Returns one request per container and resource, and the mappings.
 
-    An init container that ends reuses devices of later containers.
+    An init container that ends uses devices of later containers, because these start after its end.
     """
     inits = pod.spec.get("initContainers") or []
     containers = [*inits, *pod.spec["containers"]]

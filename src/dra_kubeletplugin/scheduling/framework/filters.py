@@ -1,4 +1,4 @@
-"""The node filters that do not depend on devices or other pods, one function per plugin, in Kubernetes' order."""
+"""The filters that need only the pod and one node with its pods: one function per plugin, in Kubernetes' order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .status import Plugin, Rejection
 
 JSON = Mapping[str, Any]
 UNSCHEDULABLE_TAINT = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-_KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+_BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 
 
 def unschedulable(pod: PodInfo, node: NodeInfo) -> Rejection | None:
@@ -24,7 +24,7 @@ def unschedulable(pod: PodInfo, node: NodeInfo) -> Rejection | None:
 
 def taints(pod: PodInfo, node: NodeInfo) -> Rejection | None:
     for taint in node.taints:
-        if taint["effect"] in _KEEPS_AWAY and not any(tolerates(t, taint) for t in pod.tolerations):
+        if taint["effect"] in _BLOCKING_EFFECTS and not any(tolerates(t, taint) for t in pod.tolerations):
             return Rejection.of(Plugin.TAINTS, "node(s) had untolerated taint(s)")
     return None
 

@@ -1,7 +1,7 @@
 """Allocates devices for a pod's claims node by node, within the time limit of Kubernetes' Filter.
 
-Results are cached per node and reused for the next pod with the same requests. A result is valid while the node's
-pools and their use are the same objects. So only changed nodes are searched again.
+Results are cached per node and reused for the next pod with the same requests. A result is valid until the node's
+pools or the use of their devices change. So only changed nodes are searched again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .node_info import NodeInfo
 from .slice_cache import PoolCache, Slices
 
 JSON = dict[str, Any]
-Allocated = list[JSON] | None  # one AllocationResult per claim; None if they do not fit
+Allocated = list[JSON] | None  # one AllocationResult per claim; None if the claims do not fit
 _MAX_CACHED = 64  # cached sets of requests
 _PARALLEL_NODES = 16  # nodes that Kubernetes filters in parallel, which limits the total time
 Fingerprints = tuple[bytes, ...]
@@ -38,7 +38,7 @@ def fingerprint(claim: JSON) -> bytes:
 
 
 class AllocationSlow(Exception):
-    """The search exceeded the caller's patience. Results found so far stay cached for the next call."""
+    """The search took longer than ``slow_after``. Results found so far stay cached for the next call."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class AllocationMemory:
 
 @dataclass(frozen=True, eq=False)
 class DeviceSnapshot:
-    """What an allocation reads, at one moment: the slices, the DeviceClasses by name, and the use of each pool's devices."""
+    """The input of an allocation at one moment: the slices, the DeviceClasses by name, and the use of each pool's devices."""
 
     slices: Slices
     classes: Mapping[str, JSON]
@@ -163,7 +163,7 @@ class NodeAllocator:
             self._devices.classes, in_use, shares, lambda: str(uuid4()), limit, fractions=fractions
         )
         if self._cancelled:
-            self._state.cancelled = True  # cancelled before the state existed
+            self._state.cancelled = True  # cancel() was called before the state existed
         search = Search(self._state, pools, claims)
         if not search.run():
             return None

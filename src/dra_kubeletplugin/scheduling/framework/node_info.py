@@ -22,7 +22,7 @@ class NodeInfo:
     unschedulable: bool
     pods: Mapping[str, PodInfo]  # by UID
     requested: Mapping[str, int]
-    compared: tuple[int, int]
+    compared: tuple[int, int]  # requested millicores and bytes, for comparing nodes
 
     @cached_property
     def ports(self) -> frozenset[Port]:
@@ -68,7 +68,7 @@ class NodeInfo:
         return replace(self, pods=pods, requested=requested, compared=compared)
 
     def as_node(self, node: JSON) -> NodeInfo:
-        """Returns a changed node object with the same pods."""
+        """Returns the changed object ``node`` as a NodeInfo with the pods of this one."""
         changed = read(node)
         return replace(changed, pods=self.pods, requested=self.requested, compared=self.compared)
 

@@ -1,6 +1,6 @@
-"""PodGroups: decides which claims their pods share, and for whom a claim is created and reserved.
+"""PodGroups: decides which claims their pods share, and for which pod or group a claim is created and reserved.
 
-A claim belongs to the group if an entry in the pod's ``resourceClaims`` equals one of the group's in all fields.
+A claim belongs to the group if its entry in the pod's ``resourceClaims`` equals an entry of the group in all fields.
 Source: KEP-5729; k8s.io/dynamic-resource-allocation/resourceclaim.
 """
 
@@ -15,12 +15,12 @@ _FIELDS = ("name", "resourceClaimName", "resourceClaimTemplateName")
 
 
 def name_of(pod: Mapping[str, Any]) -> str:
-    """The name of the pod's PodGroup in its namespace, or ""."""
+    """Returns the name of the pod's PodGroup, which is in the pod's namespace, or ""."""
     return str((pod["spec"].get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
 def key_of(pod: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The pod's PodGroup as index keys (namespace, name); empty without a group."""
+    """Returns the pod's PodGroup as index keys (namespace, name); empty without a group."""
     name = name_of(pod)
     return ((pod["metadata"]["namespace"], name),) if name else ()
 
@@ -32,13 +32,13 @@ def shares(group: Mapping[str, Any] | None, entry: Mapping[str, Any]) -> bool:
 
 
 def pod_reference(pod: Mapping[str, Any]) -> JSON:
-    """The entry of ``reservedFor`` for a pod."""
+    """Returns the entry of ``reservedFor`` for a pod."""
     meta = pod["metadata"]
     return {"resource": "pods", "name": meta["name"], "uid": meta["uid"]}
 
 
 def group_reference(group: Mapping[str, Any]) -> JSON:
-    """The entry of ``reservedFor`` for a PodGroup."""
+    """Returns the entry of ``reservedFor`` for a PodGroup."""
     meta = group["metadata"]
     return {"apiGroup": GROUP, "resource": RESOURCE, "name": meta["name"], "uid": meta["uid"]}
 

@@ -14,8 +14,8 @@ from . import pod_groups
 JSON = dict[str, Any]
 DEFAULT_SCHEDULER = "default-scheduler"
 CPU, MEMORY, PODS, EPHEMERAL = "cpu", "memory", "pods", "ephemeral-storage"
-_LEAST_CPU = 100  # millicores assumed for a container without a request, when nodes are compared
-_LEAST_MEMORY = 200 * 1024 * 1024
+_DEFAULT_CPU = 100  # millicores assumed for a container without a request, when nodes are compared
+_DEFAULT_MEMORY = 200 * 1024 * 1024
 _NATIVE = "kubernetes.io/"
 ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - the host address of a port that uses all addresses
 Port = tuple[str, str, int]  # protocol, host address, port
@@ -82,12 +82,12 @@ class PodInfo:
         return bool(self.spec.get("affinity"))
 
     def affinity(self, kind: str) -> JSON:
-        """``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty if not set."""
+        """Returns the pod's ``nodeAffinity``, ``podAffinity`` or ``podAntiAffinity``; empty if it is not set."""
         found: JSON = (self.spec.get("affinity") or {}).get(kind) or {}
         return found
 
     def terms(self, kind: str) -> list[JSON]:
-        """Required terms of ``podAffinity`` or ``podAntiAffinity``."""
+        """Returns the required terms of ``podAffinity`` or ``podAntiAffinity``."""
         found: list[JSON] = self.affinity(kind).get("requiredDuringSchedulingIgnoredDuringExecution") or []
         return found
 
@@ -97,11 +97,11 @@ def read(pod: JSON) -> PodInfo:
     meta, spec = pod["metadata"], pod["spec"]
     requests = pod_requests(spec)
     containers = [*spec["containers"], *_sidecars(spec)]
-    cpu = requests.get(CPU, 0) or _LEAST_CPU * len(containers)
-    memory = requests.get(MEMORY, 0) or _LEAST_MEMORY * len(containers)
+    cpu = requests.get(CPU, 0) or _DEFAULT_CPU * len(containers)
+    memory = requests.get(MEMORY, 0) or _DEFAULT_MEMORY * len(containers)
     if requests.get(CPU) or requests.get(MEMORY):
-        cpu = _compared(spec, CPU, _LEAST_CPU, requests.get(CPU, 0))
-        memory = _compared(spec, MEMORY, _LEAST_MEMORY, requests.get(MEMORY, 0))
+        cpu = _compared(spec, CPU, _DEFAULT_CPU, requests.get(CPU, 0))
+        memory = _compared(spec, MEMORY, _DEFAULT_MEMORY, requests.get(MEMORY, 0))
     return PodInfo(
         pod,
         str(meta["uid"]),
@@ -118,11 +118,11 @@ def read(pod: JSON) -> PodInfo:
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the resources that a pod needs on a node: the sum of its containers, or the peak of its init containers if
-    higher, plus overhead.
+    """Returns the resources that a pod needs on a node.
 
-    An init container with restartPolicy Always keeps running, so it counts with the containers and with later init
-    containers.
+    They are the sum of its containers, or the peak of its init containers if that is higher, plus the overhead. Resources
+    of the pod itself replace that sum. An init container with restartPolicy Always keeps running, so it is added to the
+    containers and to later init containers.
     """
     total: dict[str, int] = {}
     for container in spec["containers"]:
@@ -134,12 +134,12 @@ def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
         if container.get("restartPolicy") == "Always":
             _add(running, wanted)
             _add(total, wanted)
-            _most(peak, running)
+            _raise_to(peak, running)
         else:
             at_once = dict(running)
             _add(at_once, wanted)
-            _most(peak, at_once)
-    _most(total, peak)
+            _raise_to(peak, at_once)
+    _raise_to(total, peak)
     of_pod = spec.get("resources") or {}
     for name, amount in {**(of_pod.get("limits") or {}), **(of_pod.get("requests") or {})}.items():
         total[name] = amount_of(name, amount)
@@ -166,12 +166,12 @@ def is_extended(name: str) -> bool:
     return name.startswith(IMPLICIT) or _NATIVE not in name
 
 
-IMPLICIT = "deviceclass.resource.kubernetes.io/"  # with this prefix, each DeviceClass's name is an extended resource
+IMPLICIT = "deviceclass.resource.kubernetes.io/"  # this prefix and a DeviceClass's name are an extended resource
 
 
-def _compared(spec: Mapping[str, Any], name: str, least: int, requested: int) -> int:
+def _compared(spec: Mapping[str, Any], name: str, default: int, requested: int) -> int:
     missing = sum(1 for c in [*spec["containers"], *_sidecars(spec)] if not container_requests(c).get(name))
-    return requested + missing * least
+    return requested + missing * default
 
 
 def _sidecars(spec: Mapping[str, Any]) -> list[JSON]:
@@ -191,6 +191,6 @@ def _add(total: dict[str, int], more: Mapping[str, int]) -> None:
         total[name] = total.get(name, 0) + amount
 
 
-def _most(total: dict[str, int], other: Mapping[str, int]) -> None:
+def _raise_to(total: dict[str, int], other: Mapping[str, int]) -> None:
     for name, amount in other.items():
         total[name] = max(total.get(name, 0), amount)

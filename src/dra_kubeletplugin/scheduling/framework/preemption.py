@@ -1,6 +1,6 @@
 """Preemption: finds pods of lower priority whose eviction lets a pod fit.
 
-As in Kubernetes 1.36, it does not free devices.
+As in Kubernetes 1.36, preemption does not free devices.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def preempt(cycle: Cycle) -> Victims | str:
 
 
 def not_helpful(nodes: int) -> str:
-    """The text for a pod that was rejected before any node was checked."""
+    """Returns the text for the event of a pod that was rejected before any node was checked."""
     diagnosis = NodeDiagnosis(nodes, {str(i): _NOT_HELPFUL for i in range(nodes)})
     return f"preemption: {diagnosis}"
 
@@ -66,7 +66,7 @@ def _not_eligible(cycle: Cycle) -> str:
 def _victims_on(cycle: Cycle, node: NodeInfo) -> Victims | Rejection:
     """Removes all pods of lower priority, then puts back each that still fits, highest priority first.
 
-    The rest are the victims.
+    The remaining pods are the victims.
     """
     lower = [p for p in node.pods.values() if p.priority < cycle.pod.priority]
     if not lower:
@@ -87,8 +87,10 @@ def _victims_on(cycle: Cycle, node: NodeInfo) -> Victims | Rejection:
 
 
 def _cost(victims: Victims, pod: PodInfo) -> tuple[int, int, int, tuple[int, ...], str]:
-    """The sort key of victims, lowest first: highest priority among them, sum of priorities, number of pods, latest
-    start.
+    """Returns a sort key; the victims with the lowest key are evicted.
+
+    It contains the highest priority, the sum of the priorities, the number of pods, and the creation time of the oldest
+    pod with the highest priority. A later time sorts first.
     """
     pods = victims.pods
     highest = max((p.priority for p in pods), default=-(2**31))

@@ -1,4 +1,4 @@
-"""Cluster changes, and which waiting pods each may help: Kubernetes' queueing hints.
+"""Cluster changes, and the waiting pods that each change may help: Kubernetes' queueing hints.
 
 A rejected pod is retried only after a change that its rejecting plugins depend on. For example, the deletion of a
 slice or a kubelet's heartbeat helps no pod.
@@ -22,7 +22,7 @@ JSON = dict[str, Any]
 class ChangeKind(Enum):
     NODE_ADDED = auto()
     NODE_LABELS = auto()
-    NODE_TAINTS = auto()  # or of spec.unschedulable
+    NODE_TAINTS = auto()  # or spec.unschedulable
     NODE_RESOURCES = auto()
     POD_ADDED = auto()  # to a node
     POD_LABELS = auto()  # of a pod on a node
@@ -81,9 +81,9 @@ def helps(change: ClusterChange, uid: str, rejectors: Iterable[Plugin], uses: Ca
     """Returns whether a change may help a pod.
 
     Args:
-        uid: the pod's.
+        uid: the UID of the pod.
         rejectors: the plugins that rejected the pod.
-        uses: returns whether the pod uses the claim with this UID, and all its claims exist.
+        uses: returns whether the pod uses the claim with this UID and all claims of the pod exist.
     """
     for plugin in rejectors:
         if change.kind not in _HELPS[plugin]:
@@ -141,7 +141,7 @@ _OWN_STATUS = ("resourceClaimStatuses",)
 def of_waiting_pod(before: PodInfo, after: PodInfo) -> list[ClusterChange]:
     """Returns the changes of a pod without a node.
 
-    Most of its status is written by the scheduler itself and does not count.
+    Of the pod's status only ``resourceClaimStatuses`` counts, because the scheduler itself writes other fields.
     """
     changed = before.spec != after.spec or before.labels != after.labels
     old, new = before.pod.get("status") or {}, after.pod.get("status") or {}

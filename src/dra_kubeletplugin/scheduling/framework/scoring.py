@@ -1,6 +1,7 @@
-"""Selects the best of several nodes: the scores of Kubernetes' default profile, with their weights.
+"""Selects the best of several nodes, with the scores and weights of Kubernetes' default profile.
 
-Ignored: images, which are the same on all nodes of a local cluster, and soft topology spread constraints.
+Two scores are left out: soft topology spread constraints, and images, which are the same on all nodes of a local
+cluster.
 """
 
 from __future__ import annotations
@@ -13,26 +14,26 @@ from .affinity import NamespaceLabels, preference
 from .node_info import NodeInfo
 from .pod_info import CPU, MEMORY, PodInfo
 
-MOST = 100
+MAX_SCORE = 100
 _COMPARED = (CPU, MEMORY)
 
 
 def best(
     pod: PodInfo,
     nodes: Sequence[NodeInfo],
-    everywhere: Sequence[NodeInfo],
+    all_nodes: Sequence[NodeInfo],
     namespaces: NamespaceLabels,
     of_devices: Callable[[str], int],
     *,
-    lists: bool,
+    has_alternatives: bool,
 ) -> NodeInfo:
-    """Returns the node with the highest score. Ties: the node with more free cpu, then the first by name.
+    """Returns the node with the highest score. Of equal nodes, it is the node with more free cpu, then the first by name.
 
     Args:
         nodes: the feasible nodes.
-        everywhere: all nodes of the cluster.
+        all_nodes: all nodes of the cluster.
         of_devices: the device score of a node, by its name.
-        lists: whether the pod's claims have alternatives; otherwise ``of_devices`` is not called.
+        has_alternatives: whether the pod's claims have alternatives; otherwise ``of_devices`` is not called.
     """
     if len(nodes) == 1:
         return nodes[0]
@@ -42,9 +43,9 @@ def best(
         _weigh(totals, 3, _scaled({n.name: _unwanted(pod, n) for n in nodes}, reverse=True))
     if pod.has_affinity:
         _weigh(totals, 2, _scaled({n.name: _node_preference(pod, n) for n in nodes}))
-    if pod.has_affinity or any(n.pods_with_affinity for n in everywhere):
-        _weigh(totals, 2, _near(pod, nodes, everywhere, namespaces))
-    if lists:
+    if pod.has_affinity or any(n.pods_with_affinity for n in all_nodes):
+        _weigh(totals, 2, _near(pod, nodes, all_nodes, namespaces))
+    if has_alternatives:
         _weigh(totals, 2, _scaled({n.name: of_devices(n.name) for n in nodes}))
     return min(nodes, key=lambda n: (-totals[n.name], -_free(n), n.name))
 
@@ -64,11 +65,11 @@ def _weigh(totals: dict[str, int], weight: int, scores: Mapping[str, int]) -> No
 
 
 def _scaled(scores: Mapping[str, int], *, reverse: bool = False) -> dict[str, int]:
-    most = max(scores.values())
-    if not most:
-        return dict.fromkeys(scores, MOST if reverse else 0)
-    scaled = {name: score * MOST // most for name, score in scores.items()}
-    return {name: MOST - score for name, score in scaled.items()} if reverse else scaled
+    highest = max(scores.values())
+    if not highest:
+        return dict.fromkeys(scores, MAX_SCORE if reverse else 0)
+    scaled = {name: score * MAX_SCORE // highest for name, score in scores.items()}
+    return {name: MAX_SCORE - score for name, score in scaled.items()} if reverse else scaled
 
 
 def least_allocated(pod: PodInfo, node: NodeInfo) -> int:
@@ -77,7 +78,7 @@ def least_allocated(pod: PodInfo, node: NodeInfo) -> int:
         has = node.allocatable.get(name, 0)
         if has:
             wanted = node.compared[i] + pod.compared[i]
-            scores.append((has - wanted) * MOST // has if wanted <= has else 0)
+            scores.append((has - wanted) * MAX_SCORE // has if wanted <= has else 0)
     return sum(scores) // len(scores) if scores else 0
 
 
@@ -87,7 +88,7 @@ def balanced(pod: PodInfo, node: NodeInfo) -> int:
         if has := node.allocatable.get(name, 0):
             parts.append(min((node.requested.get(name, 0) + pod.requests.get(name, 0)) / has, 1.0))
     spread = abs(parts[0] - parts[1]) / 2 if len(parts) == len(_COMPARED) else 0.0
-    return int((1 - spread) * MOST)
+    return int((1 - spread) * MAX_SCORE)
 
 
 def _free(node: NodeInfo) -> int:
@@ -110,9 +111,9 @@ def _node_preference(pod: PodInfo, node: NodeInfo) -> int:
 
 
 def _near(
-    pod: PodInfo, nodes: Sequence[NodeInfo], everywhere: Sequence[NodeInfo], namespaces: NamespaceLabels
+    pod: PodInfo, nodes: Sequence[NodeInfo], all_nodes: Sequence[NodeInfo], namespaces: NamespaceLabels
 ) -> dict[str, int]:
-    gains = preference(pod, everywhere, namespaces)
+    gains = preference(pod, all_nodes, namespaces)
     scores = {n.name: sum(gains.get(place, 0) for place in n.labels.items()) for n in nodes}
     low, high = min(scores.values()), max(scores.values())
-    return {name: (score - low) * MOST // (high - low) if high > low else 0 for name, score in scores.items()}
+    return {name: (score - low) * MAX_SCORE // (high - low) if high > low else 0 for name, score in scores.items()}

@@ -1,5 +1,6 @@
-"""The scheduler's cache of ResourceSlices, indexed by node, and of each node's pools, which is kept until a slice
-changes.
+"""Two caches of the scheduler: ResourceSlices, indexed by node, and the pools of each node.
+
+A node's pools stay cached until one of their slices or the node's labels change.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class PoolCache:
             return slices.by_pool.get(key, ())
 
         found = gather([*local, *slices.wide], node.node, slices_of_pool)
-        # Slices with counters are in every node's list. A valid pool without candidates here belongs to other nodes.
+        # Slices with counters are read for every node, so a valid pool without candidates belongs to other nodes.
         pools = [p for p in found if p.candidates or p.invalid or p.incomplete]
         self._known[node.name] = _CachedPools(
             node.labels, local, slices.wide, slices if other_nodes_read else None, pools

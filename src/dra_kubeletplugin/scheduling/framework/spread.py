@@ -13,7 +13,7 @@ from .pod_info import PodInfo
 from .status import Plugin, Rejection
 
 JSON = Mapping[str, Any]
-_UNEVEN = "node(s) didn't match pod topology spread constraints"
+_REASON = "node(s) didn't match pod topology spread constraints"
 KNOWN = {
     "maxSkew",
     "minDomains",
@@ -32,11 +32,11 @@ class _Constraint:
     skew: int
     domains: int
     selector: JSON | None
-    itself: int
-    counts: dict[str, int] = field(default_factory=dict)
+    self_match: int  # 1 if the selector matches the new pod, else 0
+    counts: dict[str, int] = field(default_factory=dict)  # value of the topology key → number of matching pods
 
     @property
-    def least(self) -> int:
+    def min_count(self) -> int:
         return 0 if len(self.counts) < self.domains or not self.counts else min(self.counts.values())
 
 
@@ -69,17 +69,17 @@ class Spread:
         for c in self._constraints:
             value = node.labels.get(c.key)
             if value is None:
-                return Rejection.of(Plugin.SPREAD, f"{_UNEVEN} (missing required label)")
-            if c.counts.get(value, 0) + c.itself - c.least > c.skew:
-                return Rejection.of(Plugin.SPREAD, _UNEVEN, resolvable=True)
+                return Rejection.of(Plugin.SPREAD, f"{_REASON} (missing required label)")
+            if c.counts.get(value, 0) + c.self_match - c.min_count > c.skew:
+                return Rejection.of(Plugin.SPREAD, _REASON, resolvable=True)
         return None
 
 
 def _constraint(spec: JSON, pod: PodInfo) -> _Constraint:
     selector = with_keys(spec.get("labelSelector"), pod.labels, spec.get("matchLabelKeys") or [], [])
-    itself = int(selected(pod.labels, selector))
+    self_match = int(selected(pod.labels, selector))
     return _Constraint(
-        str(spec["topologyKey"]), int(spec["maxSkew"]), int(spec.get("minDomains") or 1), selector, itself
+        str(spec["topologyKey"]), int(spec["maxSkew"]), int(spec.get("minDomains") or 1), selector, self_match
     )
 
 

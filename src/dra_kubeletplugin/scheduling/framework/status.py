@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Plugin(Enum):
-    """The plugin that rejected a pod. It decides which cluster changes trigger a retry."""
+    """A plugin that can reject a pod. It determines which cluster changes cause a retry."""
 
     GATES = "SchedulingGates"
     NODE_UNSCHEDULABLE = "NodeUnschedulable"
@@ -27,7 +27,7 @@ class Plugin(Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a pod cannot run on a node, or on any. ``resolvable``: removing other pods might help."""
+    """Why a pod cannot run on a node, or on any node. ``resolvable``: the removal of other pods might help."""
 
     plugin: Plugin
     reasons: tuple[str, ...]
@@ -56,7 +56,7 @@ class NodeDiagnosis:
     nodes: int
     rejected: dict[str, Rejection] = field(default_factory=dict)  # by node
     of_all: Rejection | None = None
-    after: str = ""  # appended: the result of preemption
+    after: str = ""  # the result of preemption, appended to the text
 
     @property
     def plugins(self) -> frozenset[Plugin]:
@@ -76,5 +76,5 @@ class NodeDiagnosis:
 
 
 def counted(reasons: Iterable[str]) -> str:
-    """Counts equal reasons: ``1 Insufficient cpu, 2 node(s) were unschedulable``. Sorted as text, as in Kubernetes."""
+    """Counts equal reasons: ``1 Insufficient cpu, 2 node(s) were unschedulable``. As in Kubernetes, they are sorted as text."""
     return ", ".join(sorted(f"{n} {why}" for why, n in Counter(reasons).items()))

@@ -1,4 +1,4 @@
-"""Finds features of a pod that the local scheduler does not support. Such a pod stays pending with a message for each."""
+"""Finds features of a pod that the local scheduler does not support. The pod stays pending with a message for each feature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _VOLUMES = {"persistentVolumeClaim", "ephemeral", "csi"}
 _CLAIM_FIELDS = {"name", "resourceClaimName", "resourceClaimTemplateName"}
 _GROUPS = ("workloadRef", "podGroupName")  # fields of 1.35
 _GROUP_FIELDS = {"schedulingPolicy", "resourceClaims", "podGroupTemplateRef", "workloadRef"}
-_EACH_ALONE: tuple[Any, ...] = ("Pod", {"single": {}})  # the default disruption mode, in the forms of 1.36 and 1.37
+_DEFAULT_DISRUPTION_MODES: tuple[Any, ...] = (
+    "Pod",
+    {"single": {}},
+)  # the default disruption mode, in the forms of 1.36 and 1.37
 _TOLERATIONS = {"", "Equal", "Exists"}
 
 
@@ -27,9 +30,9 @@ def reasons(pod: PodInfo, group: JSON | None = None) -> list[str]:
 def _of_group(group: JSON) -> Iterable[str]:
     name, spec = group["metadata"]["name"], group["spec"]
     if (spec.get("schedulingPolicy") or {}).get("gang") is not None:
-        yield f"schedulingPolicy gang of PodGroup {name}: pods are placed one by one, so ask for basic"
+        yield f"schedulingPolicy gang of PodGroup {name}: pods are placed one by one; use the policy basic"
     for unknown in sorted(spec.keys() - _GROUP_FIELDS):
-        if unknown != "disruptionMode" or spec[unknown] not in _EACH_ALONE:
+        if unknown != "disruptionMode" or spec[unknown] not in _DEFAULT_DISRUPTION_MODES:
             yield f"{unknown} of PodGroup {name}"
 
 
@@ -40,10 +43,10 @@ def _found(spec: JSON) -> Iterable[str]:
     if name := spec.get("runtimeClassName"):
         yield f"runtimeClassName {name}"
     if spec.get("priorityClassName") and spec.get("priority") is None:
-        yield f"priorityClassName {spec['priorityClassName']}, for which the API server set no priority"
+        yield f"priorityClassName {spec['priorityClassName']}: the API server has not set the pod's priority"
     for group in _GROUPS:
         if spec.get(group):
-            yield f"{group}: a pod is of a PodGroup by its schedulingGroup (gate GenericWorkload)"
+            yield f"{group}: use schedulingGroup to add a pod to a PodGroup (gate GenericWorkload)"
     for claim in spec.get("resourceClaims") or []:
         for unknown in sorted(claim.keys() - _CLAIM_FIELDS):
             yield f"{unknown} of resource claim {claim.get('name')}"

@@ -26,7 +26,7 @@ _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
 def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
     """Yields a warning for each part of the object that has no effect in the local cluster."""
-    if kind.storage == "devicetaintrules.resource.k8s.io" and not features.followed_rules:
+    if kind.storage == "devicetaintrules.resource.k8s.io" and not features.enforced_taint_rules:
         yield _TAINTS
     if kind.plural in _WEBHOOKS:
         for hook in obj.get("webhooks") or ():
