@@ -33,7 +33,7 @@ class AccessRequest:
 
     @property
     def denied(self) -> str:
-        """The sentence part that describes the denied access, worded as Kubernetes words it."""
+        """The denied access as a part of a sentence, with the same words as in Kubernetes."""
         if self.path:
             return f'cannot {self.verb} path "{self.path}"'
         place = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
@@ -44,7 +44,7 @@ class Access:
     """The RBAC authorizer of one server.
 
     Attributes:
-        audit: called with the user, the request and the decision for each decided request: an audit log for tests.
+        audit: called with the user, the request and the decision after each decision; tests use it as an audit log.
     """
 
     def __init__(self, storage: Storage) -> None:

@@ -1,6 +1,7 @@
-"""Decides who may write which part of a claim's status: the scheduler the binding, a driver its own devices (KEP-4817, 1.36).
+"""Decides who may write which part of a claim's status: the scheduler writes the binding, a driver writes its own devices.
 
-Gate DRAResourceClaimGranularStatusAuthorization. The subresources ``binding`` and ``driver`` exist in RBAC rules only.
+Source: KEP-4817; since 1.36, feature gate DRAResourceClaimGranularStatusAuthorization.
+The subresources ``binding`` and ``driver`` exist in RBAC rules only.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _REQUESTS = ("devices.requests[].exactly.", "devices.requests[].firstAvailable[]
 
 
 def _requests(*fields: str) -> tuple[str, ...]:
-    """Returns the paths of fields of requests and of their alternatives, in a claim's spec."""
+    """Returns the paths of these fields in a claim's spec: once for a request, once for its alternatives."""
     return tuple(f"spec.{where}{field}" for where in _REQUESTS for field in fields)
 
 

@@ -21,7 +21,7 @@ class Faults:
     conflicts: int = 0
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
-    served: set[str] | None = None  # served versions of resource.k8s.io; None: the release's own
+    served: set[str] | None = None  # served versions of resource.k8s.io; None: the versions that the release serves
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     def drop(self, fields: Collection[str]) -> None:

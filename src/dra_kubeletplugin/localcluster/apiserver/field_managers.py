@@ -110,7 +110,9 @@ def applied(request: Request, target: RequestInfo, live: JSON | None, config: JS
 
 
 def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
-    """Returns the unchanged fields from a client-side ``kubectl apply``, which ``kubectl apply --server-side`` may take over.
+    """Returns the fields that a client-side ``kubectl apply`` wrote and that have not changed since.
+
+    ``kubectl apply --server-side`` may take over these fields.
 
     Source: apimachinery's ``managedfields``, the last-applied manager.
     """

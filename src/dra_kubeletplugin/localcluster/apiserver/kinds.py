@@ -28,7 +28,7 @@ class ServedKind:
         subresources: subresources other than ``status``.
         selectable: field paths that field selectors may use, in addition to name and namespace.
         refused: the reason for rejecting objects of this kind; empty for a served kind.
-        virtual: objects are created but never stored: reviews.
+        virtual: the objects are reviews, which are created but never stored.
         schemas: a custom resource's schemas, by version.
         scale: JSON paths of a custom resource's replicas and selector, by their names in the definition.
     """
@@ -66,7 +66,7 @@ class ServedKind:
 
     @property
     def structured(self) -> bool:
-        """Whether it is one of the four main kinds of resource.k8s.io, which have their own validation and versions."""
+        """Whether this is one of the four main kinds of resource.k8s.io. They have their own validation and conversion."""
         return self.group == GROUP and self.kind in _STRUCTURED
 
     @property
@@ -101,7 +101,7 @@ _WITHOUT_GENERATION = frozenset(
 )  # fmt: skip
 _DRA = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
-_GROUPS = ("v1beta1", "v1alpha2")  # a release serves at most one of them, behind its gate
+_GROUPS = ("v1beta1", "v1alpha2")  # of PodGroup; a release serves at most one of them, if its feature gate is on
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
@@ -201,7 +201,7 @@ BY_KEY = {k.key: k for k in KINDS}
 
 
 class Registry:
-    """The kinds of one server: those in ``KINDS`` as the release has them, and those of CustomResourceDefinitions."""
+    """The kinds of one server: the kinds in ``KINDS`` that the release serves, and the kinds of CustomResourceDefinitions."""
 
     def __init__(self, features: Features) -> None:
         self._own = [k for kind in KINDS if (k := _as_of(kind, features)).versions]

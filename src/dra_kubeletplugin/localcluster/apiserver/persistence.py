@@ -1,4 +1,4 @@
-"""Stores the objects across restarts: a journal file in the cluster's folder, with one owner at a time.
+"""Stores the objects across restarts: a journal file in the cluster's folder, which only one process uses at a time.
 
 Each change is one line. An incomplete last line, from a killed process, is ignored.
 The file is compacted to the current objects on each open, and when its changes exceed 64 MiB.
@@ -100,7 +100,10 @@ def _line(version: int, kind: str, key: Key, obj: JSON | None) -> bytes:
 
 
 def open_storage(path: Path) -> tuple[Storage, PersistentStorage]:
-    """Returns a storage with the objects of its earlier run, and its journal, to be closed after it. Raises :class:`StateError`."""
+    """Returns a storage with the objects of the earlier run, and its journal. Raises :class:`StateError`.
+
+    The caller closes the journal after the last write.
+    """
     journal = PersistentStorage(path)
     version, objects = journal.read()
     journal.rewrite()

@@ -1,6 +1,6 @@
 """Resource quotas: computes the usage of a namespace's objects, rejects objects over quota, and updates the quotas' status.
 
-Claims are counted by device class (KEP-4381, KEP-5004): every device that a request may get, and the largest of its alternatives.
+A claim counts by device class (KEP-4381, KEP-5004): each request counts the most devices of the class that one alternative may get.
 A device of a class with an extended resource name also counts under that name. Source: the quota evaluators of Kubernetes.
 """
 
@@ -17,9 +17,9 @@ JSON = dict[str, Any]
 Amounts = dict[str, Quantity]
 _QUOTAS = "resourcequotas"
 _CLAIMS, _CLASSES = "resourceclaims.resource.k8s.io", "deviceclasses.resource.k8s.io"
-_ALL_DEVICES = 32  # devices that "All" may get: the limit of an allocation's results
+_ALL_DEVICES = 32  # devices that a request with the mode "All" counts: the maximum of an allocation's results
 _SPECIAL = "resource.kubernetes.io/extended-resource-claim"
-# Kinds that quotas count also by their bare plural name
+# Kinds that also count under their plural name without the prefix count/
 _COUNTED = ("pods", "services", "secrets", "configmaps", "resourcequotas")
 _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 
@@ -119,7 +119,7 @@ class Quotas:
     def _names(self, device_class: str, *, special: bool) -> Iterator[str]:
         """Yields the quota resources that one device of a class counts for.
 
-        A claim made for a pod's extended resource counts for the class only, because the pod counts for the extended resource.
+        A claim that was created for a pod's extended resource counts for the class only: the pod already counts for the resource.
         """
         yield f"{device_class}.deviceclass.resource.k8s.io/devices"
         if special:
@@ -131,7 +131,7 @@ class Quotas:
 
 
 def _pod(spec: Mapping[str, Any]) -> Amounts:
-    """Returns a pod's requests and limits: the sum of its containers, or its largest init container if that is more."""
+    """Returns a pod's requests and limits: the sum over its containers, or those of its largest init container if they are higher."""
     out: Amounts = {}
     for field in ("requests", "limits"):
         running: Amounts = {}

@@ -81,13 +81,14 @@ class Reader:
         )
         return Response(200, stream=watching.events(self.storage, target, matches, options))
 
-    # --- which objects --------------------------------------------------------------------------
+    # --- selection ------------------------------------------------------------------------------
 
     def matching(self, request: Request, target: RequestInfo) -> tuple[Match, tuple[tuple[str, ...], str] | None]:
         """Returns a filter for the objects that a request selects.
 
         Returns:
-            A function that tests an object, and the path and value of one field that every selected object has; None if there is none.
+            A function that tests an object, and the path and value of a field that all selected objects share; None if
+            there is no such field.
 
         Raises:
             StatusError: A selector is invalid.

@@ -28,7 +28,7 @@ class FieldTerm:
 
 
 _OPERATOR = re.compile(r"((?:[^=!\\]|\\.)++)(==|=|!=)\s*(.*)", re.DOTALL)
-_INTEGER = re.compile(r"-?\d{1,19}")  # Go reads 64 bits; Python refuses more than 4,300 digits with an error
+_INTEGER = re.compile(r"-?\d{1,19}")  # Go parses 64 bits; Python raises an error for more than 4,300 digits
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 

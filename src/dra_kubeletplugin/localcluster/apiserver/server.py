@@ -44,11 +44,11 @@ class ApiServer:
     """An API server. It serves from :meth:`start` until :meth:`close`. Only tests access ``storage`` directly.
 
     Args:
-        address: HOST:PORT; the loopback and a free port by default.
+        address: HOST:PORT; by default the loopback address and a free port.
         tls: TLS settings for HTTPS.
         storage: the stored objects; pass another server's storage to serve the same objects twice.
         tokens: the valid tokens; by default a new administrator token. Pass another server's tokens for a second server.
-        front: an additional address with TLS, because kubectl sends its token only over TLS. Clients in this process need none.
+        front: an additional address with TLS, because kubectl sends its token only over TLS. Clients in this process do not use it.
         runtime_of: returns the runtime of a node by name, for pods' logs and commands; None for an unknown node.
         features: the emulated release and its gates; the default release if omitted.
     """
@@ -301,7 +301,7 @@ class ApiServer:
         self.access.require(user, AccessRequest(verb, kind.group, kind.plural, target.sub, namespace, name))
 
     async def _connected(self, request: Request, target: RequestInfo, user: User, admission: Admission) -> None:
-        """Checks that the user may open a stream to a pod's container, which needs ``create``. Raises :class:`StatusError`."""
+        """Checks that the user may open a stream to a pod's container, which requires the verb ``create``. Raises :class:`StatusError`."""
         kind = target.kind
         if request.method == "GET" and not user.is_master:
             self.access.require(

@@ -13,7 +13,7 @@ from .storage import Storage
 
 JSON = dict[str, Any]
 _GROUP = "authentication.k8s.io"
-_HOUR, _SHORTEST, _LONGEST = 3600, 600, 2**32
+_HOUR, _SHORTEST, _LONGEST = 3600, 600, 2**32  # seconds
 _KINDS = {"Pod": "pods", "Node": "nodes", "Secret": "secrets"}
 
 

@@ -15,7 +15,7 @@ Key = tuple[str, str]  # namespace, name
 Match = Callable[[Mapping[str, Any]], bool]
 Objects = list[JSON]
 Places = list[tuple[str, Key]]  # kind and key of each object
-HISTORY = 4096  # changes per kind that a watch can go back
+HISTORY = 4096  # changes per kind that are kept for watches that start at an earlier version
 LAG = 16384  # pending changes after which a slow watch is ended
 
 
@@ -36,14 +36,14 @@ class StorageChange:
     kind: str  # key of the kind
     object: JSON  # as stored after the change; for DELETED the last state
     before: JSON | None
-    # Encoded watch events, by form; shared by watches
+    # Encoded watch events, shared by all watches: by kind, version and form of the object
     lines: dict[Any, bytes] = field(default_factory=dict, compare=False)
 
 
 class Watch:
     """The pending changes of a kind for a client that selects some of its objects. Made by :meth:`Storage.watch`.
 
-    ``ended`` means that no more changes will come: watches were cut, or the reader fell too far behind.
+    ``ended`` means that no more changes will come: all watches were ended, or the reader fell too far behind.
     """
 
     def __init__(self, matches: Match, missed: Iterable[StorageChange]) -> None:
@@ -54,7 +54,7 @@ class Watch:
 
     def push(self, change: StorageChange) -> None:
         if self.ended:
-            return  # a client that watches again starts after the last change it received
+            return  # the client can watch again, from the last change that it received
         self._pending.append(change)
         self.ended = len(self._pending) > LAG
         self._woken.set()
@@ -106,7 +106,7 @@ class _StoredKind:
 class Storage:
     """The stored objects of one server.
 
-    Returned objects are shared and must not be changed. Stored objects are kept as they are.
+    Returned objects are shared and must not be changed. Objects are stored without changes, except for the new resource version.
 
     Args:
         journal: receives each change before any watch does.
@@ -118,7 +118,7 @@ class Storage:
         self._kinds: dict[str, _StoredKind] = {}
         self._owned: dict[str, set[tuple[str, Key]]] = {}  # objects with an owner, by the owner's UID
         self._by_uid: dict[str, tuple[str, Key]] = {}
-        self._floor = 1  # the history of all kinds before this version is gone
+        self._floor = 1  # the history before this version was deleted, for all kinds
         self.cut = 0  # incremented to end all watches
 
     def restore(self, version: int, objects: Mapping[tuple[str, Key], JSON]) -> None:

@@ -191,7 +191,7 @@ def _not_ready_yet(node: JSON) -> None:
         spec["taints"] = [*taints, dict(_NOT_READY)]
 
 
-_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # label prefixes of a Job's pods: since 1.27, and before
+_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # label prefixes of a Job's pods: since 1.27, and before 1.27
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 # Kinds whose status may be set at creation: a node is created with its capacity
 _STATUS_AT_ONCE = frozenset({"nodes"})
@@ -207,7 +207,7 @@ def settle(kind: ServedKind, obj: JSON, old: JSON) -> None:
 
 
 def drop(spec: JSON, names: Collection[str]) -> None:
-    """Deletes fields of a slice's spec, of its devices, and of their capacities and attributes, in place."""
+    """Deletes the fields ``names`` from a slice's spec, its devices, and their capacities and attributes, in place."""
     devices = spec.get("devices") or []
     parts = [v for d in devices for kind in ("capacity", "attributes") for v in (d.get(kind) or {}).values()]
     for name in names:

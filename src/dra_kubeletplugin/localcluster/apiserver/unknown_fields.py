@@ -16,7 +16,7 @@ from ...errors import printable
 from ...resourceapi import quantity
 from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct
 
-Above = Sequence[tuple[str, Struct]]  # the objects around a place, from the outermost, with their paths
+Above = Sequence[tuple[str, Struct]]  # the objects that enclose a field, from the outermost, with their paths
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _WANTED = {
     Form.STRING: "text",
@@ -52,7 +52,7 @@ def unknown(value: Any, shape: Shape, path: str = "", above: Above = ()) -> Iter
 
 
 def _instead(key: str, value: Any, around: Above) -> str:
-    """Returns a hint for an unknown field: a similar name, else the object below or around that has such a field."""
+    """Returns a hint for an unknown field: a similar name, or else an inner or outer object that has such a field."""
     shape = around[-1][1]
     if nearest := _nearest(key, value, shape):
         return f", did you mean {nearest!r}?"
@@ -77,7 +77,10 @@ def _has(shape: Shape, key: str, value: Any) -> bool:
 
 
 def _nearest(key: str, value: Any, shape: Struct) -> str:
-    """Returns the field whose name differs by one or two letters; of several, the one whose type fits. Empty if there is none."""
+    """Returns the field name that differs by at most two letters, or one letter if ``key`` is short; empty if there is none.
+
+    Among equally similar names, a field whose type fits the value comes first.
+    """
     limit = 1 if len(key) < 5 else 2
     ranked = sorted(
         (distance, bool(list(mistyped(value, field.shape))), name)
@@ -88,7 +91,10 @@ def _nearest(key: str, value: Any, shape: Struct) -> str:
 
 
 def _distance(a: str, b: str, limit: int) -> int:
-    """Returns how many letters to change, add, remove or swap with the next; ``limit`` + 1 if more than ``limit``."""
+    """Returns the edit distance: the number of letters to change, add, remove or swap with the next letter.
+
+    Returns ``limit`` + 1 if the lengths differ by more than ``limit``.
+    """
     if abs(len(a) - len(b)) > limit:
         return limit + 1
     before: list[int] = []

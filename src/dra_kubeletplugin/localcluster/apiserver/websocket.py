@@ -142,7 +142,7 @@ class WebSocket:
         self._closing = True
 
     async def close(self) -> None:
-        """Sends a close frame and waits briefly for the peer's."""
+        """Sends a close frame and waits briefly for the peer's close frame."""
         if self._closing:
             return
         await self._send_close(struct.pack("!H", 1000))

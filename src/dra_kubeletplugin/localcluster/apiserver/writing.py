@@ -230,7 +230,7 @@ class Writer:
         if target.kind.namespaced:
             namespace = builtin.check_namespace(self.storage, target, meta)
         else:
-            # Kubernetes clears it: kustomize sets a namespace on kinds that it does not know
+            # As in Kubernetes, a namespace is removed: kustomize sets one on kinds that it does not know
             meta.pop("namespace", None)
         roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, None)
@@ -381,10 +381,10 @@ class Writer:
             listed = ", ".join(json.dumps(f) for f in added)
             why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
             cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
-            # Kubernetes reports it from two validations
+            # Kubernetes reports this error twice, from two validations
             raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])
 
-    # --- keeping --------------------------------------------------------------------------------
+    # --- storing --------------------------------------------------------------------------------
 
     @staticmethod
     def _manage(obj: JSON, managed: list[JSON]) -> None:

@@ -30,7 +30,7 @@ class ControllerManager:
     """Runs all controllers with one set of shared informers.
 
     Args:
-        away: seconds without a kubelet's lease renewal after which its node is unreachable.
+        away: seconds from a kubelet's last renewal of its Lease until its node counts as unreachable.
     """
 
     def __init__(self, client: KubeClient, features: Features, away: float) -> None:

@@ -108,7 +108,7 @@ class DaemonSetController(Workload):
 
 
 def _is_eligible(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Returns whether a node is eligible by its labels, affinity and taints. A cordoned node is eligible."""
+    """Returns whether a pod with this spec may run on a node with these labels and taints. A cordoned node is eligible."""
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
         return False

@@ -1,4 +1,4 @@
-"""The Deployment controller: one ReplicaSet for each version of the template, and rolling updates between them."""
+"""The Deployment controller: keeps a ReplicaSet for each version of the pod template, and rolls updates out from one to the next."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class DeploymentController(Workload):
         return newest
 
     async def _forget_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
-        """After a completed rollout deletes the oldest ReplicaSets beyond the revision history limit."""
+        """After a completed rollout, deletes the oldest ReplicaSets beyond the revision history limit."""
         if (newest.get("status") or {}).get("availableReplicas", 0) < obj["spec"].get("replicas", 1):
             return
         idle = [s for s in old if not s["spec"].get("replicas") and not (s.get("status") or {}).get("replicas")]

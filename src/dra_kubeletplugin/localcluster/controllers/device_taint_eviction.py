@@ -34,7 +34,8 @@ class DeviceTaintEviction(Controller):
     def __init__(self, client: KubeClient, informers: Informers, rules: Resource | None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, SLICES))
         self._rules = rules
-        self._deletion_times: dict[str, float] = {}  # UIDs of pods to be deleted, and when
+        # By UID of a pod: when it is to be deleted; 0.0 after the deletion has begun
+        self._deletion_times: dict[str, float] = {}
         self._first_seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was first seen
         informers.index(CLAIMS, "devices", _devices_of)
         informers.index(CLAIMS, "consumers", _consumers_of)

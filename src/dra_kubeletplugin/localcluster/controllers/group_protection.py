@@ -1,6 +1,6 @@
-"""Protects PodGroups from deletion while unfinished pods refer to them, because their devices are in use.
+"""Protects PodGroups from deletion while unfinished pods refer to them, because these pods use the group's devices.
 
-Source: kube-controller-manager's podgroup-protection-controller, as KEP-5729 builds on it.
+Source: kube-controller-manager's podgroup-protection-controller, on which KEP-5729 relies.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides how a Job ends from its ended pods. Pure functions without API calls.
+"""Decides the outcome of a Job from its pods that have ended. The functions make no API calls.
 
 Source: kubernetes, pkg/controller/job: pod_failure_policy.go, backoff_utils.go, indexed_job_utils.go, success_policy.go.
 """
@@ -54,7 +54,7 @@ class Tally:
     """Counts of a Job's ended pods.
 
     Attributes:
-        done: succeeded indexes; UIDs of succeeded pods unless the Job is indexed.
+        done: the succeeded indexes of an indexed Job; otherwise the UIDs of the succeeded pods.
         given_up: failed indexes that are not retried.
         failures: number of failures by index.
         last: time of the last failure by index, in seconds since the epoch.
@@ -121,7 +121,7 @@ def _fits(rule: JSON, status: JSON, where: str) -> str:
 
 
 def ends_of_deleted_pods(status: JSON, found: Iterable[PodEnd]) -> Iterable[PodEnd]:
-    """Yields ends that the Job's status counts but that are not in ``found``, because their pods no longer exist."""
+    """Yields a PodEnd for each end that the Job's status counts but that ``found`` lacks, because the pod no longer exists."""
     found = list(found)
     succeeded = {e.index or e.uid for e in found if e.succeeded}
     if "completedIndexes" in status:
@@ -162,7 +162,7 @@ def tally(ends: Iterable[PodEnd], spec: JSON) -> Tally:
 
 
 def outcome(spec: JSON, found: Tally, restarts: int, running_for: float) -> JobOutcome | None:
-    """Returns the Job's outcome if it ends now for a reason other than enough completions.
+    """Returns the Job's outcome if it ends now; None otherwise. The caller checks whether the Job has enough completions.
 
     Args:
         restarts: container restarts of active pods.
@@ -217,7 +217,7 @@ def parse_indexes(text: str) -> set[int]:
 
 
 def format_indexes(indexes: Iterable[str]) -> str:
-    """Formats indexes. Three or more neighbours become a range; two are separated by a comma."""
+    """Formats indexes. Three or more consecutive indexes become a range."""
     runs: list[list[int]] = []
     for index in sorted(map(int, indexes)):
         if runs and runs[-1][-1] == index - 1:

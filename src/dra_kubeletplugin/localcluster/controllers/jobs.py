@@ -29,7 +29,7 @@ from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_activ
 JSON = dict[str, Any]
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _ENDS = {"Complete": True, "Failed": False}
-_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # becomes final after the last pod has ended
+_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # decided, but some pods still run
 _COMPLETE = JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods")
 
 
@@ -128,7 +128,7 @@ class JobController(Workload):
         return list(known.values())
 
     def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> JobOutcome | None:
-        """Returns how the Job ends, if it does. An earlier decision in its status is final."""
+        """Returns the Job's outcome; None if the Job continues. A decision that the status already contains is final."""
         if (target := _true(status, _TARGETS)) is not None:
             return JobOutcome(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
         started = status.get("startTime")
@@ -136,12 +136,12 @@ class JobController(Workload):
         if end := outcome(spec, found, sum(map(_restarts, active)), since):
             return end
         completions = spec.get("completions")
-        if completions is None:  # a work queue Job completes with one success after all other pods have ended
+        if completions is None:  # a work queue Job is complete after one success, when no pod is active
             return _COMPLETE if found.done and not active else None
         return _COMPLETE if len(found.done) >= int(completions) else None
 
     def _ending(self, obj: JSON, status: JSON, end: JobOutcome, *, last: bool) -> list[JSON]:
-        """Returns the condition that announces the outcome, and after the last pod also the final condition."""
+        """Returns the condition that announces the outcome. With ``last`` (the last pod has ended), also returns the final condition."""
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
         known = {c["type"]: c for c in status.get("conditions") or []}
         return [
@@ -199,9 +199,9 @@ class JobController(Workload):
         return out, []
 
     def _next(self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally, capacity: int) -> Iterator[str]:
-        """Yields the indexes to start now, at most ``capacity``; empty strings unless the Job is indexed.
+        """Yields the indexes that need a new pod now, at most ``capacity``. Yields empty strings unless the Job is indexed.
 
-        Indexes in their backoff after a failure are queued for later.
+        If an index is in its backoff after a failure, the Job is queued again for the end of the backoff.
         """
         spec, key = obj["spec"], key_of(JOBS, obj)
         by_index = spec.get("backoffLimitPerIndex") is not None

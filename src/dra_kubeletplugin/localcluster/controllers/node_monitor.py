@@ -1,7 +1,8 @@
 """Marks a node's state as unknown when its kubelet stops renewing the node's Lease.
 
-Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``. Nodes without a Lease, created by hand, are ignored.
-The monitor counts checks instead of seconds: on a machine that was suspended, no lease was renewed, and no node must be marked for that.
+Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``.
+Nodes without a Lease, such as nodes created by hand, are ignored.
+The monitor counts checks instead of seconds, so a suspended machine marks no node when it resumes, although no Lease was renewed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .base import Controller, Key
 JSON = dict[str, Any]
 _OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _NO_STATUS = {"reason": STATUS_UNKNOWN, "message": "Kubelet stopped posting node status."}
-_CHECKS = 10  # checks in the grace period: --node-monitor-period is 5 s, a tenth of it
+_CHECKS = 10  # checks in one grace period, as in Kubernetes: --node-monitor-period is 5 s, a tenth of the grace period
 
 
 @dataclass
@@ -40,10 +41,10 @@ class _LeaseState:
 
 
 class NodeMonitor(Controller):
-    """Needs the index ``node`` of pods.
+    """Marks nodes and their pods as not ready. Needs the index ``node`` of pods.
 
     Args:
-        grace: seconds without a renewal, --node-monitor-grace-period.
+        grace: seconds without a renewal after which a node is marked (--node-monitor-grace-period).
     """
 
     name = "node-controller"

@@ -74,7 +74,7 @@ class Workload(Controller):
         """Creates a pod. Raises :class:`RetryLater` after an event if the server rejects it.
 
         Args:
-            meta, spec: fields that are added to the template's.
+            meta, spec: fields that are added to the template's metadata and spec.
         """
         namespace = obj["metadata"]["namespace"]
         inner = copy.deepcopy(template)
@@ -163,10 +163,11 @@ _INT64_DIGITS = 19
 
 
 def share_of(value: Any, whole: int, *, up: bool) -> int:
-    """Returns a number, or a percentage of ``whole``, rounded as ``up`` says."""
+    """Returns ``value`` as a number. A percentage is taken of ``whole`` and rounded up, or down if ``up`` is false."""
     if isinstance(value, str) and value.endswith("%"):
         digits = value[:-1]
-        exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole  # as Kubernetes, where Go cannot read it
+        # A longer number counts as 0, as in Kubernetes
+        exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole
         return -(-exact // 100) if up else exact // 100
     return int(value)
 

@@ -1,6 +1,6 @@
-"""Writes decisions on a pod's claims: allocation, reservation, the claim for extended resources. Can undo all of them.
+"""Writes the scheduler's decisions for a pod's claims: allocation, reservation, the claim for extended resources. Can undo them.
 
-Corresponds to Kubernetes' DynamicResources plugin from Reserve to PreBind, and its PostFilter.
+Corresponds to the extension points Reserve, PreBind and PostFilter of Kubernetes' DynamicResources plugin.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClaimBinder:
     # --- reserve --------------------------------------------------------------------------------
 
     def reserve(self, claims: PodClaims, offer: NodeAllocation | None) -> PodBinding:
-        """Reserves the devices of an offer, so that no other pod gets them."""
+        """Reserves the devices of ``offer``, so that no other pod gets them."""
         return PodBinding(self, claims, offer)
 
     # --- writes ---------------------------------------------------------------------------------
@@ -64,14 +64,14 @@ class ClaimBinder:
     async def write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
         """Writes a reservation for ``consumer`` to the claim, and ``allocation`` if it is not None.
 
-        Pods that share a claim write one after the other, each based on the previous result. In parallel all but one
-        would conflict.
+        Pods that share a claim write one after the other, and each write starts from the previous result. If they wrote
+        in parallel, all writes except one would conflict.
 
         Returns:
             The written claim.
 
         Raises:
-            SchedulerError: the claim cannot be written, or it changed so that the decision is invalid.
+            SchedulerError: the claim cannot be written, or a change of the claim has made the decision invalid.
         """
         lock = self._claim_locks.setdefault(claim["metadata"]["uid"], asyncio.Lock())
         async with lock:
@@ -221,7 +221,10 @@ class ClaimBinder:
     # --- PostFilter -----------------------------------------------------------------------------
 
     async def free_claims(self, pod: PodInfo, claims: PodClaims | None) -> str:
-        """Deallocates a claim of the pod that fits no node and that no other pod uses. Returns a text with the result."""
+        """Deallocates the first claim whose devices suit no node and that only this pod uses.
+
+        If there is none, deletes the pod's claim for extended resources. Returns the result as text.
+        """
         if claims is None or not claims.claims:
             return "no new claims to deallocate"
         for index in claims.unusable:
@@ -312,7 +315,7 @@ class PodBinding:
         await self._binder.wait_ready(written)
 
     def forget(self) -> None:
-        """Releases reservations that are not written."""
+        """Releases the devices that are reserved only in the scheduler's claim cache."""
         for uid in self._reserved:
             self._binder.store.release(uid)
 

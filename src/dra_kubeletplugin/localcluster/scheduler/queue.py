@@ -1,8 +1,8 @@
-"""The scheduling queue: pods to be tried now, pods in back-off, and pods that wait for a change of the cluster.
+"""The scheduling queue: pods to be tried now, pods in backoff, and pods that wait for a change of the cluster.
 
-It follows Kubernetes' queue: by priority, then by age. After an error a pod waits 1 s, doubled each time up to 10 s. A
-rejected pod waits for a change that may help it, at most five minutes. Changes during a pod's scheduling cycle count
-too.
+As in Kubernetes, pods are tried by priority, then by age. After an error, a pod waits 1 s; each further error doubles the
+wait, up to 10 s. A rejected pod waits for a change that may make it schedulable, at most five minutes. Changes during
+the pod's own scheduling cycle count too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class QueuedPod:
     """A pod in the queue. ``rejectors`` is empty after an error."""
 
     info: PodInfo
-    since: float  # loop time when it was added or returned
+    since: float  # loop time at which the pod was added, or at which its last cycle failed
     number: int
     rejectors: frozenset[Plugin] = frozenset()
     failures: int = 0
@@ -51,8 +51,8 @@ class SchedulingQueue:
 
     Args:
         gate: returns the plugin that keeps a pod from being tried, or None.
-        uses: whether a pod uses a claim; takes the pod and the claim's UID.
-        pause: seconds of the first back-off.
+        uses: called with a pod and a claim's UID; returns whether the pod uses the claim.
+        pause: seconds of the first backoff.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class SchedulingQueue:
         self._ready: set[str] = set()  # UIDs of the entries that are in the heap
         self._pausing: set[str] = set()
         self._parked: dict[str, QueuedPod] = {}  # pods that wait for a change
-        # Parked pods that must not be tried; only changes of the pod or of its claims help
+        # UIDs of parked pods that the gate keeps from being tried, until the pod or one of its claims changes
         self._gated: set[str] = set()
-        self._by_claim: dict[str, set[str]] = {}  # parked pods by the keys of the claims that they name
+        self._by_claim: dict[str, set[str]] = {}  # UIDs of parked pods, by the key of each claim that they use
         self._flushed = 0.0
         self._cycles: dict[str, _Cycle] = {}
         self._log: deque[ClusterChange] = deque()
@@ -165,7 +165,7 @@ class SchedulingQueue:
     # --- changes --------------------------------------------------------------------------------
 
     def move(self, change: ClusterChange) -> None:
-        """Activates the pods that a change may help."""
+        """Activates the pods that a change may make schedulable."""
         if self._cycles:
             self._log.append(change)
         self._logged += 1
@@ -173,7 +173,7 @@ class SchedulingQueue:
             self._activate(entry)
 
     def _concerned(self, change: ClusterChange) -> list[QueuedPod]:
-        """Returns the parked pods that a change could help, to keep the number of checks small."""
+        """Returns the parked pods that a change may concern, so that only these must be checked."""
         if change.kind is ChangeKind.OWN:
             return [self._parked[change.pod]] if change.pod in self._parked else []
         if change.kind is ChangeKind.CLAIM and not change.frees:
@@ -234,7 +234,7 @@ class SchedulingQueue:
         return max(0.0, min(soonest - self._now(), FLUSH / 10))
 
     def _trim(self) -> None:
-        """Drops logged changes that every pod in a cycle has seen."""
+        """Drops the logged changes that are older than every running cycle."""
         oldest = min((f.seen for f in self._cycles.values()), default=self._logged)
         while self._log and len(self._log) > self._logged - oldest:
             self._log.popleft()

@@ -58,7 +58,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class View:
-    """A request in one resource and version: the requested one, or an equivalent one that a rule matched."""
+    """A request in one resource and version: those of the request, or equivalent ones that a rule matched."""
 
     attributes: Attributes
     kind: ServedKind

@@ -108,7 +108,7 @@ class Admission:
         return Attributes(operation, target, self.user, obj, old, found, dry, kind)
 
     def passed(self) -> Admission:
-        """Returns an admission that accepts everything, for a write that follows from an admitted one."""
+        """Returns an admission that accepts everything, for a write that is part of an already admitted request."""
         return _Passed(self._all, self._request, self.user)
 
 

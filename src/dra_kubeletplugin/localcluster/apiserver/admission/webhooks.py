@@ -223,16 +223,15 @@ def _patch_of(response: JSON) -> Any:
 
 
 class _WebhookTls(Tls):
-    """Trusts the certificates in a configuration's ``caBundle``, or the system's if it is empty."""
+    """Trusts the certificates in a configuration's ``caBundle``, or the system's certificates if ``caBundle`` is empty."""
 
     def __init__(self, bundle: str) -> None:
         super().__init__()
         self._bundle = bundle
 
     def context(self) -> ssl.SSLContext:
-        tls = ssl.SSLContext(
-            ssl.PROTOCOL_TLS_CLIENT
-        )  # without VERIFY_X509_STRICT: an API server is written in Go, which does not demand the strict checks
+        # Without VERIFY_X509_STRICT, because Go, in which API servers are written, does not require the strict checks
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self._bundle:
             tls.load_verify_locations(cadata=base64.b64decode(self._bundle).decode())
         else:

@@ -34,7 +34,12 @@ def validate_containers(
     host_network: bool,
     init: bool = False,
 ) -> list[FieldError]:
-    """Validates containers and adds their names to ``seen``. ``claims`` and ``volumes`` are the pod's, by name."""
+    """Validates containers and adds their names to ``seen``.
+
+    Args:
+        claims: the names of the pod's claims.
+        volumes: the pod's volumes, by name.
+    """
     out: list[FieldError] = []
     for i, container in enumerate(containers):
         where = f"{path}[{i}]"
@@ -163,5 +168,5 @@ def _environment_from(sources: Sequence[JSON], path: str) -> Iterable[FieldError
 
 
 def choice(path: str, value: Any, allowed: Sequence[str]) -> FieldError:
-    """Returns the error for a value that is missing or not one of those allowed."""
+    """Returns the error for a value that is missing or not in ``allowed``."""
     return unsupported(path, value, allowed) if value else required(path)

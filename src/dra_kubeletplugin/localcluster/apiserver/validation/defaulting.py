@@ -1,4 +1,4 @@
-"""Defaulting of all kinds except those of resource.k8s.io, from the schemas and from code."""
+"""Defaulting of all kinds except the four main kinds of resource.k8s.io, from the schemas and from code."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _IMMUTABLE = "field is immutable"
 
 
 def validate(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> list[FieldError]:
-    """Returns all errors of an object; not for the kinds of structured parameters."""
+    """Returns all errors of an object of any kind except the four main kinds of resource.k8s.io."""
     out = _metadata(kind, obj, old)
     if status:
         return out + (validate_group_status(obj, old) if kind.storage == _POD_GROUPS else [])

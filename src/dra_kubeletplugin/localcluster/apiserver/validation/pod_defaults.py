@@ -34,7 +34,7 @@ def spec_defaults(spec: JSON) -> None:
 
 
 def pod_defaults(spec: JSON) -> None:
-    """Sets the defaults of a pod's spec in place: those of a template, and those that only pods have."""
+    """Sets the defaults of a pod's spec in place: the defaults of a template, and the defaults that only pods have."""
     spec_defaults(spec)
     spec.setdefault("enableServiceLinks", True)
     for container in containers(spec):

@@ -151,7 +151,7 @@ def _projected(sources: Sequence[JSON], path: str) -> Iterator[FieldError]:
 
 
 def validate_uses(container: JSON, where: str, volumes: Mapping[str, JSON]) -> list[FieldError]:
-    """Returns all errors of a container's ``volumeMounts`` and ``volumeDevices``. ``volumes`` are the pod's, by name."""
+    """Returns all errors of a container's ``volumeMounts`` and ``volumeDevices``. ``volumes``: the pod's volumes by name."""
     out: list[FieldError] = []
     paths: set[str] = set()
     mounted: set[str] = set()
