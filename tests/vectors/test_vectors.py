@@ -111,7 +111,7 @@ def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
     try:
         decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, RELEASE, strict=True)
         stored = strategy.prepare(kind, decoded, before, status=status)
-        strategy.settle(kind, stored, before)
+        strategy.remove_deallocated(kind, stored, before)
         dropped_fields.drop(kind, stored, before, RELEASE)
         strategy.validate(kind, stored, before, {}, RELEASE, status=status)
     except strategy.BadObject as e:

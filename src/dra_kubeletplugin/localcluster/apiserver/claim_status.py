@@ -49,7 +49,7 @@ def status_faults(access: Access, user: User, verb: str, namespace: str, new: JS
 
 def _denied(user: User, question: AccessRequest) -> str:
     name = f' "{question.name}"' if question.name else ""
-    return f'resourceclaims.{GROUP}{name} is forbidden: User "{user.name}" {question.denied}'
+    return f'resourceclaims.{GROUP}{name} is forbidden: User "{user.name}" {question.denial}'
 
 
 def _changed_drivers(new: Any, old: Any) -> list[str]:

@@ -38,7 +38,7 @@ class Deleter:
 
     async def delete(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         options = self._options(request)
-        await self._admitted(target, options, admission)
+        await self._run_admission(target, options, admission)
         obj, removed = self.delete_one(
             target, options, dry=dry_run(request, options), grace=number(request, "gracePeriodSeconds")
         )
@@ -46,7 +46,7 @@ class Deleter:
             return success(details={**details_of(target), "uid": obj["metadata"]["uid"]})
         return json_response(strategy.outgoing(target.kind, target.version, obj), warnings=admission.warnings)
 
-    async def _admitted(self, target: RequestInfo, options: JSON, admission: Admission) -> None:
+    async def _run_admission(self, target: RequestInfo, options: JSON, admission: Admission) -> None:
         """Runs validating admission for a deletion. Raises :class:`StatusError`."""
         old = self.storage.get(target.storage, target.namespace, target.name)
         if old is not None:
@@ -61,7 +61,7 @@ class Deleter:
             if matches(obj):
                 meta = obj["metadata"]
                 item = RequestInfo(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
-                await self._admitted(item, options, admission)
+                await self._run_admission(item, options, admission)
                 # The deletion of an earlier object may have removed this object too.
                 if self.storage.get(item.storage, item.namespace, item.name) is not None:
                     self.delete_one(item, options, dry=dry, grace=grace)
@@ -171,7 +171,7 @@ class Deleter:
         self._on_removed(target.kind, removed)
         self._collect_dependents(obj["metadata"]["uid"])
         for owner in obj["metadata"].get("ownerReferences") or ():
-            self._release(owner.get("uid", ""))
+            self._finish_waiting_owner(owner.get("uid", ""))
         if target.namespace:
             self._finish_namespace(target.namespace)
         return removed
@@ -209,7 +209,7 @@ class Deleter:
             obj = {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}}
         self.storage.put(target.storage, obj)
 
-    def _release(self, uid: str) -> None:
+    def _finish_waiting_owner(self, uid: str) -> None:
         """Removes an owner that waits for its dependents (foreground deletion) once the last dependent is removed."""
         if not uid or self.storage.owned(uid):
             return

@@ -39,5 +39,5 @@ def _check(noun: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, 1)
-            hint = f": did you mean {nearest[0]}?" if nearest else ""
-            raise ValueError(f"no {noun} {name!r}, only {', '.join(sorted(known))}{hint}")
+            hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+            raise ValueError(f"{name!r} is not a {noun}{hint}: use one of {', '.join(sorted(known))}")

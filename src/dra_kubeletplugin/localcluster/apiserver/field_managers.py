@@ -20,7 +20,7 @@ from .status_errors import StatusError
 
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
-_LONGEST = 128  # bytes of a manager's name
+_MAX_NAME_BYTES = 128  # bytes of a manager's name
 _CONFLICT = "FieldManagerConflict"
 _KUBECTL = "kubectl"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -34,8 +34,8 @@ def check_options(request: Request, *, is_apply: bool) -> None:
         causes.append(("FieldValueRequired", "fieldManager", "Required value: is required for apply patch"))
     if not is_apply and request.query.get("force") == "true":
         causes.append(("FieldValueForbidden", "force", "Forbidden: may not be specified for non-apply patch"))
-    if len(name.encode()) > _LONGEST:
-        causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_LONGEST} bytes"))
+    if len(name.encode()) > _MAX_NAME_BYTES:
+        causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_MAX_NAME_BYTES} bytes"))
     bad_character = next(((i, c) for i, c in enumerate(name) if not c.isprintable()), None)
     if bad_character:
         quoted = name.encode("unicode_escape").decode()
@@ -150,7 +150,9 @@ def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON,
 
 def _manager(request: Request, rules: Rules, operation: Operation, target: RequestInfo) -> Manager:
     agent = request.headers.get("user-agent", "").partition("/")[0]
-    name = request.query.get("fieldManager") or "".join(c for c in agent if c.isprintable())[:_LONGEST] or "unknown"
+    name = (
+        request.query.get("fieldManager") or "".join(c for c in agent if c.isprintable())[:_MAX_NAME_BYTES] or "unknown"
+    )
     return rules.manager(name, operation, target.sub)
 
 

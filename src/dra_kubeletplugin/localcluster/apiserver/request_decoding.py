@@ -17,7 +17,7 @@ LIMIT = 3 * 1024 * 1024  # bytes; the maximal size of a body, as in a real API s
 _JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
 _JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
 _YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
-_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
+_MAX_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def _json(data: bytes) -> Body:
     except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
         raise StatusError(400, "BadRequest", f"the body is not JSON: {e}") from None
     # A body that equals its re-encoding has no duplicate fields. For such a body, which is the usual case, skip the slow search.
-    once = len(data) > _CHECKED or msgspec.json.encode(value) == data
-    return Body(value, () if once else _duplicates(data))
+    skip_search = len(data) > _MAX_CHECKED or msgspec.json.encode(value) == data
+    return Body(value, () if skip_search else _duplicates(data))
 
 
 def _yaml(data: bytes) -> Any:

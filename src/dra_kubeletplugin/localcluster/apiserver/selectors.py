@@ -24,7 +24,7 @@ class FieldTerm:
     negated: bool
 
     def matches(self, obj: JSON) -> bool:
-        return (look(obj, self.path) == self.value) != self.negated
+        return (field_value(obj, self.path) == self.value) != self.negated
 
 
 _OPERATOR = re.compile(r"((?:[^=!\\]|\\.)++)(==|=|!=)\s*(.*)", re.DOTALL)
@@ -52,7 +52,7 @@ def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
     return terms
 
 
-def look(obj: JSON, path: tuple[str, ...]) -> str:
+def field_value(obj: JSON, path: tuple[str, ...]) -> str:
     """Returns a field's value as selectors compare it; empty if the field does not exist."""
     value: Any = obj
     for key in path:

@@ -17,7 +17,7 @@ from ...scheduling import cel
 from . import custom, dropped_fields
 from .kinds import ServedKind
 from .validation import defaulting, events, objects
-from .validation.pod_defaults import admitted
+from .validation.pod_defaults import admission_defaults
 
 JSON = dict[str, Any]
 
@@ -87,7 +87,7 @@ def _structured(
     except schema.SchemaDecodeError as e:
         raise _bad(kind, version, e) from None
     except (TypeError, AttributeError, KeyError, ValueError):
-        raise _bad(kind, version, "wrong shape") from None
+        raise _bad(kind, version, "a field has a value of a wrong type") from None
     return decoded
 
 
@@ -156,15 +156,15 @@ def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> J
             out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
         obj = out
     elif kind.status and old is None and not status:
-        obj = {k: v for k, v in obj.items() if k != "status" or kind.storage in _STATUS_AT_ONCE}
+        obj = {k: v for k, v in obj.items() if k != "status" or kind.storage in _STATUS_AT_CREATION}
         if kind.kind == "ResourceClaim" and kind.structured:
             obj["status"] = {}
         elif (first := defaulting.initial_status(kind, obj)) is not None:
             obj["status"] = first
     if old is None and kind.storage == "pods":
-        admitted(obj["spec"])
+        admission_defaults(obj["spec"])
     if old is None and kind.storage == "nodes":
-        _not_ready_yet(obj)
+        _taint_as_not_ready(obj)
     return defaults.apply(obj, kind.kind) if kind.structured else obj
 
 
@@ -183,7 +183,7 @@ def select_own_pods(kind: ServedKind, obj: JSON) -> None:
     obj["metadata"]["labels"] = obj["metadata"].get("labels") or dict(meta["labels"])
 
 
-def _not_ready_yet(node: JSON) -> None:
+def _taint_as_not_ready(node: JSON) -> None:
     """Taints a new node so that no pod is scheduled before the node controller checks it (admission plugin TaintNodesByCondition)."""
     spec = node["spec"] = dict(node.get("spec") or {})
     taints = spec.get("taints") or []
@@ -194,10 +194,10 @@ def _not_ready_yet(node: JSON) -> None:
 _JOB_PREFIXES = ("batch.kubernetes.io/", "")  # label prefixes of a Job's pods: since 1.27, and before 1.27
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 # Kinds whose status may be set at creation: a node is created with its capacity
-_STATUS_AT_ONCE = frozenset({"nodes"})
+_STATUS_AT_CREATION = frozenset({"nodes"})
 
 
-def settle(kind: ServedKind, obj: JSON, old: JSON) -> None:
+def remove_deallocated(kind: ServedKind, obj: JSON, old: JSON) -> None:
     """Removes device status entries of deallocated devices.
 
     It runs after the field managers are computed, so the writer stays the manager of these fields.

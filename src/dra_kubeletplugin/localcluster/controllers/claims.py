@@ -29,8 +29,8 @@ from .base import Controller, Key, RetryLater, key_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_NAME = 57  # characters; the prefix of a generated name is shortened to about this length
-_RESERVATIONS = 256
+_MAX_PREFIX = 57  # characters; the prefix of a generated name is shortened to about this length
+_MAX_RESERVATIONS = 256
 
 
 class ClaimController(Controller):
@@ -250,7 +250,7 @@ class ClaimController(Controller):
             consumer = pod_groups.group_reference(group) if group and name in shared else pod_groups.pod_reference(pod)
             if status.get("allocation") is None or any(r["uid"] == consumer["uid"] for r in reserved):
                 continue
-            if len(reserved) >= _RESERVATIONS:
+            if len(reserved) >= _MAX_RESERVATIONS:
                 continue
             await self.client.update(
                 CLAIMS, {**claim, "status": {**status, "reservedFor": [*reserved, consumer]}}, "status"
@@ -394,9 +394,9 @@ def _statuses(owner: Mapping[str, Any]) -> list[JSON]:
 def _prefix(owner: str, entry: str) -> str:
     """Returns the prefix of a generated name. Shortens both names in proportion if they are too long together."""
     whole = len(owner) + len(entry) + 2
-    if whole <= _NAME:
+    if whole <= _MAX_PREFIX:
         return f"{owner}-{entry}-"
-    return f"{owner[: len(owner) * _NAME // whole]}-{entry[: len(entry) * _NAME // whole]}-"
+    return f"{owner[: len(owner) * _MAX_PREFIX // whole]}-{entry[: len(entry) * _MAX_PREFIX // whole]}-"
 
 
 def _unprotected(claim: JSON) -> JSON:

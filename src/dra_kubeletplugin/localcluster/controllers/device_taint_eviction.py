@@ -162,7 +162,7 @@ def _pool_of(found: JSON) -> Iterable[tuple[str, str]]:
     spec = found["spec"]
     names = [device["name"] for device in spec.get("devices") or []]
     if not isinstance(spec["pool"]["generation"], int) or not all(isinstance(n, str) for n in names):
-        raise TypeError("no slice")
+        raise TypeError("the object is not a valid ResourceSlice")
     for device in spec.get("devices") or []:
         for taint in device.get("taints") or []:
             taint.get("effect")

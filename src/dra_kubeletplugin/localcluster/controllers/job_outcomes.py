@@ -82,8 +82,8 @@ def pod_end(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
     phase = status.get("phase")
     if phase == "Succeeded":
         return PodEnd(meta["uid"], index, True)
-    leaves = meta.get("deletionTimestamp") and spec.get("podReplacementPolicy") != "Failed"
-    if phase != "Failed" and not leaves and not gone:
+    is_being_deleted = meta.get("deletionTimestamp") and spec.get("podReplacementPolicy") != "Failed"
+    if phase != "Failed" and not is_being_deleted and not gone:
         return None
     action, why = _apply_failure_policy(pod, spec) if phase == "Failed" or gone else (JobAction.COUNT, "")
     stamps = [
@@ -99,12 +99,12 @@ def _apply_failure_policy(pod: JSON, spec: JSON) -> tuple[JobAction, str]:
     meta = pod["metadata"]
     where = f"{meta['namespace']}/{meta['name']}"
     for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
-        if match_text := _fits(rule, pod.get("status") or {}, where):
+        if match_text := _match_of(rule, pod.get("status") or {}, where):
             return JobAction(rule["action"]), f"{match_text} matching {rule['action']} rule at index {i}"
     return JobAction.COUNT, ""
 
 
-def _fits(rule: JSON, status: JSON, where: str) -> str:
+def _match_of(rule: JSON, status: JSON, where: str) -> str:
     if codes := rule.get("onExitCodes"):
         for found in [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]:
             code = ((found.get("state") or {}).get("terminated") or {}).get("exitCode")

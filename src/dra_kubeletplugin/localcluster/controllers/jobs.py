@@ -70,35 +70,35 @@ class JobController(Workload):
         spec, status = obj["spec"], obj.get("status") or {}
         if spec.get("managedBy") not in {None, "kubernetes.io/job-controller"}:
             return  # another controller manages it
-        if _true(status, _ENDS) is not None:
+        if _true_condition(status, _ENDS) is not None:
             await self._clean_up(obj, status)
             return
         pods = self.pods_of(obj)
         found = tally(self._count(obj, pods), spec)
         active = [p for p in pods if is_active(p)]
-        leaving = [p for p in pods if not is_finished(p) and p["metadata"].get("deletionTimestamp")]
+        terminating = [p for p in pods if not is_finished(p) and p["metadata"].get("deletionTimestamp")]
         fresh: JSON = {"startTime": status.get("startTime") or now()}
         conditions = [c for c in status.get("conditions") or [] if c["type"] == "Suspended"]
         end = self._end(spec, status, found, active)
         if end is None and spec.get("suspend"):
-            leaving += await self._delete_pods(obj, active)
+            terminating += await self._delete_pods(obj, active)
             active, fresh = [], {}
-            conditions = [self._switch(obj, "Suspended", "True", "JobSuspended", "Job suspended")]
+            conditions = [self._changed_condition(obj, "Suspended", "True", "JobSuspended", "Job suspended")]
         elif end is None:
             if conditions:
-                conditions = [self._switch(obj, "Suspended", "False", "JobResumed", "Job resumed")]
-            active, deleted = await self._run(obj, active, leaving, found)
-            leaving += deleted
+                conditions = [self._changed_condition(obj, "Suspended", "False", "JobResumed", "Job resumed")]
+            active, deleted = await self._run(obj, active, terminating, found)
+            terminating += deleted
         else:
             await self._delete_pods(obj, active)
-            leaving += active
+            terminating += active
             active = []
-            conditions += self._ending(obj, status, end, last=not leaving)
-            if end.succeeded and not leaving:
+            conditions += self._ending(obj, status, end, last=not terminating)
+            if end.succeeded and not terminating:
                 fresh["completionTime"] = now()
         counts = {"succeeded": len(found.done), "failed": found.failed, "active": len(active)}
         fresh |= {k: v for k, v in counts.items() if v}
-        fresh |= {"ready": sum(map(is_ready, active)), "terminating": len(leaving), "uncountedTerminatedPods": {}}
+        fresh |= {"ready": sum(map(is_ready, active)), "terminating": len(terminating), "uncountedTerminatedPods": {}}
         if spec.get("completionMode") == "Indexed":
             fresh |= {"completedIndexes": format_indexes(found.done)} if found.done else {}
             fresh |= {"failedIndexes": format_indexes(found.given_up)} if found.given_up else {}
@@ -129,7 +129,7 @@ class JobController(Workload):
 
     def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> JobOutcome | None:
         """Returns the Job's outcome; None if the Job continues. A decision that the status already contains is final."""
-        if (target := _true(status, _TARGETS)) is not None:
+        if (target := _true_condition(status, _TARGETS)) is not None:
             return JobOutcome(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
         started = status.get("startTime")
         since = time.time() - datetime.fromisoformat(started).timestamp() if started else 0.0
@@ -145,15 +145,15 @@ class JobController(Workload):
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
         known = {c["type"]: c for c in status.get("conditions") or []}
         return [
-            known.get(name) or _probed(condition(obj, name, "True", end.reason, end.message, now()))
+            known.get(name) or _with_probe_time(condition(obj, name, "True", end.reason, end.message, now()))
             for name in names[: 1 + last]
         ]
 
-    def _switch(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
+    def _changed_condition(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
         known = {c["type"]: c for c in (obj.get("status") or {}).get("conditions") or []}
         if type in known and known[type]["status"] == status:
             return dict(known[type])
-        return _probed(condition(obj, type, status, reason, message, now()))
+        return _with_probe_time(condition(obj, type, status, reason, message, now()))
 
     def _record_changes(self, obj: JSON, conditions: list[JSON]) -> None:
         known = {(c["type"], c["status"]) for c in (obj.get("status") or {}).get("conditions") or []}
@@ -171,7 +171,7 @@ class JobController(Workload):
     # --- pods -----------------------------------------------------------------------------------
 
     async def _run(
-        self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally
+        self, obj: JSON, active: list[JSON], terminating: list[JSON], found: Tally
     ) -> tuple[list[JSON], list[JSON]]:
         """Creates or deletes pods to reach the wanted number.
 
@@ -192,13 +192,15 @@ class JobController(Workload):
             self.queue.add_after(key_of(JOBS, obj), float(limit) + 0.1)
         capacity = wanted - len(active)
         if spec.get("podReplacementPolicy") == "Failed":
-            capacity -= len(leaving)
+            capacity -= len(terminating)
         out = list(active)
-        for index in self._next(obj, active, leaving, found, capacity):
+        for index in self._next(obj, active, terminating, found, capacity):
             out.append(await self.make_pod(obj, spec["template"], *_with_index(obj, index, found)))
         return out, []
 
-    def _next(self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally, capacity: int) -> Iterator[str]:
+    def _next(
+        self, obj: JSON, active: list[JSON], terminating: list[JSON], found: Tally, capacity: int
+    ) -> Iterator[str]:
         """Yields the indexes that need a new pod now, at most ``capacity``. Yields empty strings unless the Job is indexed.
 
         If an index is in its backoff after a failure, the Job is queued again for the end of the backoff.
@@ -213,7 +215,7 @@ class JobController(Workload):
         if spec.get("completionMode") != "Indexed":
             yield from [""] * max(0, capacity)
             return
-        waits_for = leaving if spec.get("podReplacementPolicy") == "Failed" else []
+        waits_for = terminating if spec.get("podReplacementPolicy") == "Failed" else []
         taken = {(p["metadata"].get("annotations") or {}).get(INDEX) for p in [*active, *waits_for]}
         for number in range(int(spec.get("completions") or 0)):
             index = str(number)
@@ -253,7 +255,7 @@ class JobController(Workload):
                 raise
 
 
-def _true(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
+def _true_condition(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
     """Returns the true condition of one of the types; None if there is none."""
     return next(
         (c for c in status.get("conditions") or [] if c["type"] in types and c["status"] == "True"),
@@ -261,7 +263,7 @@ def _true(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
     )
 
 
-def _probed(found: JSON) -> JSON:
+def _with_probe_time(found: JSON) -> JSON:
     return {**found, "lastProbeTime": found["lastTransitionTime"]}
 
 

@@ -20,7 +20,7 @@ from ..kubelet.node_lease import NAMESPACE
 from .base import Controller, Key
 
 JSON = dict[str, Any]
-_OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
+_KUBELET_CONDITIONS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _NO_STATUS = {"reason": STATUS_UNKNOWN, "message": "Kubelet stopped posting node status."}
 _CHECKS = 10  # checks in one grace period, as in Kubernetes: --node-monitor-period is 5 s, a tenth of the grace period
 
@@ -54,9 +54,9 @@ class NodeMonitor(Controller):
         super().__init__(client, informers, (NODES, LEASES, PODS))
         self._grace = grace
         self._leases: dict[str, _LeaseState] = {}  # by node
-        self.watch(LEASES, self._lease)
+        self.watch(LEASES, self._lease_changed)
 
-    def _lease(self, change: ObjectChange) -> None:
+    def _lease_changed(self, change: ObjectChange) -> None:
         """Records a renewal with the local time of its arrival, because the clocks of machines may differ."""
         meta, spec = change.object["metadata"], change.object.get("spec") or {}
         if meta.get("namespace") != NAMESPACE:
@@ -83,16 +83,16 @@ class NodeMonitor(Controller):
         known = {c["type"]: c for c in (node.get("status") or {}).get("conditions") or []}
         if known.get("Ready", {}).get("status") != "Unknown":
             body = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
-            conditions = [*({**known, **{kind: _unknown(kind, known) for kind in _OF_KUBELETS}}).values()]
+            conditions = [*({**known, **{kind: _unknown(kind, known) for kind in _KUBELET_CONDITIONS}}).values()]
             await self.client.patch(NODES, key.name, {**body, "status": {"conditions": conditions}}, sub="status")
             self.events.event(
                 node, "Node", "Normal", "NodeNotReady", f"Node {key.name} status is now: NodeNotReady", "v1"
             )
         for pod in self.informers.by(PODS, "node", key.name):
             if not is_finished(pod):
-                await self._not_ready(pod)
+                await self._mark_pod_not_ready(pod)
 
-    async def _not_ready(self, pod: JSON) -> None:
+    async def _mark_pod_not_ready(self, pod: JSON) -> None:
         conditions = (pod.get("status") or {}).get("conditions") or []
         if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
             return

@@ -21,7 +21,7 @@ class ArrivingNodes:
         self._until: dict[str, float] = {}
         self._changed = asyncio.Event()
 
-    def look_at(self, node: Mapping[str, Any], *, new: bool, gone: bool) -> None:
+    def observe(self, node: Mapping[str, Any], *, new: bool, gone: bool) -> None:
         name = node["metadata"]["name"]
         tainted = any(t.get("key") == _TAINT for t in (node.get("spec") or {}).get("taints") or [])
         if gone or not tainted:

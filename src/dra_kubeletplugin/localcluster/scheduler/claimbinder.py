@@ -26,8 +26,8 @@ from ..informer import FINALIZER, words_of
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 STRATEGIC = "application/strategic-merge-patch+json"
-_TRIES = 5  # attempts of a write that conflicts with other clients
-_LOOK = 5.0  # seconds at most between two looks at binding conditions
+_MAX_ATTEMPTS = 5  # attempts of a write that conflicts with other clients
+_CHECK_INTERVAL = 5.0  # seconds; the longest time between two checks of binding conditions
 
 
 class _Conflict(Exception):
@@ -85,7 +85,7 @@ class ClaimBinder:
     async def _write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
         name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
         conflict = ""
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_ATTEMPTS):
             try:
                 if attempt:
                     meta = claim["metadata"]
@@ -97,7 +97,7 @@ class ClaimBinder:
                 if allocation is not None:
                     if is_allocated(claim):
                         raise SchedulerError(f"claim {name} got allocated elsewhere in the meantime")
-                    claim = await self._protected(claim, name)
+                    claim = await self._with_finalizer(claim, name)
                 elif not is_allocated(claim):
                     raise SchedulerError(f"claim {name} got deallocated elsewhere in the meantime")
                 status = dict(claim.get("status") or {})
@@ -116,7 +116,7 @@ class ClaimBinder:
         except ApiError as e:
             raise SchedulerError(f"get updated claim {full_name} after conflict: {words_of(e)}") from None
 
-    async def _protected(self, claim: JSON, name: str) -> JSON:
+    async def _with_finalizer(self, claim: JSON, name: str) -> JSON:
         """Adds the finalizer that keeps an allocated claim until it is deallocated."""
         finalizers = claim["metadata"].get("finalizers") or []
         if FINALIZER in finalizers:
@@ -172,7 +172,7 @@ class ClaimBinder:
             ApiError: the claim cannot be deleted.
         """
         meta = claim["metadata"]
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 current = await self.client.get(CLAIMS, meta["name"], meta["namespace"])
                 if current["metadata"]["uid"] != meta["uid"]:
@@ -212,7 +212,7 @@ class ClaimBinder:
             if all(s is not None and s.readiness is Readiness.READY for s in states):
                 return
             remaining = min(
-                [_LOOK, *(s.remaining for s in states if s is not None and s.readiness is Readiness.WAITING)]
+                [_CHECK_INTERVAL, *(s.remaining for s in states if s is not None and s.readiness is Readiness.WAITING)]
             )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.01, remaining)):

@@ -111,7 +111,7 @@ class Scheduler:
             self.cache.node_gone(change.object["metadata"]["name"])
         else:
             self._move(self.cache.node_changed(change.object))
-        self._arriving.look_at(change.object, new=change.before is None, gone=change.gone)
+        self._arriving.observe(change.object, new=change.before is None, gone=change.gone)
 
     def _slice(self, obj: JSON, *, gone: bool = False) -> None:
         rules = self.informers.all(self._rules) if self._rules and not gone else ()
@@ -141,7 +141,7 @@ class Scheduler:
         try:
             info = pod_info.read(change.object)
         except (TypeError, KeyError, ValueError, AttributeError) as e:
-            text = f"the pod cannot be read: {type(e).__name__}: {e}"
+            text = f"the scheduler cannot read the pod: {type(e).__name__}: {e}"
             self.events.event(change.object, "Pod", "Warning", "FailedScheduling", text)
             return
         if info.node:

@@ -18,9 +18,9 @@ from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange, helps
 from ...scheduling.framework.status import Plugin
 
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 10.0
-FLUSH = 300.0  # seconds after which a rejected pod is tried again without a change
+FIRST_BACKOFF = 1.0
+MAX_BACKOFF = 10.0
+MAX_PARKED = 300.0  # seconds after which a rejected pod is tried again without a change
 
 
 @dataclass(eq=False)
@@ -56,7 +56,10 @@ class SchedulingQueue:
     """
 
     def __init__(
-        self, gate: Callable[[PodInfo], Plugin | None], uses: Callable[[PodInfo, str], bool], pause: float = FIRST_PAUSE
+        self,
+        gate: Callable[[PodInfo], Plugin | None],
+        uses: Callable[[PodInfo, str], bool],
+        pause: float = FIRST_BACKOFF,
     ) -> None:
         self._gate = gate
         self._uses = uses
@@ -64,12 +67,12 @@ class SchedulingQueue:
         self._entries: dict[str, QueuedPod] = {}
         self._active: list[tuple[tuple[int, float, int], str]] = []
         self._ready: set[str] = set()  # UIDs of the entries that are in the heap
-        self._pausing: set[str] = set()
+        self._backing_off: set[str] = set()
         self._parked: dict[str, QueuedPod] = {}  # pods that wait for a change
         # UIDs of parked pods that the gate keeps from being tried, until the pod or one of its claims changes
         self._gated: set[str] = set()
         self._by_claim: dict[str, set[str]] = {}  # UIDs of parked pods, by the key of each claim that they use
-        self._flushed = 0.0
+        self._last_flush = 0.0
         self._cycles: dict[str, _Cycle] = {}
         self._log: deque[ClusterChange] = deque()
         self._logged = 0
@@ -109,7 +112,7 @@ class SchedulingQueue:
         """Removes a pod that was deleted or has a node."""
         self._entries.pop(uid, None)
         self._ready.discard(uid)
-        self._pausing.discard(uid)
+        self._backing_off.discard(uid)
         self._unpark(uid)
         self._cycles.pop(uid, None)
         self._trim()
@@ -117,7 +120,7 @@ class SchedulingQueue:
     async def pop(self) -> QueuedPod:
         """Waits for the next pod to try. :meth:`failed` or :meth:`done` must follow."""
         while True:
-            self._look_at_pauses()
+            self._activate_due_pods()
             while self._active:
                 order, uid = heapq.heappop(self._active)
                 entry = self._entries.get(uid)
@@ -129,7 +132,7 @@ class SchedulingQueue:
                 return entry
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._next_pause()):
+                async with asyncio.timeout(self._time_to_next_pod()):
                     await self._wake.wait()
 
     def done(self, uid: str) -> None:
@@ -154,8 +157,8 @@ class SchedulingQueue:
         entry.since = self._now()
         self._entries[entry.info.uid] = entry
         if not rejectors:
-            entry.not_before = self._now() + min(LONGEST_PAUSE, self._pause * 2 ** min(entry.errors - 1, 16))
-            self._pausing.add(entry.info.uid)
+            entry.not_before = self._now() + min(MAX_BACKOFF, self._pause * 2 ** min(entry.errors - 1, 16))
+            self._backing_off.add(entry.info.uid)
             self._wake.set()
         elif any(self._helps(c, entry) for c in missed):
             self._activate(entry)
@@ -218,20 +221,22 @@ class SchedulingQueue:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _look_at_pauses(self) -> None:
+    def _activate_due_pods(self) -> None:
         moment = self._now()
-        for uid in [u for u in self._pausing if self._entries[u].not_before <= moment]:
-            self._pausing.discard(uid)
+        for uid in [u for u in self._backing_off if self._entries[u].not_before <= moment]:
+            self._backing_off.discard(uid)
             self._activate(self._entries[uid])
-        if moment - self._flushed < FLUSH / 10:
+        if moment - self._last_flush < MAX_PARKED / 10:
             return
-        self._flushed = moment
-        for entry in [e for e in self._parked.values() if e.info.uid not in self._gated and moment - e.since > FLUSH]:
+        self._last_flush = moment
+        for entry in [
+            e for e in self._parked.values() if e.info.uid not in self._gated and moment - e.since > MAX_PARKED
+        ]:
             self._activate(entry)
 
-    def _next_pause(self) -> float:
-        soonest = min((self._entries[u].not_before for u in self._pausing), default=self._now() + FLUSH / 10)
-        return max(0.0, min(soonest - self._now(), FLUSH / 10))
+    def _time_to_next_pod(self) -> float:
+        soonest = min((self._entries[u].not_before for u in self._backing_off), default=self._now() + MAX_PARKED / 10)
+        return max(0.0, min(soonest - self._now(), MAX_PARKED / 10))
 
     def _trim(self) -> None:
         """Drops the logged changes that are older than every running cycle."""

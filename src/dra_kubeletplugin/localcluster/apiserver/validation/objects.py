@@ -290,14 +290,14 @@ def _role_binding(obj: JSON, old: JSON | None) -> list[FieldError]:
     return out
 
 
-_HIGHEST = 1_000_000_000
+_MAX_PRIORITY = 1_000_000_000
 
 
 def _priority(obj: JSON, old: JSON | None) -> list[FieldError]:
     out: list[FieldError] = []
     value, name = obj.get("value", 0), obj["metadata"].get("name", "")
-    if value > _HIGHEST and not name.startswith("system-"):
-        out.append(forbidden("value", f"maximum allowed value of a user defined priority is {_HIGHEST}"))
+    if value > _MAX_PRIORITY and not name.startswith("system-"):
+        out.append(forbidden("value", f"maximum allowed value of a user defined priority is {_MAX_PRIORITY}"))
     if old is not None and old.get("value", 0) != value:
         out.append(forbidden("value", "may not be changed in an update."))
     return out
