@@ -1,4 +1,4 @@
-"""Decides who may write which part of a claim's status: the scheduler writes the binding, a driver writes its own devices.
+"""Decides who may write which part of a claim's status: the scheduler writes the binding, a driver writes the status of its own devices.
 
 Source: KEP-4817; since 1.36, feature gate DRAResourceClaimGranularStatusAuthorization.
 The subresources ``binding`` and ``driver`` exist in RBAC rules only.

@@ -214,7 +214,7 @@ class Registry:
         yield from self._custom.values()
 
     def stored(self) -> Iterator[ServedKind]:
-        """Returns the kinds that store objects, each storage once."""
+        """Returns the kinds that store objects under their own storage key."""
         return (k for k in self if not (k.stored_as or k.virtual or k.refused))
 
     def find(self, group: str, version: str, plural: str) -> ServedKind | None:

@@ -1,6 +1,7 @@
 """Resource quotas: computes the usage of a namespace's objects, rejects objects over quota, and updates the quotas' status.
 
-A claim counts by device class (KEP-4381, KEP-5004): each request counts the most devices of the class that one alternative may get.
+A claim counts by device class (KEP-4381, KEP-5004). Each of its requests counts the largest number of devices of the class that
+one of its alternatives may get.
 A device of a class with an extended resource name also counts under that name. Source: the quota evaluators of Kubernetes.
 """
 

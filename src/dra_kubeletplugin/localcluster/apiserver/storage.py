@@ -41,7 +41,7 @@ class StorageChange:
 
 
 class Watch:
-    """The pending changes of a kind for a client that selects some of its objects. Made by :meth:`Storage.watch`.
+    """The pending changes of a kind for a client that selects some of the kind's objects. :meth:`Storage.watch` creates it.
 
     ``ended`` means that no more changes will come: all watches were ended, or the reader fell too far behind.
     """
@@ -92,7 +92,7 @@ class _StoredKind:
         names: the sorted keys; None after an object was added or removed.
         oldest: the oldest version from which a watch may start.
         watchers: watches of all objects.
-        narrow: watches of objects with one value of one field: by the field's path, then by the value.
+        narrow: watches that select one value of one field: by the field's path, then by the value.
     """
 
     objects: dict[Key, JSON] = field(default_factory=dict)

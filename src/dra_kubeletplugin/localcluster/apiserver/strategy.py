@@ -200,7 +200,7 @@ _STATUS_AT_CREATION = frozenset({"nodes"})
 def remove_deallocated(kind: ServedKind, obj: JSON, old: JSON) -> None:
     """Removes device status entries of deallocated devices.
 
-    It runs after the field managers are computed, so the writer stays the manager of these fields.
+    Must run after the field managers are computed, so that the writer stays the manager of these fields.
     """
     if kind.kind == "ResourceClaim" and "status" in obj:
         obj["status"] = claim_status.without_deallocated(obj["status"] or {}, old.get("status") or {})

@@ -1,6 +1,6 @@
 """Finds fields of an object that its kind does not have, and values of a wrong type, with hints for the manifest's author.
 
-A real API server reports only the first wrong type, in Go's words: see :mod:`.schemas.decoding`.
+A real API server reports only the first wrong type, with Go's type names: see :mod:`.schemas.decoding`.
 """
 
 from __future__ import annotations

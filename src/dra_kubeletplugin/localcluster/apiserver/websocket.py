@@ -36,7 +36,7 @@ def accept(headers: Mapping[str, str], supported: tuple[str, ...]) -> tuple[str,
         supported: the supported subprotocols.
 
     Returns:
-        The first subprotocol of the client that is supported, and the response's headers.
+        The client's first subprotocol that the server supports, and the response's headers.
 
     Raises:
         HandshakeError: The handshake is not supported.

@@ -122,7 +122,7 @@ def _is_eligible(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
 
 
 def _pinned_to(spec: Mapping[str, Any], node: str) -> JSON:
-    """Returns the affinity and tolerations that bind a pod to its node."""
+    """Returns the affinity and tolerations with which a pod can run only on this node."""
     affinity = copy.deepcopy(spec.get("affinity") or {})
     requirement = {"key": "metadata.name", "operator": "In", "values": [node]}
     wanted = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})

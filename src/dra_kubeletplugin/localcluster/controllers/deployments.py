@@ -1,4 +1,4 @@
-"""The Deployment controller: keeps a ReplicaSet for each version of the pod template, and rolls updates out from one to the next."""
+"""The Deployment controller: keeps a ReplicaSet for each version of the pod template, and performs rolling updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON = dict[str, Any]
 _HASH = "pod-template-hash"
 _REVISION = "deployment.kubernetes.io/revision"
 _CAUSE = "kubernetes.io/change-cause"
-_INFORMER_TIMEOUT = 30.0  # seconds after which a written ReplicaSet that the informer never showed is ignored
+_INFORMER_TIMEOUT = 30.0  # seconds after which a written ReplicaSet is ignored if the informer still lacks it
 
 
 class DeploymentController(Workload):
@@ -28,9 +28,10 @@ class DeploymentController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, REPLICA_SETS)
-        # By UID: ReplicaSets as we wrote them, until the informer shows them
+        # By UID: the time of our last write of a ReplicaSet and its result, until the informer has it
         self._written_sets: dict[str, tuple[float, JSON]] = {}
-        self._progress: dict[str, tuple[Any, float]] = {}  # by UID: the last observed state, and since when
+        # By UID: the last observed state, and the time at which it began
+        self._progress: dict[str, tuple[Any, float]] = {}
         self.watch(REPLICA_SETS, self._set_changed)
 
     def _set_changed(self, change: ObjectChange) -> None:

@@ -36,7 +36,7 @@ class DeviceTaintEviction(Controller):
         self._rules = rules
         # By UID of a pod: when it is to be deleted; 0.0 after the deletion has begun
         self._deletion_times: dict[str, float] = {}
-        self._first_seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was first seen
+        self._first_seen: dict[tuple[Device, str, str], float] = {}  # when a taint without timeAdded was first seen
         informers.index(CLAIMS, "devices", _devices_of)
         informers.index(CLAIMS, "consumers", _consumers_of)
         informers.index(PODS, "group", pod_groups.key_of)
@@ -95,7 +95,7 @@ class DeviceTaintEviction(Controller):
         self._deletion_times.pop(uid, None)
 
     def _claims(self, pod: JSON) -> Iterable[JSON]:
-        """Yields the claims that are reserved for the pod, and those reserved for its group that the pod uses."""
+        """Yields the claims that are reserved for the pod, and the claims reserved for its group that the pod uses."""
         yield from self.informers.by(CLAIMS, "consumers", pod["metadata"]["uid"])
         named = set(pod_claim_names(pod).values())
         for group in pod_groups.key_of(pod):
@@ -134,7 +134,7 @@ class DeviceTaintEviction(Controller):
 
 
 def _tolerance(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
-    """Returns the seconds for which a taint is tolerated: None without limit, 0 if it is not tolerated."""
+    """Returns the seconds for which a taint is tolerated: None if without limit, 0 if it is not tolerated."""
     matching = [t for t in tolerations if tolerates(t, taint)]
     if not matching:
         return 0.0

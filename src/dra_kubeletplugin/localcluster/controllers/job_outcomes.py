@@ -201,7 +201,11 @@ def _satisfied(rule: JSON, done: set[int]) -> bool:
 
 
 def backoff_left(failures: int, last: float) -> float:
-    """Returns the seconds until the next try after ``failures`` failures, the last one at ``last``. Negative values mean now."""
+    """Returns the seconds until the next try. Negative values mean now.
+
+    Args:
+        last: the time of the last failure, in seconds since the epoch.
+    """
     if not failures:
         return 0.0
     return last + min(_MAX_BACKOFF, _BACKOFF * 2.0 ** (min(failures, 20) - 1)) - time.time()

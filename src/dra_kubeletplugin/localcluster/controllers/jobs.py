@@ -40,10 +40,10 @@ class JobController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers)
-        # Job → ended pods by UID, kept because the pods may be deleted
+        # By UID of a Job: its ended pods by UID, kept because the pods may be deleted
         self._ended: dict[str, dict[str, PodEnd]] = {}
         self._deleted: set[str] = set()  # UIDs of pods that we deleted; their ends do not count
-        self._uncounted: dict[str, list[JSON]] = {}  # Job → pods that were deleted before they were counted
+        self._uncounted: dict[str, list[JSON]] = {}  # by UID of a Job: pods that were deleted before they were counted
         self.watch(JOBS, self._job_changed)
 
     def _job_changed(self, change: ObjectChange) -> None:

@@ -69,7 +69,7 @@ class NodeTaintEviction(Controller):
             self._cancel(key)
         node = self.informers.find(NODES, str(pod["spec"].get("nodeName") or "")) if pod else None
         if pod is None or node is None:
-            return  # for a deleted node the pod garbage collector deletes the pod
+            return  # if the node was deleted, the pod garbage collector deletes the pod
         seconds = _tolerated_seconds(_taints(node), pod["spec"].get("tolerations") or [])
         if seconds == math.inf:
             self._cancel(key)

@@ -63,7 +63,7 @@ class PodGarbageCollector(Controller):
             await remove(self.client, pod, _CAUSE)
 
     async def _is_gone(self, node: str) -> bool:
-        """Asks the server whether a node is missing, because the informer may be late. Raises ``ApiError``."""
+        """Asks the server whether a node is missing, because the informer's state may be old. Raises ``ApiError``."""
         try:
             await self.client.get(NODES, node)
         except ApiError as e:

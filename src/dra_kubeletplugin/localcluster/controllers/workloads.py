@@ -1,4 +1,4 @@
-"""The base of workload controllers: their resources, their pods, and created pods that the informer does not show yet."""
+"""The base of workload controllers: their resources, their pods, and created pods that the informer does not have yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 JOBS = Resource("batch", "v1", "jobs", namespaced=True)
 KINDS = {DEPLOYMENTS: "Deployment", REPLICA_SETS: "ReplicaSet", DAEMON_SETS: "DaemonSet", JOBS: "Job"}
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_INFORMER_TIMEOUT = 30.0  # seconds after which a created pod that the informer never showed is assumed to be deleted
+_INFORMER_TIMEOUT = 30.0  # seconds after which a created pod counts as deleted if the informer still lacks it
 
 
 class Workload(Controller):
@@ -35,7 +35,7 @@ class Workload(Controller):
 
     def __init__(self, client: KubeClient, informers: Informers, *needs: Resource) -> None:
         super().__init__(client, informers, (self.resource, PODS, *needs))
-        # By UID: created pods until the informer shows them, and since when
+        # By UID: created pods with the time of their creation, until the informer has them
         self._created: dict[str, tuple[float, JSON]] = {}
         self.watch(self.resource)
         self.watch(PODS, self._pod_changed)
@@ -57,7 +57,7 @@ class Workload(Controller):
         """Brings an object's pods and status to its desired state."""
 
     def pods_of(self, obj: JSON) -> list[JSON]:
-        """Returns all pods of an object, oldest first, with pods that were just created."""
+        """Returns all pods of an object, oldest first, including created pods that the informer does not have yet."""
         uid = obj["metadata"]["uid"]
         found = {p["metadata"]["uid"]: p for p in self.informers.by(PODS, "controller", uid)}
         limit = time.monotonic() - _INFORMER_TIMEOUT

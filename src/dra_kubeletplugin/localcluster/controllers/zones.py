@@ -14,7 +14,8 @@ _LABELS = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
 _EXCLUDED = "node.kubernetes.io/exclude-disruption"
 _UNHEALTHY = 0.55  # share of failed nodes that makes a zone partially disrupted, --unhealthy-zone-threshold
 _NEVER_DISRUPTED = 2  # a zone with at most this number of failed nodes is never partially disrupted
-_LARGE_ZONE = 50  # a zone with more nodes evicts even when partially disrupted, --large-cluster-size-threshold
+# In a zone with more nodes, a partial disruption does not stop evictions (--large-cluster-size-threshold)
+_LARGE_ZONE = 50
 
 
 class Eviction(Enum):

@@ -1,7 +1,7 @@
 """Delays new pods until the node controller has removed the not-ready taint of new nodes.
 
-Without the delay, the first attempt would fail for pods that are applied together with their nodes. Pods that the
-scheduler has already rejected are tried at once, as in Kubernetes.
+Without the delay, the first attempt would fail for pods that are applied together with their nodes. Only a pod's first
+attempt waits; later attempts begin at once, as in Kubernetes.
 """
 
 from __future__ import annotations

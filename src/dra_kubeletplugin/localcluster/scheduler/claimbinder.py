@@ -93,7 +93,7 @@ class ClaimBinder:
                 if claim["metadata"].get("deletionTimestamp"):
                     raise SchedulerError(f"claim {name} got deleted in the meantime")
                 if allocation is None and pod_groups.is_group(consumer) and _is_reserved(claim, consumer):
-                    return claim  # another pod of the group was faster
+                    return claim  # another pod of the group has already reserved it
                 if allocation is not None:
                     if is_allocated(claim):
                         raise SchedulerError(f"claim {name} got allocated elsewhere in the meantime")

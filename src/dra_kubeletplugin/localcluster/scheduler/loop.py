@@ -302,7 +302,7 @@ class Scheduler:
         self._binding[pod.uid] = task
 
     async def _bind(self, entry: QueuedPod, node: str, binding: PodBinding) -> None:
-        """Binds a pod and handles all errors. Raises ``CancelledError``, unless it was cancelled because the pod was deleted."""
+        """Binds a pod and handles all errors. Raises ``CancelledError``, but not if the pod was deleted."""
         pod = entry.info
         try:
             await binding.write(pod)
