@@ -78,7 +78,7 @@ def post(obj: JSON) -> tuple[int, Any]:
         return 400, str(e)
     except strategy.InvalidObject as e:
         return 422, e.faults
-    return 201, strategy.stored(kind, stored)
+    return 201, strategy.for_storage(kind, stored)
 
 
 def without_times(spec: Any) -> Any:
@@ -118,7 +118,7 @@ def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
         return 400, str(e)
     except strategy.InvalidObject as e:
         return 422, e.faults
-    return 200, strategy.stored(kind, stored)
+    return 200, strategy.for_storage(kind, stored)
 
 
 def without_versions(metadata: JSON) -> JSON:

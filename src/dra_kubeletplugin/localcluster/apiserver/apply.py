@@ -143,7 +143,9 @@ class Rules:
 # --- managed fields as objects have them ------------------------------------------------------------
 
 
-def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operation, str, str], ManagedFieldsEntry]:
+def decode_entries(
+    managed: Iterable[Mapping[str, Any]] | None,
+) -> dict[tuple[str, Operation, str, str], ManagedFieldsEntry]:
     out = {}
     for item in managed or ():
         if not item.get("manager") and not item.get("fieldsV1"):
@@ -155,7 +157,7 @@ def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operati
     return out
 
 
-def written(entries: Entries) -> list[JSON]:
+def encode_entries(entries: Entries) -> list[JSON]:
     """Encodes the entries as JSON: applies before updates, then by time and name."""
     out = []
     for entry in sorted(

@@ -295,7 +295,7 @@ def merge_type(kind: ServedKind, version: str) -> Type:
     return from_schema({**schema, "properties": {**(schema.get("properties") or {}), **always}})
 
 
-def established(names: JSON, stored: list[str]) -> JSON:
+def established_status(names: JSON, stored: list[str]) -> JSON:
     """Returns the status of a CustomResourceDefinition whose kind is served."""
     from ...resourceapi.defaulting import now
 

@@ -75,7 +75,9 @@ def check_applied(target: RequestInfo, applied: Any) -> JSON:
     return {**applied, "metadata": {**meta, "name": target.name}}
 
 
-def applied(request: Request, target: RequestInfo, live: JSON | None, config: JSON) -> tuple[JSON, list[JSON]]:
+def apply_configuration(
+    request: Request, target: RequestInfo, live: JSON | None, config: JSON
+) -> tuple[JSON, list[JSON]]:
     """Applies ``config`` to the stored object.
 
     Returns:
@@ -86,7 +88,7 @@ def applied(request: Request, target: RequestInfo, live: JSON | None, config: JS
     """
     rules = _rules(target, target.version)
     manager = _manager(request, rules, Operation.APPLY, target)
-    before = apply.read((live or {}).get("metadata", {}).get("managedFields"))
+    before = apply.decode_entries((live or {}).get("metadata", {}).get("managedFields"))
     current = strategy.outgoing(target.kind, target.version, live) if live else None
     if current:
         current = {**current, "metadata": {k: v for k, v in current["metadata"].items() if k != "managedFields"}}
@@ -106,7 +108,7 @@ def applied(request: Request, target: RequestInfo, live: JSON | None, config: JS
         place = f"{config['metadata'].get('namespace', '')}/{target.name}"
         named = f"({place}; {target.kind.group}/{target.version}, Kind={target.kind.kind})"
         raise StatusError(500, "", f"failed to create typed patch object {named}: {e}") from None
-    return merged, apply.written(entries)
+    return merged, apply.encode_entries(entries)
 
 
 def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
@@ -128,7 +130,9 @@ def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
         return set()
 
 
-def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON, requested: Any = None) -> list[JSON]:
+def managed_after_update(
+    request: Request, target: RequestInfo, live: JSON | None, new: JSON, requested: Any = None
+) -> list[JSON]:
     """Returns the managed fields after a write that is not an apply.
 
     Args:
@@ -144,8 +148,10 @@ def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON,
     manager = _manager(request, _rules(target, target.version), Operation.UPDATE, target)
     named = {"apiVersion": target.kind.api_version(rules.version), "kind": target.kind.kind}
     old = None if live is None else named | live
-    entries = apply.update(old, named | new, apply.read(before), manager, rules, named | _empty(target, stored=True))
-    return apply.written(entries)
+    entries = apply.update(
+        old, named | new, apply.decode_entries(before), manager, rules, named | _empty(target, stored=True)
+    )
+    return apply.encode_entries(entries)
 
 
 def _manager(request: Request, rules: Rules, operation: Operation, target: RequestInfo) -> Manager:

@@ -179,7 +179,9 @@ class ApiServer:
         kind = custom.kind_of(definition)
         self._registry.define(kind)
         names = definition["spec"]["names"]
-        status = custom.established(names, [v["name"] for v in definition["spec"]["versions"] if v.get("storage")])
+        status = custom.established_status(
+            names, [v["name"] for v in definition["spec"]["versions"] if v.get("storage")]
+        )
         if (definition.get("status") or {}).get("acceptedNames") != names:
             self.storage.put(custom.DEFINITIONS, {**definition, "status": status})
 

@@ -125,10 +125,10 @@ class Storage:
         """Loads the objects of an earlier run. New versions follow ``version``."""
         self.version = self._floor = version
         for (kind, key), obj in objects.items():
-            self._of(kind).objects[key] = obj
+            self._stored_kind(kind).objects[key] = obj
             self._own(kind, key, None, obj)
 
-    def _of(self, kind: str) -> _StoredKind:
+    def _stored_kind(self, kind: str) -> _StoredKind:
         found = self._kinds.get(kind)
         if found is None:
             found = self._kinds[kind] = _StoredKind()
@@ -140,14 +140,14 @@ class Storage:
 
     def list(self, kind: str, namespace: str = "") -> Objects:
         """Returns the objects of a kind in one namespace, or in all, sorted by namespace and name."""
-        found = self._of(kind)
+        found = self._stored_kind(kind)
         if found.names is None:
             found.names = sorted(found.objects)
         return [found.objects[k] for k in found.names if not namespace or k[0] == namespace]
 
     def list_at(self, kind: str, namespace: str, version: int) -> Objects:
         """Like :meth:`list`, but at an earlier version. Raises :class:`ExpiredError`."""
-        found = self._of(kind)
+        found = self._stored_kind(kind)
         if version > self.version or version < max(found.oldest, self._floor):
             raise ExpiredError
         objects = dict(found.objects)
@@ -187,29 +187,31 @@ class Storage:
         """
         meta = obj["metadata"]
         key = (meta.get("namespace", ""), meta["name"])
-        of = self._of(kind)
-        before = of.objects.get(key)
+        stored_kind = self._stored_kind(kind)
+        before = stored_kind.objects.get(key)
         self.version += 1
         stored = {**obj, "metadata": dict(meta)} if fresh else copy.deepcopy(obj)
         stored["metadata"]["resourceVersion"] = str(self.version)
         if before is None:
-            of.names = None
-        of.objects[key] = stored
+            stored_kind.names = None
+        stored_kind.objects[key] = stored
         self._own(kind, key, before, stored)
-        self._record(of, StorageChange(self.version, "MODIFIED" if before else "ADDED", kind, stored, before), key)
+        self._record(
+            stored_kind, StorageChange(self.version, "MODIFIED" if before else "ADDED", kind, stored, before), key
+        )
         return stored
 
     def remove(self, kind: str, namespace: str, name: str) -> JSON | None:
-        of = self._of(kind)
+        stored_kind = self._stored_kind(kind)
         key = (namespace, name)
-        before = of.objects.pop(key, None)
+        before = stored_kind.objects.pop(key, None)
         if before is None:
             return None
-        of.names = None
+        stored_kind.names = None
         self.version += 1
         last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.version)}}
         self._own(kind, key, before, None)
-        self._record(of, StorageChange(self.version, "DELETED", kind, last, before), key)
+        self._record(stored_kind, StorageChange(self.version, "DELETED", kind, last, before), key)
         return last
 
     def _own(self, kind: str, key: Key, before: JSON | None, after: JSON | None) -> None:
@@ -227,15 +229,15 @@ class Storage:
         for uid in now - was:
             self._owned.setdefault(uid, set()).add((kind, key))
 
-    def _record(self, of: _StoredKind, change: StorageChange, key: Key) -> None:
+    def _record(self, stored_kind: _StoredKind, change: StorageChange, key: Key) -> None:
         if self._journal is not None:
             self._journal.write(change.version, change.kind, key, None if change.type == "DELETED" else change.object)
-        if len(of.history) == HISTORY:
-            of.oldest = of.history[0].version
-        of.history.append(change)
-        for watcher in of.watchers:
+        if len(stored_kind.history) == HISTORY:
+            stored_kind.oldest = stored_kind.history[0].version
+        stored_kind.history.append(change)
+        for watcher in stored_kind.watchers:
             watcher.push(change)
-        for path, by_value in of.narrow.items():
+        for path, by_value in stored_kind.narrow.items():
             values = {_value_at(change.object, path), _value_at(change.before, path) if change.before else None}
             for value in values:
                 for watcher in by_value.get(value, ()) if value is not None else ():
@@ -245,21 +247,21 @@ class Storage:
 
     def cut_watches(self) -> None:
         self.cut += 1
-        for of in self._kinds.values():
-            for watcher in self._watchers(of):
+        for stored_kind in self._kinds.values():
+            for watcher in self._watchers(stored_kind):
                 watcher.end()
 
     @staticmethod
-    def _watchers(of: _StoredKind) -> Iterator[Watch]:
-        yield from of.watchers
-        for by_value in of.narrow.values():
+    def _watchers(stored_kind: _StoredKind) -> Iterator[Watch]:
+        yield from stored_kind.watchers
+        for by_value in stored_kind.narrow.values():
             for watchers in by_value.values():
                 yield from watchers
 
     def forget_history(self) -> None:
         """Deletes the history, as etcd's compaction does. A watch from an older version fails."""
-        for of in self._kinds.values():
-            of.history.clear()
+        for stored_kind in self._kinds.values():
+            stored_kind.history.clear()
         self._floor = self.version
 
     @contextlib.contextmanager
@@ -276,12 +278,12 @@ class Storage:
         Raises:
             ExpiredError: ``since`` is too old or in the future.
         """
-        of = self._of(kind)
-        if since < max(of.oldest, self._floor) or since > self.version:
+        stored_kind = self._stored_kind(kind)
+        if since < max(stored_kind.oldest, self._floor) or since > self.version:
             raise ExpiredError
-        watch = Watch(matches, (c for c in of.history if c.version > since))
-        by_value = {} if only is None else of.narrow.setdefault(only[0], {})
-        group = of.watchers if only is None else by_value.setdefault(only[1], set())
+        watch = Watch(matches, (c for c in stored_kind.history if c.version > since))
+        by_value = {} if only is None else stored_kind.narrow.setdefault(only[0], {})
+        group = stored_kind.watchers if only is None else by_value.setdefault(only[1], set())
         group.add(watch)
         try:
             yield watch

@@ -78,7 +78,9 @@ def _structured(
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
         # Only v1beta1 needs a conversion before decoding. A conversion copies the object, and decoding copies it again.
-        in_v1, unknown = dropped_fields.known(kind, convert(sent, "v1") if version == "v1beta1" else sent, features)
+        in_v1, unknown = dropped_fields.without_unknown(
+            kind, convert(sent, "v1") if version == "v1beta1" else sent, features
+        )
         found = [f'unknown field "{path}"' for path in unknown]
         if found and strict:
             raise _bad(kind, version, _STRICT + ", ".join(found))
@@ -127,12 +129,12 @@ def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: l
     return events.to_core(out) if kind.storage == "events" and kind.group else out
 
 
-def stored(kind: ServedKind, obj: JSON) -> JSON:
+def for_storage(kind: ServedKind, obj: JSON) -> JSON:
     """Returns a valid object in the form in which it is stored."""
     return schema.stored(obj, kind.kind) if kind.structured else obj
 
 
-def written(kind: ServedKind, obj: JSON) -> JSON:
+def for_writer(kind: ServedKind, obj: JSON) -> JSON:
     """Returns an object in the form that its writer receives in the response."""
     return schema.written(obj, kind.kind) if kind.structured else obj
 
@@ -254,14 +256,14 @@ def _structured_faults(
             return slices.validate(obj, old, slices.Dialect.of(features))
         case "ResourceClaim":
             if status and old is not None:
-                return claim_status.validate_claim_status(stored(kind, obj), old)
+                return claim_status.validate_claim_status(for_storage(kind, obj), old)
             if old is not None:
-                return claim_status.validate_claim_update(stored(kind, obj), old)
+                return claim_status.validate_claim_update(for_storage(kind, obj), old)
             faults = claims.validate_claim(obj, compile_selector)
             return faults + claims.validate_admin_access(obj["spec"], namespace_labels)
         case "ResourceClaimTemplate":
             if old is not None:
-                return claim_status.validate_claim_update(stored(kind, obj), old)
+                return claim_status.validate_claim_update(for_storage(kind, obj), old)
             faults = claims.validate_template(obj, compile_selector)
             return faults + claims.validate_admin_access(obj["spec"]["spec"], namespace_labels)
         case _:

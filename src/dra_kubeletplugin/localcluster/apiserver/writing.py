@@ -161,7 +161,7 @@ class Writer:
         if old is None:  # a permission to patch does not include a permission to create
             question = AccessRequest("create", target.kind.group, target.kind.plural, "", target.namespace, target.name)
             admission.access.require(admission.user, question)
-        merged, managed = field_managers.applied(request, target, old, config)
+        merged, managed = field_managers.apply_configuration(request, target, old, config)
         obj = self.decode(request, target, request_decoding.Body(merged), admission.warnings)
         if old is None:
             return await self.new(request, target.of(""), obj, admission, managed)
@@ -244,7 +244,7 @@ class Writer:
         self._validate(target, obj, None, namespace, status=False)
         if target.storage == "pods":
             builtin.check_account(self.storage, target, obj)
-        obj = strategy.stored(target.kind, obj)
+        obj = strategy.for_storage(target.kind, obj)
         counts = target.kind.counts_generations
         obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
         strategy.select_own_pods(target.kind, obj)
@@ -252,7 +252,7 @@ class Writer:
         if self.storage.get(target.storage, target.namespace, named) is not None:
             raise already_exists(target, named)
         self.quotas.admit(target, obj, None)
-        self._set_managed_fields(obj, managed or field_managers.updated(request, target, None, obj))
+        self._set_managed_fields(obj, managed or field_managers.managed_after_update(request, target, None, obj))
         return Written(self._store(target, obj, None, dry=dry), 201)
 
     def _name(self, target: RequestInfo, meta: JSON) -> str:
@@ -334,7 +334,9 @@ class Writer:
         obj = await admission.mutate(target, obj, old)
         obj = strategy.prepare(target.kind, obj, old, status=status)
         if managed is None:
-            managed = field_managers.updated(request, target, old, strategy.written(target.kind, obj), requested)
+            managed = field_managers.managed_after_update(
+                request, target, old, strategy.for_writer(target.kind, obj), requested
+            )
         self._set_managed_fields(obj, managed)
         strategy.remove_deallocated(target.kind, obj, old)
         self._drop(target, obj, old)
@@ -353,7 +355,7 @@ class Writer:
             extra=self._authorization_faults(request, target, obj, old, admission),
         )
         self._check_no_new_finalizers(target, meta, before)
-        obj = strategy.stored(target.kind, obj)
+        obj = strategy.for_storage(target.kind, obj)
         meta = obj["metadata"]
         if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1

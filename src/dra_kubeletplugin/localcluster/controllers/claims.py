@@ -364,16 +364,16 @@ class _ClaimCreationError(RetryLater):
     """A claim cannot be created. The text is the same as in Kubernetes."""
 
 
-def generated_claim(of: JSON, entry: JSON, template: JSON, kind: str, version: str) -> JSON:
+def generated_claim(owner: JSON, entry: JSON, template: JSON, kind: str, version: str) -> JSON:
     """Returns the ResourceClaim for one entry of a pod's or PodGroup's ``resourceClaims``."""
     inner = template["spec"]
-    meta = of["metadata"]
+    meta = owner["metadata"]
     metadata = {k: copy.deepcopy(v) for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations"}}
     metadata["generateName"] = _prefix(meta["name"], entry["name"])
     metadata["annotations"] = {**(metadata.get("annotations") or {}), POD_CLAIM_NAME: entry["name"]}
     metadata["namespace"] = meta["namespace"]
-    owner = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
-    metadata["ownerReferences"] = [owner]
+    reference = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
+    metadata["ownerReferences"] = [reference]
     return {"apiVersion": CLAIMS.api_version, "kind": "ResourceClaim", "metadata": metadata, "spec": inner["spec"]}
 
 

@@ -150,7 +150,7 @@ def _projected(sources: Sequence[JSON], path: str) -> Iterator[FieldError]:
 # --- containers -------------------------------------------------------------------------------------
 
 
-def validate_uses(container: JSON, where: str, volumes: Mapping[str, JSON]) -> list[FieldError]:
+def validate_volume_uses(container: JSON, where: str, volumes: Mapping[str, JSON]) -> list[FieldError]:
     """Returns all errors of a container's ``volumeMounts`` and ``volumeDevices``. ``volumes``: the pod's volumes by name."""
     out: list[FieldError] = []
     paths: set[str] = set()
@@ -209,4 +209,4 @@ def _mount_options(mount: JSON, path: str, container: JSON) -> Iterator[FieldErr
         yield forbidden(f"{path}.mountPropagation", rule)
 
 
-__all__ = ["validate_uses", "validate_volumes"]
+__all__ = ["validate_volume_uses", "validate_volumes"]

@@ -19,8 +19,8 @@ from ....resourceapi.validation.field_errors import (
     required,
     unsupported,
 )
-from .container_resources import validate_whole
-from .containers import RESTART_POLICIES, choice, validate_containers, validate_host_ports
+from .container_resources import validate_pod_resources
+from .containers import RESTART_POLICIES, choice_error, validate_containers, validate_host_ports
 from .label_selectors import label_selector
 from .pod_groups import validate_membership
 from .pod_security import validate_security
@@ -76,9 +76,9 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
         spec.get("initContainers") or [], f"{path}.initContainers", known, volumes, seen, host_network=shared, init=True
     )
     if spec.get("restartPolicy") not in RESTART_POLICIES:
-        out.append(choice(f"{path}.restartPolicy", spec.get("restartPolicy"), RESTART_POLICIES))
+        out.append(choice_error(f"{path}.restartPolicy", spec.get("restartPolicy"), RESTART_POLICIES))
     if spec.get("dnsPolicy") not in _DNS:
-        out.append(choice(f"{path}.dnsPolicy", spec.get("dnsPolicy"), _DNS))
+        out.append(choice_error(f"{path}.dnsPolicy", spec.get("dnsPolicy"), _DNS))
     out += _numbers(spec, path)
     for key, value in (spec.get("nodeSelector") or {}).items():
         out += invalids(f"{path}.nodeSelector", key, names.qualified(key))
@@ -87,7 +87,7 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
     out += _tolerations(spec.get("tolerations") or [], f"{path}.tolerations")
     out += _gates(spec.get("schedulingGates") or [], f"{path}.schedulingGates")
     out += validate_membership(spec, path)
-    out += validate_security(spec, path) + validate_whole(spec, f"{path}.resources")
+    out += validate_security(spec, path) + validate_pod_resources(spec, f"{path}.resources")
     if spec.get("dnsPolicy") == "None" and not (spec.get("dnsConfig") or {}).get("nameservers"):
         rule = "must provide at least one DNS nameserver when `dnsPolicy` is None"
         out.append(required(f"{path}.dnsConfig.nameservers", rule))
