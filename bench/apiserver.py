@@ -111,11 +111,11 @@ async def serve(folder: Path, delay: float) -> None:
 
     tls.sni_callback = hello  # called once a handshake, with or without a name
     server = ApiServer(tls=tls, tokens=Tokens((folder / "token").read_text()))
-    server.faults.delay = delay
+    server.injected_faults.delay = delay
     print(await server.start(), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):
         requests: dict[str, int] = {}
-        for verb, path in server.faults.calls:
+        for verb, path in server.injected_faults.calls:
             key = f"{verb} {plural(path)}"
             requests[key] = requests.get(key, 0) + 1
         print(json.dumps({"connections": connections, "requests": requests}), flush=True)

@@ -487,7 +487,7 @@ async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone
     async with node_with(make_toy_class(), reconcile_grace_period=0) as node:
         await node.run_pod()
         found = await node.claim_of("pod")
-        node.cluster.api.faults.served = set()
+        node.cluster.api.injected_faults.served = set()
         try:
             for _ in range(2):
                 report = await node.plugin.claims.reconciler.once()
@@ -495,5 +495,5 @@ async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone
             error = (await prepare_call(node, ("default", "other", "u"))).claims["u"].error
             assert error.startswith("API_UNAVAILABLE")
         finally:
-            node.cluster.api.faults.served = None
+            node.cluster.api.injected_faults.served = None
         assert [r.uid for r in await node.plugin.claims.store.all()] == [found["metadata"]["uid"]]

@@ -215,7 +215,7 @@ def test_the_api_server_fails_as_it_is_reported(dev: DevProcess) -> None:
         (["restart-kubelet"], "which node? Give --node with one of node-1, node-2, or all"),
         (["kill-driver", "--node", "node-3"], "no node 'node-3', only node-1, node-2: did you mean"),
         (["kill-driver", "--driver", "fpga.example.org", "--node", "all"], "did you mean fpga.example.com?"),
-        (["drop-fields", "taint"], "no field of slices 'taint'"),
+        (["drop-fields", "taint"], "'taint' is not a field of slices"),
         (["set-health", "--node", "node-1", "pci-0000-17-00-1", "unhealthy"], "did you mean pci-0000-17-00-0?"),
         (
             ["set-health", "--node", "node-1", "pci-0000-17-00-0", "healthy", "--effect", "None"],

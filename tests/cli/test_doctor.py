@@ -77,7 +77,7 @@ async def test_a_cdi_file_that_is_gone_a_claim_that_is_gone_and_a_device_that_is
 
 async def test_a_server_that_does_not_answer_leaves_what_can_be_seen_here() -> None:
     async with node_with(make_toy_class()) as node:
-        node.cluster.api.faults.down = True
+        node.cluster.api.injected_faults.down = True
         what = Examination(**{**vars(of(node)), "timeout": 0.3})
         findings = [f async for f in examine(what)]
         assert any(f.topic == "API server" and f.level is Level.FAILURE for f in findings)

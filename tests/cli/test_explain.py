@@ -118,7 +118,7 @@ async def test_a_cluster_with_one_version_alone_is_read_in_that(
     cluster: LocalCluster, version: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await cluster.wait("the claim", lambda: asyncio.sleep(0, cluster.claims()))
-    cluster.api.faults.served = {version}
+    cluster.api.injected_faults.served = {version}
     assert await dra(cluster, "explain", "pod/waits", "-o", "json") == 1
     found = json.loads(capsys.readouterr().out)
     assert [r["kind"] for g in found["groups"] for q in g["requests"] for r in q["reasons"]] == ["too-few-devices"]
@@ -129,7 +129,7 @@ async def test_a_cluster_without_dra_is_reported_from_one_without_the_object(
 ) -> None:
     assert await dra(cluster, "explain", "pod/wait") == 2
     assert "there is no pod wait in namespace default; there is waits" in capsys.readouterr().err
-    cluster.api.faults.served = set()
+    cluster.api.injected_faults.served = set()
     assert await dra(cluster, "explain", "pod/waits") == 2
     said = capsys.readouterr().err
     assert "this cluster does not serve resource.k8s.io" in said
@@ -219,12 +219,12 @@ async def test_lists_are_read_in_pages(
 ) -> None:
     monkeypatch.setitem(paging.read_all.__kwdefaults__, "limit", 3)
     await cluster.apply(*(claim(f"c{i}") for i in range(10)))
-    cluster.api.faults.calls.clear()
+    cluster.api.injected_faults.calls.clear()
     assert await dra(cluster, "explain", "claim/c9") == 0
     assert "1 of 1 node would take it now" in capsys.readouterr().out
     pages = [
         path
-        for method, path in cluster.api.faults.calls
+        for method, path in cluster.api.injected_faults.calls
         if path.partition("?")[0].endswith("/resourceclaims") and method == "GET"
     ]
     assert len(pages) >= 4

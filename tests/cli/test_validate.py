@@ -270,11 +270,11 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what
         ":8: ResourceClaim c: spec.devices.requests[0].deviceClassName: unknown field: it belongs in 'exactly'",
     ),
     "field further out": (CLAIM, "        count: 1", "        requests: []", ":10: ResourceClaim c: spec.devices.requests[0].exactly.requests: "
-                          "unknown field: it belongs in 'spec.devices', further out: check the indentation"),
-    "nothing like it": (CLAIM, "count: 1", "zzzzzz: 1", "exactly.zzzzzz: unknown field: there are adminAccess, allocationMode"),
+                          "unknown field: it belongs in 'spec.devices', an outer object: check the indentation"),
+    "nothing like it": (CLAIM, "count: 1", "zzzzzz: 1", "exactly.zzzzzz: unknown field: the known fields are adminAccess, allocationMode"),
     "a later release": (CLAIM, "count: 1", "derivedAttributes: []", "derivedAttributes: unknown field in Kubernetes 1.36: a later release"),
     "number in quotes": (CLAIM, "count: 1", "count: '1'", ":10: ResourceClaim c: spec.devices.requests[0].exactly.count: the text '1' in "
-                         "place of a whole number: without quotes"),
+                         "place of a whole number: write it without quotes"),
     "text without quotes": (CLAIM, "{name: c}", "{name: c, labels: {a: on}}", ":3: ResourceClaim c: metadata.labels.a: true in place of text: "
                             "write it in quotes"),
     "object for a list": (CLAIM, "- name: r", "  name: r", ":6: ResourceClaim c: spec.devices.requests: an object in place of a list: begin each"

@@ -91,10 +91,10 @@ async def api_server(given: argparse.Namespace) -> None:
     assert Path(given.token_auth_file).stat().st_mode & 0o077 == 0
     assert row[3] == "system:masters"
     server = ApiServer(f"{given.bind_address}:{given.secure_port}", server_side(pair), tokens=Tokens(row[0]))
-    server.faults.down = True  # until it is ready
+    server.injected_faults.down = True  # until it is ready
     end = _stop_event()
     await server.start()
-    asyncio.get_running_loop().call_later(0.2, setattr, server.faults, "down", False)
+    asyncio.get_running_loop().call_later(0.2, setattr, server.injected_faults, "down", False)
     _log("kube-apiserver serves")
     await end.wait()
     await server.close()

@@ -103,7 +103,7 @@ async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
         for found in node.cluster.slices(Everything.name):
             node.cluster.api.storage.remove(SLICES, "", found["metadata"]["name"])
         front = ApiServer(storage=node.cluster.api.storage, tokens=node.cluster.api.tokens)
-        front.faults.served = set(versions)
+        front.injected_faults.served = set(versions)
         await front.start()
         try:
             await node.start_plugin(Plugin(Everything(), node.settings, front.config))
@@ -115,7 +115,11 @@ async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
 
 def asked(front: ApiServer) -> set[str]:
     """The versions in which slices were written."""
-    return {path.split("/")[3] for method, path in front.faults.calls if "resourceslices" in path and method != "GET"}
+    return {
+        path.split("/")[3]
+        for method, path in front.injected_faults.calls
+        if "resourceslices" in path and method != "GET"
+    }
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -131,8 +135,8 @@ async def test_the_whole_plugin_works_with_a_server_that_has_one_version_only(ve
 async def test_a_server_that_changes_its_versions_while_the_plugin_runs_is_followed(before: str, after: str) -> None:
     async with plugin_before(before) as (node, front):
         await node.plugin.published(60)
-        front.faults.calls.clear()
-        front.faults.served = {after}
+        front.injected_faults.calls.clear()
+        front.injected_faults.served = {after}
         front.drop_connections()
         await story(node)
         assert asked(front) == {after}
@@ -140,7 +144,7 @@ async def test_a_server_that_changes_its_versions_while_the_plugin_runs_is_follo
 
 async def test_the_cluster_s_own_components_go_on_where_clients_have_an_old_version_only() -> None:
     async with node_with(Everything) as node:
-        node.cluster.api.faults.serve(["v1beta1"])
+        node.cluster.api.injected_faults.serve(["v1beta1"])
         api = {"apiVersion": "resource.k8s.io/v1beta1"}
         wanted = {"devices": {"requests": [{"name": "r", "deviceClassName": Everything.name}]}}
         claims = [{"name": "c", "resourceClaimName": "old"}]

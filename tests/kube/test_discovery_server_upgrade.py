@@ -87,12 +87,12 @@ async def test_connections_that_are_cut_again_and_again_cost_few_questions_and_l
             await node.start_plugin(Plugin(Layered(), node.settings, front.config))
             await node.plugin.published(60)
             before = dict(published(node))
-            front.faults.calls.clear()
+            front.injected_faults.calls.clear()
             began = time.monotonic()
             for _ in range(cuts):
                 front.drop_connections()
                 await asyncio.sleep(0.005)
-            assert len(front.faults.calls) < 200 * (time.monotonic() - began)  # the figure is a rate
+            assert len(front.injected_faults.calls) < 200 * (time.monotonic() - began)  # the figure is a rate
 
             async def is_well() -> bool:
                 return not node.plugin.publisher.not_ready()

@@ -141,7 +141,7 @@ async def test_who_cannot_renew_leads_no_more_before_another_could(
 ) -> None:
     elector = candidates.start("first", UNHURRIED)
     await within(30, elector.leader.wait())
-    server.faults.down = True
+    server.injected_faults.down = True
     await until(lambda: "503" in elector.fault)
     assert elector.leads
     let_pass(monkeypatch, UNHURRIED.renew_deadline)
@@ -173,9 +173,9 @@ async def test_however_often_the_lease_is_deleted_one_leads_and_stays(
 async def test_an_outage_shorter_than_the_deadline_costs_nothing(server: ApiServer, candidates: Candidates) -> None:
     elector = candidates.start("first", UNHURRIED)
     await within(30, elector.leader.wait())
-    server.faults.down = True
+    server.injected_faults.down = True
     await until(lambda: bool(elector.fault))
-    server.faults.down = False
+    server.injected_faults.down = False
     await until(lambda: not elector.fault)
     assert elector.leader.is_set() and not elector.lost.is_set()
 

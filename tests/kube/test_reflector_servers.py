@@ -70,7 +70,7 @@ def a_slice(name: str, driver: str = "d.example.com") -> dict[str, Any]:
 async def test_a_server_with_other_versions_is_followed_within_seconds(before: Any, after: Any) -> None:
     api = ApiServer()
     await api.start()
-    api.faults.served = before
+    api.injected_faults.served = before
     try:
         async with KubeClient(api.config) as client:
             reflector = Reflector(client, SLICES)
@@ -78,7 +78,7 @@ async def test_a_server_with_other_versions_is_followed_within_seconds(before: A
                 await until("the first list", lambda: ("SYNCED", "") in seen)
                 await client.create(await client.dra(SLICES), a_slice("old"))
                 await until("the watch", lambda: ("ADDED", "old") in seen)
-                api.faults.served = after
+                api.injected_faults.served = after
                 api.drop_connections()  # it was restarted
                 best = "v1" if "v1" in after else "v1beta2"
                 await until("the other version", lambda: seen.count(("SYNCED", "")) >= 2)
@@ -95,14 +95,16 @@ async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() 
         api = node.cluster.api
         published = api.storage.list("resourceslices.resource.k8s.io")
         assert published
-        api.faults.served = {"v1beta1"}
+        api.injected_faults.served = {"v1beta1"}
         api.drop_connections()
-        await until("a list in the other version", lambda: any("/v1beta1/" in path for _, path in api.faults.calls))
+        await until(
+            "a list in the other version", lambda: any("/v1beta1/" in path for _, path in api.injected_faults.calls)
+        )
         for found in published:
             api.storage.remove("resourceslices.resource.k8s.io", "", found["metadata"]["name"])
         await until("the slices", lambda: api.storage.list("resourceslices.resource.k8s.io"))
         await until("no fault any more", lambda: not node.plugin.publisher.fault)
-        api.faults.served = None
+        api.injected_faults.served = None
 
 
 async def test_a_watch_that_falls_silent_is_begun_again() -> None:

@@ -163,7 +163,7 @@ async def test_a_claim_is_written_once_for_each_pod_that_goes(caplog: pytest.Log
             return all([(await cluster.client.get(PODS, n, "default"))["spec"].get("nodeName") for n in names])
 
         await cluster.wait("all to be scheduled", scheduled)
-        cluster.api.faults.calls.clear()
+        cluster.api.injected_faults.calls.clear()
         for name in names:
             await cluster.client.delete(PODS, name, "default", grace=0)
 
@@ -171,7 +171,7 @@ async def test_a_claim_is_written_once_for_each_pod_that_goes(caplog: pytest.Log
             return not any(c["status"].get("allocation") or c["metadata"].get("finalizers") for c in cluster.claims())
 
         await cluster.wait("the claims to be free", free)
-        written = [p.removesuffix("/status") for m, p in cluster.api.faults.calls if m == "PUT"]
+        written = [p.removesuffix("/status") for m, p in cluster.api.injected_faults.calls if m == "PUT"]
         paths = [CLAIMS.path("default", c["metadata"]["name"]) for c in cluster.claims()]
         assert sorted(p for p in written if p in paths) == sorted([*paths, *paths])  # the status, then the finalizer
         assert not [r.message for r in caplog.records if "resource_claim" in r.message and r.levelname == "WARNING"]

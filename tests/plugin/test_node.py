@@ -325,7 +325,7 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
             return [Device("t", {"index": 0}, taints=[Taint(key="example.com/x")])]
 
     async with node_with(Tainted) as node:
-        node.cluster.api.faults.dropped.add("taints")
+        node.cluster.api.injected_faults.dropped.add("taints")
         from dra_kubeletplugin.kube.resource import SLICES
 
         await node.cluster.client.delete(SLICES, node.cluster.slices()[0]["metadata"]["name"])
@@ -457,7 +457,7 @@ async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monke
     async with node_with(cls) as node:
         found = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
         read = [("GET", CLAIMS.path("default", f"c{i}")) for i in range(4)]
-        store, calls = node.plugin.claims.store, node.cluster.api.faults.calls
+        store, calls = node.plugin.claims.store, node.cluster.api.injected_faults.calls
         given = 0
         written: list[int] = []
         do, transaction = store.do, store._transaction

@@ -78,7 +78,7 @@ def post(obj: JSON) -> tuple[int, Any]:
         return 400, str(e)
     except strategy.InvalidObject as e:
         return 422, e.faults
-    return 201, strategy.stored(kind, stored)
+    return 201, strategy.for_storage(kind, stored)
 
 
 def without_times(spec: Any) -> Any:
@@ -111,14 +111,14 @@ def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
     try:
         decoded = strategy.incoming(kind, new["apiVersion"].rpartition("/")[2], new, RELEASE, strict=True)
         stored = strategy.prepare(kind, decoded, before, status=status)
-        strategy.settle(kind, stored, before)
+        strategy.remove_deallocated(kind, stored, before)
         dropped_fields.drop(kind, stored, before, RELEASE)
         strategy.validate(kind, stored, before, {}, RELEASE, status=status)
     except strategy.BadObject as e:
         return 400, str(e)
     except strategy.InvalidObject as e:
         return 422, e.faults
-    return 200, strategy.stored(kind, stored)
+    return 200, strategy.for_storage(kind, stored)
 
 
 def without_versions(metadata: JSON) -> JSON:

@@ -359,12 +359,12 @@ class LocalCluster:
     @contextlib.contextmanager
     def api_outage(self) -> Any:
         """Makes the API server unavailable inside the context."""
-        self.api.faults.down = True
+        self.api.injected_faults.down = True
         self.api.drop_connections()
         try:
             yield
         finally:
-            self.api.faults.down = False
+            self.api.injected_faults.down = False
 
 
 def state_root() -> Path:

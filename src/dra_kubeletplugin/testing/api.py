@@ -331,12 +331,12 @@ class AsyncApi:
     def conflict(self, times: int = 1) -> None:
         """Makes the server reject the next ``times`` updates with 409, as after another client's write."""
         __tracebackhide__ = True
-        self._local_cluster("conflict").api.faults.conflicts = _amount("conflict", times)
+        self._local_cluster("conflict").api.injected_faults.conflicts = _amount("conflict", times)
 
     def throttle(self, times: int = 1) -> None:
         """Makes the server reject the next ``times`` requests with 429 and a Retry-After header."""
         __tracebackhide__ = True
-        self._local_cluster("throttle").api.faults.throttle = _amount("throttle", times)
+        self._local_cluster("throttle").api.injected_faults.throttle = _amount("throttle", times)
 
     def drop(self, *fields: str) -> None:
         """Makes the server drop these fields of slices (``taints``, ``sharedCounters``), as with a disabled gate.
@@ -346,7 +346,7 @@ class AsyncApi:
         Raises :class:`FaultError` for an unknown field.
         """
         __tracebackhide__ = True
-        faults = self._local_cluster("drop").api.faults
+        faults = self._local_cluster("drop").api.injected_faults
         try:
             faults.drop(fields)
         except ValueError as e:
@@ -360,7 +360,7 @@ class AsyncApi:
         Raises :class:`FaultError` for an unknown version.
         """
         __tracebackhide__ = True
-        faults = self._local_cluster("serve").api.faults
+        faults = self._local_cluster("serve").api.injected_faults
         try:
             faults.serve(versions)
         except ValueError as e:
@@ -369,7 +369,7 @@ class AsyncApi:
     def delay(self, seconds: float) -> None:
         """Makes the server wait ``seconds`` before each response. 0 ends it."""
         __tracebackhide__ = True
-        self._local_cluster("delay").api.faults.delay = _amount("delay", seconds)
+        self._local_cluster("delay").api.injected_faults.delay = _amount("delay", seconds)
 
     def cut_watch(self) -> None:
         """Ends every open watch, as a proxy with a time limit does."""

@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "a field": (CLAIM.replace("count", "cuont"), (
         ":10: ResourceClaim c: spec.devices.requests[0].exactly.cuont: unknown field, did you mean 'count'?",)),
     "a type": (CLAIM.replace("count: 1", "count: '1'"), (
-        ":10: ResourceClaim c: spec.devices.requests[0].exactly.count: the text '1' in place of a whole number: without quotes",)),
+        ":10: ResourceClaim c: spec.devices.requests[0].exactly.count: the text '1' in place of a whole number: write it without quotes",)),
     "a type in a later item": (f"kind: List\nitems:\n- {MAP.strip().replace(chr(10), chr(10) + '  ')}\n  data: {{a: 1}}\n", (
         ":6: ConfigMap m: data.a: 1 in place of text: write it in quotes",)),
     "a rule": (CLAIM.replace("name: r", "name: R"), (

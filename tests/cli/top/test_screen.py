@@ -113,7 +113,7 @@ async def test_once_prints_a_table_with_holders_and_the_reasons_of_pods_that_wai
 async def test_json_has_the_same_of_each_version_that_a_cluster_serves(
     cluster: LocalCluster, version: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.api.faults.served = {version}
+    cluster.api.injected_faults.served = {version}
     assert await dra(cluster, "-o", "json", "--node", "node-1") == 0
     found = json.loads(capsys.readouterr().out)
     assert [(d["name"], d["use"]) for d in found["devices"]] == [
@@ -148,7 +148,7 @@ async def test_without_a_terminal_or_textual_a_sentence_reports_what_to_do(
 async def test_a_cluster_without_dra_gets_one_sentence(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster.api.faults.served = set()
+    cluster.api.injected_faults.served = set()
     assert await dra(cluster, "--once") == 2
     assert "this cluster does not serve resource.k8s.io" in capsys.readouterr().err
 
@@ -230,12 +230,12 @@ async def test_what_is_paused_stays_until_it_goes_on(cluster: LocalCluster) -> N
 async def test_an_api_server_that_is_away_is_shown_with_since_when_and_comes_back(cluster: LocalCluster) -> None:
     async with screen(cluster) as (app, pilot):
         await shows(app, pilot, "● live", lambda: head(app))
-        cluster.api.faults.down = True
+        cluster.api.injected_faults.down = True
         cluster.api.drop_connections()
         await shows(app, pilot, "the API server is unavailable", lambda: head(app))
         assert "(since " in head(app)
         assert "1 of 4 held" in "\n".join(lines(app)), "what was known is still shown"
-        cluster.api.faults.down = False
+        cluster.api.injected_faults.down = False
         await shows(app, pilot, "● live", lambda: head(app))
 
 

@@ -50,7 +50,7 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
         return None
 
     async with scripted_api_server() as server:
-        server.faults.dropped |= {
+        server.injected_faults.dropped |= {
             "sharedCounters",
             "consumesCounters",
             "taints",
@@ -79,7 +79,7 @@ async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer
         )
 
     async with scripted_api_server() as server:
-        server.faults.dropped.add("taints")
+        server.injected_faults.dropped.add("taints")
         server.instead = no_dry_run
         inventory = await make_inventory(Device("a", taints=[NOEXECUTE]), "b")
         async with running_publisher(server, inventory) as publisher:
@@ -90,7 +90,7 @@ async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer
 
 async def test_attributes_with_several_values_are_left_out_where_the_server_refuses_them() -> None:
     async with scripted_api_server() as server:
-        server.faults.dropped |= LISTS
+        server.injected_faults.dropped |= LISTS
         inventory = await make_inventory(Device("a", {"x": ["1", "2"], "y": 3}), "b")
         async with running_publisher(server, inventory) as publisher:
             status = await current(publisher)
@@ -100,7 +100,7 @@ async def test_attributes_with_several_values_are_left_out_where_the_server_refu
 
 async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_comes_back_when_it_is_well() -> None:
     async with scripted_api_server() as server:
-        server.faults.dropped.add("taints")
+        server.injected_faults.dropped.add("taints")
         inventory = await make_inventory("a", "b")
         async with running_publisher(server, inventory) as publisher:
             await current(publisher)
@@ -280,7 +280,7 @@ async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_p
 async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate_off() -> None:
     async with node_with(Split) as node:
         name = node.cluster.node.name
-        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
         await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
         assert node.driver.gates_off == {Gate.PARTITIONS}
@@ -301,7 +301,7 @@ async def test_what_a_driver_answers_otherwise_once_it_knows_the_gates_is_no_fau
     """Only the answer to the gates is judged: an operator is not told of devices that are given up a moment later."""
     async with node_with(SplitAndOdd) as node:
         name = node.cluster.node.name
-        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
         await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
         await wait_until(lambda: not node.plugin.inventory.rejected)
@@ -327,7 +327,7 @@ class Stubborn(Driver):
 
 async def test_what_a_driver_answers_all_the_same_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with node_with(Stubborn) as node:
-        node.cluster.api.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
         await wait_until(lambda: node.cluster.events(node.cluster.node.name) != [])
         assert "not published: part: the API server's feature gate DRAPartitionableDevices is off" in caplog.text
@@ -371,13 +371,13 @@ async def test_a_driver_reports_that_it_changed_from_any_thread() -> None:
 
 async def test_waiting_for_slices_reports_why_they_are_not_there() -> None:
     async with node_with(Odds) as node:
-        node.cluster.api.faults.down = True
+        node.cluster.api.injected_faults.down = True
         node.driver.bad = False
         await node.plugin.discovery.look()
         await wait_until(lambda: "cannot publish" in node.plugin.publisher.fault)
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*cannot publish"):
             await node.plugin.published(1)
-        node.cluster.api.faults.down = False
+        node.cluster.api.injected_faults.down = False
         assert (await node.plugin.published(60)).current
 
 

@@ -148,7 +148,7 @@ async def test_add_taints() -> None:
 
 async def test_taints_dropped_by_the_server() -> None:
     async with row() as r:
-        r.server.faults.dropped.add("taints")
+        r.server.injected_faults.dropped.add("taints")
         await r.answer([Device("a", taints=[TAINT]), Device("b", taints=[Taint(key="k", effect="None")]), "c"])
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["b", "c"], "what keeps pods away is kept away otherwise"
@@ -158,7 +158,7 @@ async def test_taints_dropped_by_the_server() -> None:
 
 async def test_consumable_capacity_dropped() -> None:
     async with row() as r:
-        r.server.faults.dropped |= {"allowMultipleAllocations", "requestPolicy"}
+        r.server.injected_faults.dropped |= {"allowMultipleAllocations", "requestPolicy"}
         policy = RequestPolicy(default="1Gi", min="1Gi", step="1Gi")
         shared = Device("a", capacity={"memory": Capacity("8Gi", policy=policy)}, allow_multiple_allocations=True)
         await r.answer([shared])
@@ -369,12 +369,12 @@ async def test_partitionable_devices_created() -> None:
 
 async def test_partitionable_devices_dropped_by_the_server() -> None:
     async with row() as r:
-        r.server.faults.dropped |= {"sharedCounters", "consumesCounters"}
+        r.server.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
         await r.answer(Pool("node", [*PARTS, Device("whole")], SETS))
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["whole"]
         assert set(r.inventory.rejected) == {"part-0", "part-1", "part-2"}
-        r.server.faults.dropped.clear()
+        r.server.injected_faults.dropped.clear()
         assert await r.reconcile() == ["PUT", "POST"], "an upgraded server is asked again"
         assert r.inventory.rejected == {}
 
@@ -389,7 +389,7 @@ async def test_binding_conditions_created() -> None:
 
 async def test_binding_conditions_dropped_by_the_server() -> None:
     async with row() as r:
-        r.server.faults.dropped |= {"bindingConditions", "bindingFailureConditions", "bindsToNode"}
+        r.server.injected_faults.dropped |= {"bindingConditions", "bindingFailureConditions", "bindsToNode"}
         await r.answer([BINDING, Device("free")])
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["free"]

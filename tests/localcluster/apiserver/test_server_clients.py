@@ -138,7 +138,7 @@ async def test_every_version_is_served(client: KubeClient) -> None:
 
 
 async def test_throttling_is_waited_out(api: ApiServer, client: KubeClient) -> None:
-    api.faults.throttle = 3
+    api.injected_faults.throttle = 3
     assert (await client.list(SLICES))["items"] == []
 
 
@@ -176,11 +176,11 @@ async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client
     await until(lambda: ("SYNCED", "") in seen)
     for i, fault in enumerate((lambda: None, api.storage.cut_watches, api.drop_connections, None)):
         if fault is None:
-            api.faults.down = True
+            api.injected_faults.down = True
             api.drop_connections()
             api.storage.put("deviceclasses.resource.k8s.io", {"metadata": {"name": "x", "uid": "x"}})
             api.storage.forget_history()
-            api.faults.down = False
+            api.injected_faults.down = False
         else:
             fault()
         await created(client, f"s{i}")

@@ -287,7 +287,7 @@ async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_reported_and_allo
 
 async def test_a_binding_that_loses_a_race_is_tried_again_and_keeps_no_device(cluster: LocalCluster) -> None:
     await cluster.apply(*devices(1), claim("c"))
-    cluster.api.faults.conflicts = 1
+    cluster.api.injected_faults.conflicts = 1
     await cluster.apply(pod("p", claim="c"))
     assert await node_of(cluster, "p") == "node-a"
 

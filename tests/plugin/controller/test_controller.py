@@ -192,7 +192,9 @@ async def test_a_pod_waits_until_its_device_is_attached_and_it_is_detached_when_
         assert (condition["type"], condition["status"], condition["reason"]) == (ATTACHED, "True", "Bound")
         uid = (await cluster.client.get(CLAIMS, "c", "default"))["metadata"]["uid"]
         assert driver.ports == {"d0": uid} and driver.lanes == 4
-        patches = [path for method, path in cluster.api.faults.calls if method == "PATCH" and "resourceclaims" in path]
+        patches = [
+            path for method, path in cluster.api.injected_faults.calls if method == "PATCH" and "resourceclaims" in path
+        ]
         assert len(patches) == 2, "what the driver reports, and the conditions, each once"
         await cluster.client.delete(PODS, "pod-c", "default", grace=0)
         await until(cluster, "unbind", lambda: not driver.ports)

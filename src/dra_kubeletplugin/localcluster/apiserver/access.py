@@ -32,8 +32,8 @@ class AccessRequest:
         return f"{self.resource}/{self.sub}" if self.sub else self.resource
 
     @property
-    def denied(self) -> str:
-        """The sentence part that describes the denied access, worded as Kubernetes words it."""
+    def denial(self) -> str:
+        """The denied access as a part of a sentence, with the same words as in Kubernetes."""
         if self.path:
             return f'cannot {self.verb} path "{self.path}"'
         place = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
@@ -44,7 +44,7 @@ class Access:
     """The RBAC authorizer of one server.
 
     Attributes:
-        audit: called with the user, the request and the decision for each decided request: an audit log for tests.
+        audit: called with the user, the request and the decision after each decision; tests use it as an audit log.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -53,26 +53,26 @@ class Access:
 
     def decide(self, user: User, *questions: AccessRequest) -> bool:
         """Returns whether at least one of ``questions`` is allowed. The request needs only one of them."""
-        by = next((q for q in questions if self.allowed(user, q)), None)
-        self.audit(user, by or questions[0], by is not None)
-        return by is not None
+        granted = next((q for q in questions if self.allowed(user, q)), None)
+        self.audit(user, granted or questions[0], granted is not None)
+        return granted is not None
 
     def require(self, user: User, question: AccessRequest) -> None:
         """Raises :class:`StatusError` (403) if the user may not do what ``question`` describes."""
         if self.decide(user, question):
             return
         if question.path:
-            raise StatusError(403, "Forbidden", f'forbidden: User "{user.name}" {question.denied}')
+            raise StatusError(403, "Forbidden", f'forbidden: User "{user.name}" {question.denial}')
         key = f"{question.resource}.{question.group}" if question.group else question.resource
         named = f' "{question.name}"' if question.name else ""
         details = {"name": question.name, "group": question.group, "kind": question.resource}
-        message = f'{key}{named} is forbidden: User "{user.name}" {question.denied}'
+        message = f'{key}{named} is forbidden: User "{user.name}" {question.denial}'
         raise StatusError(403, "Forbidden", message, details)
 
     def allowed(self, user: User, question: AccessRequest) -> str:
         """Returns the reason for which the request is allowed; empty if it is denied."""
         if user.is_master:
-            return "the user is of system:masters"
+            return "the user is in the group system:masters"
         for rule, binding in self.rules(user, question.namespace):
             if covers(rule, question):
                 role, kind = binding["roleRef"], binding["kind"]

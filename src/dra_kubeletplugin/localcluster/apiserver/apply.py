@@ -1,8 +1,9 @@
 """Server-side apply: field managers, merging of applied configurations, and conflicts between managers.
 
 Every write goes through this module. An update (PUT, or a patch other than apply) makes its writer the manager of the fields it
-changed. An apply makes its writer the manager of the fields it contains. It removes fields that the manager applied before,
-no longer applies, and that no other manager has. It is rejected if another manager has a field with another value, unless forced.
+changed. An apply makes its writer the manager of the fields it contains. It removes the fields that
+the writer applied earlier but not now, unless another manager has them. An apply is rejected if another manager has one of its
+fields with another value, unless it is forced.
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/ and structured-merge-diff's merge package.
 """
 
@@ -79,7 +80,7 @@ Entries = Mapping[tuple[str, Operation, str, str], ManagedFieldsEntry]
 
 
 class ConflictError(Exception):
-    """Other managers have applied fields. ``conflicts`` lists each manager and path; the text is the API server's."""
+    """Other managers have fields that the request applies. ``conflicts`` lists each manager and path; the text is that of Kubernetes."""
 
     def __init__(self, conflicts: Sequence[tuple[Manager, Path]]) -> None:
         self.conflicts = conflicts
@@ -142,7 +143,9 @@ class Rules:
 # --- managed fields as objects have them ------------------------------------------------------------
 
 
-def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operation, str, str], ManagedFieldsEntry]:
+def decode_entries(
+    managed: Iterable[Mapping[str, Any]] | None,
+) -> dict[tuple[str, Operation, str, str], ManagedFieldsEntry]:
     out = {}
     for item in managed or ():
         if not item.get("manager") and not item.get("fieldsV1"):
@@ -154,7 +157,7 @@ def read(managed: Iterable[Mapping[str, Any]] | None) -> dict[tuple[str, Operati
     return out
 
 
-def written(entries: Entries) -> list[JSON]:
+def encode_entries(entries: Entries) -> list[JSON]:
     """Encodes the entries as JSON: applies before updates, then by time and name."""
     out = []
     for entry in sorted(
@@ -184,9 +187,9 @@ def is_reset(managed: Any) -> bool:
 
 
 def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rules: Rules, empty: JSON) -> Entries:
-    """Returns the managers after a write that is not an apply. For a creation ``live`` is None and ``empty`` is compared."""
+    """Returns the managers after a write that is not an apply. For a creation, ``live`` is None and ``new`` is compared with ``empty``."""
     if live is not None and not entries:
-        return {}  # No manager has ever applied, and a client has reset the managers.
+        return {}  # A client has reset the managers, and no client has applied the object since then.
     found = rules.compare(live if live is not None else empty, new, manager)
     known = {manager.api_version: found}
     out = _other_managers(live if live is not None else empty, new, entries, manager, rules, known, force=True)
@@ -198,7 +201,7 @@ def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rul
 def apply(
     live: JSON | None, applied: JSON, entries: Entries, manager: Manager, rules: Rules, empty: JSON, *, force: bool
 ) -> tuple[JSON, Entries]:
-    """Returns the merged object and its managers. For a creation ``live`` is None and ``empty`` is compared.
+    """Returns the merged object and its managers. For a creation, ``live`` is None and ``applied`` is merged into ``empty``.
 
     Raises:
         ConflictError: Another manager has an applied field with another value, and ``force`` is false.
@@ -223,7 +226,7 @@ def apply(
 
 
 def _pruned(merged: JSON, last: ManagedFieldsEntry, entries: Entries, rules: Rules) -> JSON:
-    """Returns ``merged`` without the fields that the manager applied last and that no manager has now.
+    """Returns ``merged`` without the fields that the manager applied the last time and that no manager has now.
 
     Versions of a kind differ only below fields that are atomic, so the paths are the same in each version.
     """

@@ -1,7 +1,7 @@
-"""Authentication: only requests with the kubeconfig's token or a service account's token are accepted.
+"""Authenticates requests: accepts only requests with the kubeconfig's token or a service account's token.
 
-Other users share the machine, and a browser on it opens any page. So the server demands a token on the loopback address too.
-It rejects requests from web pages (they have an Origin header), and requests for a foreign host name (DNS rebinding).
+The server requires a token on the loopback address too, because other users of the machine and web pages in a browser can reach it.
+It rejects requests from web pages (they have an Origin header), and requests for a host name that is not its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -129,8 +129,7 @@ class Tokens:
     def user_of(self, token: str, storage: Storage, audiences: Collection[str] = (AUDIENCE,)) -> User | None:
         """Returns the user of a token.
 
-        Returns:
-            None if the token is unknown, has expired, is for another audience, or if a bound object no longer exists.
+        Returns None if the token is unknown, has expired or is for another audience, or if a bound object no longer exists.
         """
         if hmac.compare_digest(token.encode(errors="replace"), self.admin.encode()):
             return ADMIN

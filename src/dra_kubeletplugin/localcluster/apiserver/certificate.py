@@ -1,7 +1,7 @@
 """Makes the TLS certificate of the local cluster's server, because kubectl sends its token only over TLS.
 
-It is self-signed, with an ECDSA key on P-256, for the loopback and the requested address. The standard library is enough for it.
-It is for a development server on this machine only: the arithmetic does not run in constant time.
+The certificate is self-signed and has an ECDSA key on P-256. The code needs only the standard library.
+Use the certificate for a development server on this machine only, because the arithmetic does not run in constant time.
 Sources: FIPS 186-4 (the curve and the signature), RFC 5280 and RFC 5480 (the certificate), RFC 5915 (the key).
 """
 

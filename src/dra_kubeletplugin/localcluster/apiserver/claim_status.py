@@ -1,6 +1,7 @@
-"""Decides who may write which part of a claim's status: the scheduler the binding, a driver its own devices (KEP-4817, 1.36).
+"""Decides who may write which part of a claim's status: the scheduler writes the binding, a driver writes the status of its own devices.
 
-Gate DRAResourceClaimGranularStatusAuthorization. The subresources ``binding`` and ``driver`` exist in RBAC rules only.
+Source: KEP-4817; since 1.36, feature gate DRAResourceClaimGranularStatusAuthorization.
+The subresources ``binding`` and ``driver`` exist in RBAC rules only.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def status_faults(access: Access, user: User, verb: str, namespace: str, new: JS
 
 def _denied(user: User, question: AccessRequest) -> str:
     name = f' "{question.name}"' if question.name else ""
-    return f'resourceclaims.{GROUP}{name} is forbidden: User "{user.name}" {question.denied}'
+    return f'resourceclaims.{GROUP}{name} is forbidden: User "{user.name}" {question.denial}'
 
 
 def _changed_drivers(new: Any, old: Any) -> list[str]:

@@ -27,7 +27,7 @@ _META = {"apiVersion", "kind", "metadata"}
 
 
 def kind_of(definition: JSON) -> ServedKind:
-    """Returns the kind that a CustomResourceDefinition adds. The storage version is the first of its served versions."""
+    """Returns the kind that a CustomResourceDefinition adds, with its served versions. The storage version comes first."""
     spec = definition["spec"]
     names = spec["names"]
     served = [v for v in spec.get("versions") or () if v.get("served")]
@@ -295,7 +295,7 @@ def merge_type(kind: ServedKind, version: str) -> Type:
     return from_schema({**schema, "properties": {**(schema.get("properties") or {}), **always}})
 
 
-def established(names: JSON, stored: list[str]) -> JSON:
+def established_status(names: JSON, stored: list[str]) -> JSON:
     """Returns the status of a CustomResourceDefinition whose kind is served."""
     from ...resourceapi.defaulting import now
 

@@ -159,7 +159,7 @@ def definition_faults(schema: Schema, path: str) -> list[FieldError]:
             except CompileError as e:
                 out.append(invalid(f"{where}.{RULES}[{i}].rule", declared.get("rule"), str(e)))
             except RecursionError:
-                out.append(invalid(f"{where}.{RULES}[{i}].rule", declared.get("rule"), "it is nested too deeply"))
+                out.append(invalid(f"{where}.{RULES}[{i}].rule", declared.get("rule"), "the rule is nested too deeply"))
             if declared.get("reason", "FieldValueInvalid") not in _REASONS:
                 out.append(
                     invalid(f"{where}.{RULES}[{i}].reason", declared["reason"], f"must be one of {', '.join(_REASONS)}")

@@ -38,7 +38,7 @@ class Deleter:
 
     async def delete(self, request: Request, target: RequestInfo, admission: Admission) -> Response:
         options = self._options(request)
-        await self._admitted(target, options, admission)
+        await self._run_admission(target, options, admission)
         obj, removed = self.delete_one(
             target, options, dry=dry_run(request, options), grace=number(request, "gracePeriodSeconds")
         )
@@ -46,7 +46,7 @@ class Deleter:
             return success(details={**details_of(target), "uid": obj["metadata"]["uid"]})
         return json_response(strategy.outgoing(target.kind, target.version, obj), warnings=admission.warnings)
 
-    async def _admitted(self, target: RequestInfo, options: JSON, admission: Admission) -> None:
+    async def _run_admission(self, target: RequestInfo, options: JSON, admission: Admission) -> None:
         """Runs validating admission for a deletion. Raises :class:`StatusError`."""
         old = self.storage.get(target.storage, target.namespace, target.name)
         if old is not None:
@@ -61,8 +61,8 @@ class Deleter:
             if matches(obj):
                 meta = obj["metadata"]
                 item = RequestInfo(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
-                await self._admitted(item, options, admission)
-                # The deletion of an earlier object may have removed it.
+                await self._run_admission(item, options, admission)
+                # The deletion of an earlier object may have removed this object too.
                 if self.storage.get(item.storage, item.namespace, item.name) is not None:
                     self.delete_one(item, options, dry=dry, grace=grace)
         return response
@@ -150,10 +150,10 @@ class Deleter:
             found.append(_FOREGROUND_FINALIZER)
         return found
 
-    # --- going ----------------------------------------------------------------------------------
+    # --- removal --------------------------------------------------------------------------------
 
     def finish(self, target: RequestInfo, obj: JSON) -> JSON | None:
-        """Removes an object that is marked as being deleted. Returns None if finalizers or a grace period still hold it."""
+        """Removes an object that is marked as being deleted. Returns None if finalizers or a grace period still keep it."""
         meta = obj["metadata"]
         if meta.get("finalizers") or (target.kind.graceful and meta.get("deletionGracePeriodSeconds")):
             return None
@@ -165,13 +165,13 @@ class Deleter:
     def remove(self, target: RequestInfo, obj: JSON) -> JSON:
         """Removes an object and its dependents that have no other owner.
 
-        Then removes owners that waited for it (foreground deletion), and its namespace if that waited to become empty.
+        Then removes owners that waited for this removal (foreground deletion), and the namespace if it is terminating and now empty.
         """
         removed = self.storage.remove(target.storage, target.namespace, target.name) or obj
         self._on_removed(target.kind, removed)
         self._collect_dependents(obj["metadata"]["uid"])
         for owner in obj["metadata"].get("ownerReferences") or ():
-            self._release(owner.get("uid", ""))
+            self._finish_waiting_owner(owner.get("uid", ""))
         if target.namespace:
             self._finish_namespace(target.namespace)
         return removed
@@ -181,7 +181,7 @@ class Deleter:
         return RequestInfo(found, found.versions[0], namespace, name, "") if found else None
 
     def _collect_dependents(self, owner: str) -> None:
-        """Deletes an owner's dependents that have no other living owner. Removes the owner's reference from the others."""
+        """Deletes an owner's dependents that have no other existing owner. The other dependents lose only their reference to the owner."""
         for kind, (namespace, name) in self.storage.owned(owner):
             obj = self.storage.get(kind, namespace, name)
             target = self._target(kind, namespace, name)
@@ -209,7 +209,7 @@ class Deleter:
             obj = {**obj, "metadata": {k: v for k, v in obj["metadata"].items() if k != "ownerReferences"}}
         self.storage.put(target.storage, obj)
 
-    def _release(self, uid: str) -> None:
+    def _finish_waiting_owner(self, uid: str) -> None:
         """Removes an owner that waits for its dependents (foreground deletion) once the last dependent is removed."""
         if not uid or self.storage.owned(uid):
             return
@@ -230,7 +230,8 @@ class Deleter:
     def empty_soon(self, namespace: str) -> None:
         """Deletes the contents of a terminating namespace after a delay.
 
-        The namespace controller waits too. So a client that deletes a manifest's objects one by one still finds them.
+        Kubernetes' namespace controller waits too. During the delay, a client that deletes a manifest's objects one by
+        one still finds them.
         """
         if namespace not in self._timers:
             loop = asyncio.get_running_loop()

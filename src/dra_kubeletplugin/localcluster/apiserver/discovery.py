@@ -11,7 +11,8 @@ from .kinds import Registry, ServedKind
 JSON = dict[str, Any]
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _NEWEST_FIRST = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-_SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {  # verbs, and the kind if it is not the resource's own
+# By subresource: its verbs, and the kind of its objects if it differs from the resource's kind
+_SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {
     "status": (["get", "patch", "update"], {}),
     "scale": (["get", "patch", "update"], {"group": "autoscaling", "version": "v1", "kind": "Scale"}),
     "binding": (["create"], {"kind": "Binding"}),
@@ -27,7 +28,7 @@ _UNLISTED = {("ResourceClaim", "binding"), ("ResourceClaim", "driver")}  # exist
 
 
 class Discovery:
-    """The discovery documents of one server. In its methods ``served`` are the served versions of resource.k8s.io."""
+    """The discovery documents of one server. The argument ``served`` of its methods contains the served versions of resource.k8s.io."""
 
     def __init__(self, registry: Registry, version: str) -> None:
         self.registry = registry

@@ -22,7 +22,7 @@ _REQUESTS = ("devices.requests[].exactly.", "devices.requests[].firstAvailable[]
 
 
 def _requests(*fields: str) -> tuple[str, ...]:
-    """Returns the paths of fields of requests and of their alternatives, in a claim's spec."""
+    """Returns the paths of these fields in a claim's spec: once for a request, once for its alternatives."""
     return tuple(f"spec.{where}{field}" for where in _REQUESTS for field in fields)
 
 
@@ -91,7 +91,7 @@ _ALWAYS_OFF: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 These are TopologyAwareWorkloadScheduling, WorkloadAwarePreemption, PodGroupPreemptionPolicy and CompositePodGroup.
 """
-_SINCE: Mapping[str, str] = {
+_GATE_RELEASES: Mapping[str, str] = {
     "DRAListTypeAttributes": "1.36",
     "DRANodeAllocatableResources": "1.36",
     "DRAPartitionableDevicesType": "1.37",
@@ -100,11 +100,11 @@ _SINCE: Mapping[str, str] = {
     "DRADeviceCompatibilityGroups": "1.37",
 }
 """The first release with the fields of a gate. The fields of all other gates exist in every supported release."""
-_FORMS = {"nodeAllocatableResourceMappings": ("1.36", "1.36"), "nodeAllocatableResources": ("1.37", "")}
+_FIELD_RELEASES = {"nodeAllocatableResourceMappings": ("1.36", "1.36"), "nodeAllocatableResources": ("1.37", "")}
 """Fields that exist in some releases only: the first and the last release; an empty last release means no end."""
 
 
-def known(kind: ServedKind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
+def without_unknown(kind: ServedKind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
     """Removes fields that the release does not know, as its decoder does.
 
     Args:
@@ -135,7 +135,7 @@ def _occurring(obj: JSON, paths: Sequence[str]) -> list[str]:
 
 
 def _knows(features: Features, gate: str, path: str) -> bool:
-    first, last = _FORMS.get(path.rpartition(".")[2], (_SINCE.get(gate, ""), ""))
+    first, last = _FIELD_RELEASES.get(path.rpartition(".")[2], (_GATE_RELEASES.get(gate, ""), ""))
     return (not first or features.is_at_least(first)) and (not last or features.release <= last)
 
 

@@ -21,7 +21,7 @@ class Faults:
     conflicts: int = 0
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
-    served: set[str] | None = None  # served versions of resource.k8s.io; None: the release's own
+    served: set[str] | None = None  # served versions of resource.k8s.io; None: the versions that the release serves
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     def drop(self, fields: Collection[str]) -> None:
@@ -39,5 +39,5 @@ def _check(noun: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, 1)
-            hint = f": did you mean {nearest[0]}?" if nearest else ""
-            raise ValueError(f"no {noun} {name!r}, only {', '.join(sorted(known))}{hint}")
+            hint = f" (did you mean {nearest[0]}?)" if nearest else ""
+            raise ValueError(f"{name!r} is not a {noun}{hint}: use one of {', '.join(sorted(known))}")

@@ -20,7 +20,7 @@ from .status_errors import StatusError
 
 JSON = dict[str, Any]
 APPLY = "application/apply-patch+yaml"
-_LONGEST = 128  # bytes of a manager's name
+_MAX_NAME_BYTES = 128  # bytes of a manager's name
 _CONFLICT = "FieldManagerConflict"
 _KUBECTL = "kubectl"
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -34,8 +34,8 @@ def check_options(request: Request, *, is_apply: bool) -> None:
         causes.append(("FieldValueRequired", "fieldManager", "Required value: is required for apply patch"))
     if not is_apply and request.query.get("force") == "true":
         causes.append(("FieldValueForbidden", "force", "Forbidden: may not be specified for non-apply patch"))
-    if len(name.encode()) > _LONGEST:
-        causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_LONGEST} bytes"))
+    if len(name.encode()) > _MAX_NAME_BYTES:
+        causes.append(("FieldValueTooLong", "fieldManager", f"Too long: may not be more than {_MAX_NAME_BYTES} bytes"))
     bad_character = next(((i, c) for i, c in enumerate(name) if not c.isprintable()), None)
     if bad_character:
         quoted = name.encode("unicode_escape").decode()
@@ -75,7 +75,9 @@ def check_applied(target: RequestInfo, applied: Any) -> JSON:
     return {**applied, "metadata": {**meta, "name": target.name}}
 
 
-def applied(request: Request, target: RequestInfo, live: JSON | None, config: JSON) -> tuple[JSON, list[JSON]]:
+def apply_configuration(
+    request: Request, target: RequestInfo, live: JSON | None, config: JSON
+) -> tuple[JSON, list[JSON]]:
     """Applies ``config`` to the stored object.
 
     Returns:
@@ -86,7 +88,7 @@ def applied(request: Request, target: RequestInfo, live: JSON | None, config: JS
     """
     rules = _rules(target, target.version)
     manager = _manager(request, rules, Operation.APPLY, target)
-    before = apply.read((live or {}).get("metadata", {}).get("managedFields"))
+    before = apply.decode_entries((live or {}).get("metadata", {}).get("managedFields"))
     current = strategy.outgoing(target.kind, target.version, live) if live else None
     if current:
         current = {**current, "metadata": {k: v for k, v in current["metadata"].items() if k != "managedFields"}}
@@ -106,11 +108,13 @@ def applied(request: Request, target: RequestInfo, live: JSON | None, config: JS
         place = f"{config['metadata'].get('namespace', '')}/{target.name}"
         named = f"({place}; {target.kind.group}/{target.version}, Kind={target.kind.kind})"
         raise StatusError(500, "", f"failed to create typed patch object {named}: {e}") from None
-    return merged, apply.written(entries)
+    return merged, apply.encode_entries(entries)
 
 
 def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
-    """Returns the unchanged fields from a client-side ``kubectl apply``, which ``kubectl apply --server-side`` may take over.
+    """Returns the fields that a client-side ``kubectl apply`` wrote and that have not changed since.
+
+    ``kubectl apply --server-side`` may take over these fields.
 
     Source: apimachinery's ``managedfields``, the last-applied manager.
     """
@@ -126,7 +130,9 @@ def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
         return set()
 
 
-def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON, requested: Any = None) -> list[JSON]:
+def managed_after_update(
+    request: Request, target: RequestInfo, live: JSON | None, new: JSON, requested: Any = None
+) -> list[JSON]:
     """Returns the managed fields after a write that is not an apply.
 
     Args:
@@ -142,13 +148,17 @@ def updated(request: Request, target: RequestInfo, live: JSON | None, new: JSON,
     manager = _manager(request, _rules(target, target.version), Operation.UPDATE, target)
     named = {"apiVersion": target.kind.api_version(rules.version), "kind": target.kind.kind}
     old = None if live is None else named | live
-    entries = apply.update(old, named | new, apply.read(before), manager, rules, named | _empty(target, stored=True))
-    return apply.written(entries)
+    entries = apply.update(
+        old, named | new, apply.decode_entries(before), manager, rules, named | _empty(target, stored=True)
+    )
+    return apply.encode_entries(entries)
 
 
 def _manager(request: Request, rules: Rules, operation: Operation, target: RequestInfo) -> Manager:
     agent = request.headers.get("user-agent", "").partition("/")[0]
-    name = request.query.get("fieldManager") or "".join(c for c in agent if c.isprintable())[:_LONGEST] or "unknown"
+    name = (
+        request.query.get("fieldManager") or "".join(c for c in agent if c.isprintable())[:_MAX_NAME_BYTES] or "unknown"
+    )
     return rules.manager(name, operation, target.sub)
 
 

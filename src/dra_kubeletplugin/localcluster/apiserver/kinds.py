@@ -28,7 +28,7 @@ class ServedKind:
         subresources: subresources other than ``status``.
         selectable: field paths that field selectors may use, in addition to name and namespace.
         refused: the reason for rejecting objects of this kind; empty for a served kind.
-        virtual: objects are created but never stored: reviews.
+        virtual: the objects are reviews, which are created but never stored.
         schemas: a custom resource's schemas, by version.
         scale: JSON paths of a custom resource's replicas and selector, by their names in the definition.
     """
@@ -66,7 +66,7 @@ class ServedKind:
 
     @property
     def structured(self) -> bool:
-        """Whether it is one of the four main kinds of resource.k8s.io, which have their own validation and versions."""
+        """Whether this is one of the four main kinds of resource.k8s.io. They have their own validation and conversion."""
         return self.group == GROUP and self.kind in _STRUCTURED
 
     @property
@@ -99,9 +99,10 @@ _WITHOUT_GENERATION = frozenset(
         "podgroups.scheduling.k8s.io",
     }
 )  # fmt: skip
-_DRA = ("v1", "v1beta2", "v1beta1")
+_DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
-_GROUPS = ("v1beta1", "v1alpha2")  # a release serves at most one of them, behind its gate
+# Of PodGroup and Workload; a release serves at most one of them, if its feature gate is on
+_POD_GROUP_VERSIONS = ("v1beta1", "v1alpha2")
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"
 _REVIEWS = "authorization.k8s.io"
@@ -173,9 +174,9 @@ KINDS = (
     ServedKind(_ADMISSION, _V1, "MutatingAdmissionPolicy", "mutatingadmissionpolicies", False, refused=_NO_MUTATION),
     ServedKind(_ADMISSION, _V1, "MutatingAdmissionPolicyBinding", "mutatingadmissionpolicybindings", False, refused=_NO_MUTATION),
     ServedKind("scheduling.k8s.io", _V1, "PriorityClass", "priorityclasses", False, ("pc",)),
-    ServedKind(pod_groups.GROUP, _GROUPS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
+    ServedKind(pod_groups.GROUP, _POD_GROUP_VERSIONS, pod_groups.KIND, pod_groups.RESOURCE, True, (), True),
     ServedKind(
-        pod_groups.GROUP, _GROUPS, "Workload", "workloads", True,
+        pod_groups.GROUP, _POD_GROUP_VERSIONS, "Workload", "workloads", True,
         refused="the local cluster has no controller that creates PodGroups from a Workload: create the PodGroups",
     ),
     ServedKind("policy", _V1, "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), True),
@@ -189,10 +190,10 @@ KINDS = (
     ServedKind(_REVIEWS, _V1, "SelfSubjectRulesReview", "selfsubjectrulesreviews", False, virtual=True),
     ServedKind("authentication.k8s.io", _V1, "SelfSubjectReview", "selfsubjectreviews", False, virtual=True),
     ServedKind("authentication.k8s.io", _V1, "TokenReview", "tokenreviews", False, virtual=True),
-    ServedKind(GROUP, _DRA, "ResourceSlice", "resourceslices", False),
-    ServedKind(GROUP, _DRA, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")),
-    ServedKind(GROUP, _DRA, "ResourceClaimTemplate", "resourceclaimtemplates", True),
-    ServedKind(GROUP, _DRA, "DeviceClass", "deviceclasses", False),
+    ServedKind(GROUP, _DRA_VERSIONS, "ResourceSlice", "resourceslices", False),
+    ServedKind(GROUP, _DRA_VERSIONS, "ResourceClaim", "resourceclaims", True, status=True, subresources=("binding", "driver")),
+    ServedKind(GROUP, _DRA_VERSIONS, "ResourceClaimTemplate", "resourceclaimtemplates", True),
+    ServedKind(GROUP, _DRA_VERSIONS, "DeviceClass", "deviceclasses", False),
     ServedKind(GROUP, ("v1", "v1beta2", "v1alpha3"), "DeviceTaintRule", "devicetaintrules", False, status=True),
 )  # fmt: skip
 
@@ -201,20 +202,20 @@ BY_KEY = {k.key: k for k in KINDS}
 
 
 class Registry:
-    """The kinds of one server: those in ``KINDS`` as the release has them, and those of CustomResourceDefinitions."""
+    """The kinds of one server: the kinds in ``KINDS`` that the release serves, and the kinds of CustomResourceDefinitions."""
 
     def __init__(self, features: Features) -> None:
-        self._own = [k for kind in KINDS if (k := _as_of(kind, features)).versions]
-        self._by_plural = {(k.group, v, k.plural): k for k in self._own for v in k.versions}
-        self._by_key = {k.key: k for k in self._own}
+        self._builtin = [k for kind in KINDS if (k := _as_of(kind, features)).versions]
+        self._by_plural = {(k.group, v, k.plural): k for k in self._builtin for v in k.versions}
+        self._by_key = {k.key: k for k in self._builtin}
         self._custom: dict[str, ServedKind] = {}  # by the definition's name
 
     def __iter__(self) -> Iterator[ServedKind]:
-        yield from self._own
+        yield from self._builtin
         yield from self._custom.values()
 
     def stored(self) -> Iterator[ServedKind]:
-        """Returns the kinds that store objects, each storage once."""
+        """Returns the kinds that store objects under their own storage key."""
         return (k for k in self if not (k.stored_as or k.virtual or k.refused))
 
     def find(self, group: str, version: str, plural: str) -> ServedKind | None:
@@ -245,7 +246,7 @@ def _as_of(kind: ServedKind, features: Features) -> ServedKind:
         return replace(kind, versions=features.taint_rules)
     if kind.group == GROUP and kind.kind == "ResourceSlice":
         return replace(kind, selectable=features.slice_fields)
-    if kind.versions == _GROUPS:
+    if kind.versions == _POD_GROUP_VERSIONS:
         return replace(kind, versions=(features.pod_groups,) if features.pod_groups else ())
     return kind
 

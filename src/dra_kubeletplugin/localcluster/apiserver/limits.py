@@ -68,25 +68,25 @@ def _total(spec: Mapping[str, Any]) -> JSON:
 def _faults(resources: Mapping[str, Any], item: Mapping[str, Any], kind: str) -> list[str]:
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
     out: list[str] = []
-    for name, least in (item.get("min") or {}).items():
-        out += _bound(name, least, requests, limits, kind, most=False)
-    for name, most in (item.get("max") or {}).items():
-        out += _bound(name, most, requests, limits, kind, most=True)
+    for name, minimum in (item.get("min") or {}).items():
+        out += _bound(name, minimum, requests, limits, kind, is_maximum=False)
+    for name, maximum in (item.get("max") or {}).items():
+        out += _bound(name, maximum, requests, limits, kind, is_maximum=True)
     return out
 
 
-def _bound(name: str, bound: Any, requests: Amounts, limits: Amounts, kind: str, *, most: bool) -> list[str]:
-    word = "maximum" if most else "minimum"
+def _bound(name: str, bound: Any, requests: Amounts, limits: Amounts, kind: str, *, is_maximum: bool) -> list[str]:
+    word = "maximum" if is_maximum else "minimum"
     limit = _amount(bound)
     request, allowed = _amount(requests.get(name)), _amount(limits.get(name))
     if limit is None:
         return []
-    if most and allowed is None:
+    if is_maximum and allowed is None:
         return [f"maximum {name} usage per {kind} is {bound}.  No limit is specified"]
-    if not most and request is None:
+    if not is_maximum and request is None:
         return [f"minimum {name} usage per {kind} is {bound}.  No request is specified"]
     for field, value, amount in (("limit", allowed, limits.get(name)), ("request", request, requests.get(name))):
-        if value is not None and (value > limit if most else value < limit):
+        if value is not None and (value > limit if is_maximum else value < limit):
             return [f"{word} {name} usage per {kind} is {bound}, but {field} is {amount}"]
     return []
 

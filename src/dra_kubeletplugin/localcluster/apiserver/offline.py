@@ -1,7 +1,7 @@
 """Validates a manifest without a server: types, unknown fields, validation rules and CEL of the default Kubernetes release.
 
-The module is part of the API server, because it is a create request without storage: it runs the same defaulting, conversion and
-validation of every served kind. So what it accepts is what the local cluster accepts.
+The module runs the API server's defaulting, conversion and validation of a create request, without storage. So it accepts
+the same manifests as the local cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .kinds import Registry, ServedKind
 JSON = dict[str, Any]
 # The namespace's labels are unknown offline, so admin access is allowed.
 _ADMIN = {"resource.kubernetes.io/admin-access": "true"}
-_IN_CEL = {  # an unknown name in a CEL error: pattern, and the known names for a suggestion
+# Patterns that find an unknown name in a CEL error, and the known names from which the nearest is suggested
+_IN_CEL = {
     r"undefined field '(\w+)'": ("driver", "attributes", "capacity", "allowMultipleAllocations"),
     r"undeclared reference to '(\w+)'": (
         "device",
@@ -55,7 +56,7 @@ def manifest_errors(manifest: Manifest, features: Features | None = None) -> tup
     """Returns the errors of one manifest of a file, and whether its kind is known.
 
     Returns:
-        The errors, each with its place and a sentence. The boolean is true also for a misspelled kind, which has an error.
+        The errors, each with its place and a sentence. The boolean is also true for a misspelled kind, because an error reports it.
     """
     known = True
     try:
@@ -101,7 +102,7 @@ def faults(document: JSON, features: Features | None = None) -> list[str]:
         if kind.namespaced:
             meta.setdefault("namespace", "default")
         else:
-            meta.pop("namespace", None)  # an API server clears it
+            meta.pop("namespace", None)  # as an API server does
         obj = strategy.prepare(kind, obj, None, status=False)
         if not meta.get("name"):
             obj["metadata"]["name"] = f"{meta['generateName']}x"
@@ -115,7 +116,7 @@ def faults(document: JSON, features: Features | None = None) -> list[str]:
 
 
 def _reworded(warnings: list[str], reported: set[str], release: str) -> Iterator[str]:
-    """Yields the warnings. Rewords those about fields that only a later release knows."""
+    """Yields the warnings. Rewords a warning about a field that only a later release knows."""
     for text in warnings:
         if (found := re.fullmatch(r'unknown field "(.*)"', text)) is None:
             yield text

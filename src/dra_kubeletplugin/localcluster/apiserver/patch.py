@@ -13,7 +13,7 @@ from .status_errors import StatusError, bad_request
 JSON_PATCH = "application/json-patch+json"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
-_MOST_OPERATIONS = 10_000
+_MAX_OPERATIONS = 10_000
 
 Schema = Mapping[str, Any]
 _NONE: Schema = {}
@@ -189,9 +189,9 @@ def json_patch(target: Any, operations: Any) -> Any:
     """
     if not isinstance(operations, Sequence) or isinstance(operations, str):
         raise PatchError("a JSON patch is a list of operations")
-    if len(operations) > _MOST_OPERATIONS:
+    if len(operations) > _MAX_OPERATIONS:
         raise StatusError(
-            413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MOST_OPERATIONS}"
+            413, "RequestEntityTooLarge", f"The allowed maximum operations in a JSON patch is {_MAX_OPERATIONS}"
         )
     doc = {"": copy.deepcopy(target)}
     for op in operations:

@@ -1,4 +1,4 @@
-"""Stores the objects across restarts: a journal file in the cluster's folder, with one owner at a time.
+"""Stores the objects across restarts: a journal file in the cluster's folder, which only one process uses at a time.
 
 Each change is one line. An incomplete last line, from a killed process, is ignored.
 The file is compacted to the current objects on each open, and when its changes exceed 64 MiB.
@@ -17,7 +17,7 @@ from ...errors import SettingsError
 from .storage import Key, Storage
 
 JSON = dict[str, Any]
-_REWRITE = 64 * 1024 * 1024  # bytes of changes after which the file is compacted
+_COMPACT_AFTER = 64 * 1024 * 1024  # bytes of changes after which the file is compacted
 
 
 class StateError(SettingsError):
@@ -36,15 +36,15 @@ class PersistentStorage:
 
     def write(self, version: int, kind: str, key: Key, obj: JSON | None) -> None:
         """Writes a change: the object as it is now, None if it was removed."""
-        self._take(version, kind, key, obj)
+        self._remember(version, kind, key, obj)
         if self._out is None:
             return
         self._size += self._out.write(_line(version, kind, key, obj))
         self._out.flush()  # No fsync: the data must survive this process, but not a power failure.
-        if self._size > _REWRITE:
+        if self._size > _COMPACT_AFTER:
             self.rewrite()
 
-    def _take(self, version: int, kind: str, key: Key, obj: JSON | None) -> None:
+    def _remember(self, version: int, kind: str, key: Key, obj: JSON | None) -> None:
         self._version = max(self._version, version)
         if obj is None:
             self._objects.pop((kind, key), None)
@@ -56,9 +56,9 @@ class PersistentStorage:
         for number, (version, kind, namespace, name, obj) in enumerate(self._lines(), 1):
             if not isinstance(version, int) or not all(isinstance(t, str) for t in (kind, namespace, name)):
                 raise StateError(
-                    f"{self._path}, line {number}, is not a change of an object: move the file away to start empty"
+                    f"{self._path}, line {number}: the line is not a change of an object: move the file away to start with an empty cluster"
                 )
-            self._take(version, kind, (namespace, name), obj)
+            self._remember(version, kind, (namespace, name), obj)
         return self._version, dict(self._objects)
 
     def _lines(self) -> Iterator[tuple[Any, Any, Any, Any, Any]]:
@@ -74,7 +74,9 @@ class PersistentStorage:
             except (msgspec.MsgspecError, RecursionError) as e:
                 if number == len(lines):  # The line has no end, so a killed process wrote it only in part.
                     return
-                raise StateError(f"{self._path}, line {number}: {e}: move the file away to start empty") from None
+                raise StateError(
+                    f"{self._path}, line {number}: {e}: move the file away to start with an empty cluster"
+                ) from None
 
     def rewrite(self) -> None:
         """Compacts the file to the current objects. Later changes are appended to it."""
@@ -100,7 +102,10 @@ def _line(version: int, kind: str, key: Key, obj: JSON | None) -> bytes:
 
 
 def open_storage(path: Path) -> tuple[Storage, PersistentStorage]:
-    """Returns a storage with the objects of its earlier run, and its journal, to be closed after it. Raises :class:`StateError`."""
+    """Returns a storage with the objects of the earlier run, and its journal. Raises :class:`StateError`.
+
+    The caller closes the journal after the last write.
+    """
     journal = PersistentStorage(path)
     version, objects = journal.read()
     journal.rewrite()

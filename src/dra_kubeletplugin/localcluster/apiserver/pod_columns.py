@@ -46,17 +46,17 @@ def pod_row(pod: JSON) -> PodRow:
     reason = str(status.get("reason") or status.get("phase") or "Unknown")
     if _map(conditions.get("PodScheduled")).get("reason") == "SchedulingGated":
         reason = "SchedulingGated"
-    every, lasting = _Count(), _Count()
+    all_inits, sidecar_count = _Count(), _Count()
     starting = ""
     for i, found in enumerate(_list(status, "initContainerStatuses")):
-        every.add(found)
+        all_inits.add(found)
         if found.get("name") in sidecars:
-            lasting.add(found)
+            sidecar_count.add(found)
         ended, waiting = _state(found).get("terminated"), _state(found).get("waiting") or {}
         if ended and not ended.get("exitCode"):
             continue
         if found.get("name") in sidecars and found.get("started"):
-            lasting.ready += bool(found.get("ready"))
+            sidecar_count.ready += bool(found.get("ready"))
             continue
         if ended:
             starting = f"Init:{_termination_reason(ended)}"
@@ -65,10 +65,10 @@ def pod_row(pod: JSON) -> PodRow:
         else:
             starting = f"Init:{i}/{len(inits)}"
         break
-    count = every
-    count.ready = lasting.ready
+    count = all_inits
+    count.ready = sidecar_count.ready
     if not starting or _map(conditions.get("Initialized")).get("status") == "True":
-        count = lasting
+        count = sidecar_count
         reason = _of_containers(_list(status, "containerStatuses"), count, starting or reason)
         if reason == "Completed" and any(_runs(s) for s in _list(status, "containerStatuses")):
             reason = "Running" if _map(conditions.get("Ready")).get("status") == "True" else "NotReady"

@@ -1,6 +1,7 @@
 """Resource quotas: computes the usage of a namespace's objects, rejects objects over quota, and updates the quotas' status.
 
-Claims are counted by device class (KEP-4381, KEP-5004): every device that a request may get, and the largest of its alternatives.
+A claim counts by device class (KEP-4381, KEP-5004). Each of its requests counts the largest number of devices of the class that
+one of its alternatives may get.
 A device of a class with an extended resource name also counts under that name. Source: the quota evaluators of Kubernetes.
 """
 
@@ -17,9 +18,9 @@ JSON = dict[str, Any]
 Amounts = dict[str, Quantity]
 _QUOTAS = "resourcequotas"
 _CLAIMS, _CLASSES = "resourceclaims.resource.k8s.io", "deviceclasses.resource.k8s.io"
-_ALL_DEVICES = 32  # devices that "All" may get: the limit of an allocation's results
-_SPECIAL = "resource.kubernetes.io/extended-resource-claim"
-# Kinds that quotas count also by their bare plural name
+_ALL_DEVICES = 32  # devices that a request with the mode "All" counts: the maximum of an allocation's results
+_EXTENDED_ANNOTATION = "resource.kubernetes.io/extended-resource-claim"
+# Kinds that also count under their plural name without the prefix count/
 _COUNTED = ("pods", "services", "secrets", "configmaps", "resourcequotas")
 _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 
@@ -71,7 +72,7 @@ class Quotas:
                     out[name] += amount
         return out
 
-    def settle(self, namespace: str) -> None:
+    def update_status(self, namespace: str) -> None:
         """Updates the status of a namespace's quotas."""
         for quota in self.storage.list(_QUOTAS, namespace):
             hard = {k: str(v) for k, v in ((quota.get("spec") or {}).get("hard") or {}).items()}
@@ -102,7 +103,7 @@ class Quotas:
 
     def _claim(self, claim: JSON) -> Amounts:
         out: Amounts = {}
-        special = ((claim["metadata"].get("annotations") or {}).get(_SPECIAL)) == "true"
+        for_extended = ((claim["metadata"].get("annotations") or {}).get(_EXTENDED_ANNOTATION)) == "true"
         for request in ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ():
             highest: dict[str, int] = {}
             for alternative in [request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ():
@@ -112,17 +113,17 @@ class Quotas:
                 )
                 highest[name] = max(highest.get(name, 0), count)
             for name, count in highest.items():
-                for charged in self._names(name, special=special):
+                for charged in self._names(name, for_extended=for_extended):
                     out[charged] = out.get(charged, Quantity(0)) + Quantity(count)
         return out
 
-    def _names(self, device_class: str, *, special: bool) -> Iterator[str]:
+    def _names(self, device_class: str, *, for_extended: bool) -> Iterator[str]:
         """Yields the quota resources that one device of a class counts for.
 
-        A claim made for a pod's extended resource counts for the class only, because the pod counts for the extended resource.
+        A claim that was created for a pod's extended resource counts for the class only: the pod already counts for the resource.
         """
         yield f"{device_class}.deviceclass.resource.k8s.io/devices"
-        if special:
+        if for_extended:
             return
         yield f"requests.deviceclass.resource.kubernetes.io/{device_class}"
         found = self.storage.get(_CLASSES, "", device_class)
@@ -131,7 +132,7 @@ class Quotas:
 
 
 def _pod(spec: Mapping[str, Any]) -> Amounts:
-    """Returns a pod's requests and limits: the sum of its containers, or its largest init container if that is more."""
+    """Returns a pod's requests and limits: the sum over its containers, or those of its largest init container if they are higher."""
     out: Amounts = {}
     for field in ("requests", "limits"):
         running: Amounts = {}

@@ -59,21 +59,21 @@ class Reader:
 
     def watch(self, request: Request, target: RequestInfo) -> Response:
         version_text = request.query.get("resourceVersion", "")
-        sends = flag(request, "sendInitialEvents")
+        send_initial = flag(request, "sendInitialEvents")
         bookmarks = flag(request, "allowWatchBookmarks")
-        if sends and request.query.get("resourceVersionMatch") != "NotOlderThan":
+        if send_initial and request.query.get("resourceVersionMatch") != "NotOlderThan":
             message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
             raise StatusError(422, "Invalid", f"resourceVersionMatch: Forbidden: {message}")
-        initial = sends or version_text in {"", "0"}
+        initial = send_initial or version_text in {"", "0"}
         since = self.storage.version if version_text in {"", "0"} else resource_version(version_text)
-        if sends:
-            self._not_newer(since)
+        if send_initial:
+            self._check_not_newer(since)
         matches, only = self.matching(request, target)
         seconds = number(request, "timeoutSeconds")
         options = watching.WatchOptions(
             since,
             initial,
-            sends and bookmarks,
+            send_initial and bookmarks,
             bookmarks,
             table_of(request),
             float(seconds) if seconds and seconds > 0 else _DEFAULT_WATCH,
@@ -81,13 +81,14 @@ class Reader:
         )
         return Response(200, stream=watching.events(self.storage, target, matches, options))
 
-    # --- which objects --------------------------------------------------------------------------
+    # --- selection ------------------------------------------------------------------------------
 
     def matching(self, request: Request, target: RequestInfo) -> tuple[Match, tuple[tuple[str, ...], str] | None]:
         """Returns a filter for the objects that a request selects.
 
         Returns:
-            A function that tests an object, and the path and value of one field that every selected object has; None if there is none.
+            A function that tests an object, and the path and value of a field that all selected objects share; None if
+            there is no such field.
 
         Raises:
             StatusError: A selector is invalid.
@@ -132,7 +133,7 @@ class Reader:
         else:
             version = self.storage.version
             if version_text not in {"", "0"}:
-                self._not_newer(resource_version(version_text))
+                self._check_not_newer(resource_version(version_text))
             elif match and not version_text:
                 raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
             found = self.storage.list(target.storage, target.namespace)
@@ -150,13 +151,13 @@ class Reader:
     def _at(self, target: RequestInfo, version: int, message: str) -> Objects:
         if version == self.storage.version:
             return self.storage.list(target.storage, target.namespace)
-        self._not_newer(version)
+        self._check_not_newer(version)
         try:
             return self.storage.list_at(target.storage, target.namespace, version)
         except ExpiredError:
             raise StatusError(410, "Expired", message) from None
 
-    def _not_newer(self, version: int) -> None:
+    def _check_not_newer(self, version: int) -> None:
         if version > self.storage.version:
             message = f"Too large resource version: {version}, current: {self.storage.version}"
             cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}

@@ -26,7 +26,7 @@ class Channel(IntEnum):
     STDERR = 2
     ERROR = 3
     RESIZE = 4
-    CLOSE = 255  # v5: the stream in the next byte has ended
+    CLOSE = 255  # v5: the stream whose number is in the next byte has ended
 
 
 async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) -> None:

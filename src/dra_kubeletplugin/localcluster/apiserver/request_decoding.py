@@ -13,11 +13,11 @@ from ...resourceapi.schemas import protobuf
 from .status_errors import StatusError
 
 JSON = dict[str, Any]
-LIMIT = 3 * 1024 * 1024  # bytes of a body that a real API server accepts
+LIMIT = 3 * 1024 * 1024  # bytes; the maximal size of a body, as in a real API server
 _JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
 _JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
 _YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
-_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
+_MAX_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate fields
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ def _json(data: bytes) -> Body:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
         raise StatusError(400, "BadRequest", f"the body is not JSON: {e}") from None
-    # A body that equals its re-encoding has no duplicate fields. Most bodies do, so the slow search is skipped.
-    once = len(data) > _CHECKED or msgspec.json.encode(value) == data
-    return Body(value, () if once else _duplicates(data))
+    # A body that equals its re-encoding has no duplicate fields. For such a body, which is the usual case, skip the slow search.
+    skip_search = len(data) > _MAX_CHECKED or msgspec.json.encode(value) == data
+    return Body(value, () if skip_search else _duplicates(data))
 
 
 def _yaml(data: bytes) -> Any:

@@ -41,7 +41,7 @@ class RequestInfo:
 
 
 def parse_path(path: str, registry: Registry) -> RequestInfo:
-    """Returns the resource and object that a path refers to. Raises :class:`StatusError` if nothing is served there."""
+    """Returns the resource and object that a path refers to. Raises :class:`StatusError` if the server has no such resource."""
     parts = [p for p in path.split("/") if p]
     group = ""
     if parts[:1] == ["api"] and len(parts) >= 3:
@@ -114,7 +114,7 @@ def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
 
 
 def new_metadata(meta: JSON, *, counts: bool = False) -> JSON:
-    """Returns the metadata of a new object, with UID and creation time. ``counts``: it also gets generation 1."""
+    """Returns the metadata of a new object, with UID and creation time. With ``counts``, it also gets generation 1."""
     kept = {k: v for k, v in meta.items() if k not in {"resourceVersion", "selfLink", "managedFields"}}
     kept.pop("deletionTimestamp", None)
     kept.pop("deletionGracePeriodSeconds", None)
@@ -143,7 +143,7 @@ def same_object(a: JSON, b: JSON) -> bool:
 
 
 def table_of(request: Request) -> str | None:
-    """Returns how much of each object a table includes: None, Metadata or Object; ``None`` if the client wants no table."""
+    """Returns how much of each object a table includes: "None", "Metadata" or "Object". Returns None if the client wants no table."""
     if "as=Table" not in request.headers.get("accept", ""):
         return None
     return request.query.get("includeObject") or "Metadata"

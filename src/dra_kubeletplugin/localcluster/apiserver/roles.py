@@ -55,7 +55,7 @@ def make_defaults(storage: Storage, registry: Registry) -> None:
 def _user_rules(registry: Registry) -> tuple[list[Rule], list[Rule], list[Rule]]:
     """Returns the rules that the roles view, edit and admin add for namespaced kinds.
 
-    They are: read everything except secrets; write; and manage roles and bindings.
+    The role view may read everything except secrets, edit may also write, and admin may also manage roles and bindings.
     """
     groups: dict[str, list[str]] = {}
     for kind in registry:
@@ -107,7 +107,10 @@ def _put_role(
 
 
 def aggregate(storage: Storage) -> None:
-    """Updates the rules of aggregated roles. Repeats until nothing changes, because one may aggregate another."""
+    """Updates the rules of aggregated roles.
+
+    Repeats until nothing changes, because an aggregated role may be part of another aggregated role.
+    """
     roles = {r["metadata"]["name"]: r for r in storage.list(CLUSTER_ROLES)}
     changed = True
     while changed:
@@ -137,7 +140,8 @@ def _distinct(rules: Iterable[Rule]) -> list[Rule]:
 def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> None:
     """Checks that a user grants only permissions that the user holds.
 
-    The writer of a role must hold its rules or the verb ``escalate``. The writer of a binding must hold the role's rules or ``bind``.
+    The writer of a role must hold its rules or the verb ``escalate``. The writer of a binding must hold the role's
+    rules or the verb ``bind``.
 
     Raises:
         StatusError: The user does not hold all of the rules, or a bound role does not exist.
@@ -173,7 +177,7 @@ def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> N
 
 
 def _questions(rule: Rule) -> Iterator[AccessRequest]:
-    """Yields each access that a rule allows, one at a time. Only a wildcard covers a wildcard."""
+    """Yields each combination of verb, group, resource and name that a rule allows. A wildcard is covered only by another wildcard."""
     for verb in rule.get("verbs") or ():
         for path in rule.get("nonResourceURLs") or ():
             yield AccessRequest(verb, path=path)

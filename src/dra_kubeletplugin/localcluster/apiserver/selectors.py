@@ -24,11 +24,11 @@ class FieldTerm:
     negated: bool
 
     def matches(self, obj: JSON) -> bool:
-        return (look(obj, self.path) == self.value) != self.negated
+        return (field_value(obj, self.path) == self.value) != self.negated
 
 
 _OPERATOR = re.compile(r"((?:[^=!\\]|\\.)++)(==|=|!=)\s*(.*)", re.DOTALL)
-_INTEGER = re.compile(r"-?\d{1,19}")  # Go reads 64 bits; Python refuses more than 4,300 digits with an error
+_INTEGER = re.compile(r"-?\d{1,19}")  # Go parses 64 bits; Python raises an error for more than 4,300 digits
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
@@ -52,7 +52,7 @@ def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
     return terms
 
 
-def look(obj: JSON, path: tuple[str, ...]) -> str:
+def field_value(obj: JSON, path: tuple[str, ...]) -> str:
     """Returns a field's value as selectors compare it; empty if the field does not exist."""
     value: Any = obj
     for key in path:

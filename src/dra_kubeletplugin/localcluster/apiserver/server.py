@@ -44,11 +44,11 @@ class ApiServer:
     """An API server. It serves from :meth:`start` until :meth:`close`. Only tests access ``storage`` directly.
 
     Args:
-        address: HOST:PORT; the loopback and a free port by default.
+        address: HOST:PORT; by default the loopback address and a free port.
         tls: TLS settings for HTTPS.
         storage: the stored objects; pass another server's storage to serve the same objects twice.
         tokens: the valid tokens; by default a new administrator token. Pass another server's tokens for a second server.
-        front: an additional address with TLS, because kubectl sends its token only over TLS. Clients in this process need none.
+        front: an additional address with TLS, because kubectl sends its token only over TLS. Clients in this process do not use it.
         runtime_of: returns the runtime of a node by name, for pods' logs and commands; None for an unknown node.
         features: the emulated release and its gates; the default release if omitted.
     """
@@ -67,7 +67,7 @@ class ApiServer:
         self._streams = PodStreams(self.storage, runtime_of)
         self.tokens = tokens or Tokens()
         self.features = features or Features.of()
-        self.faults = Faults()
+        self.injected_faults = Faults()
         self.url = ""
         self.public_url = ""
         self._front = HttpServer(self._handle, *front) if front else None
@@ -80,7 +80,7 @@ class ApiServer:
         self._writer = Writer(
             self.storage,
             self._registry,
-            self.faults,
+            self.injected_faults,
             self._quotas,
             self.features,
             self._deleter.finish,
@@ -92,7 +92,7 @@ class ApiServer:
         self._admissions = AdmissionChain(self.storage, self._registry, self.access, self.features)
         self._discovery = Discovery(self._registry, self.features.version)
         self._openapi = OpenApi(self._registry, self._discovery)
-        self._begin()
+        self._create_initial_objects()
 
     async def start(self) -> str:
         """Starts to serve and returns the URL. ``public_url`` is the URL of the front, if there is one.
@@ -133,14 +133,14 @@ class ApiServer:
     @property
     def served(self) -> Collection[str]:
         """The served versions of resource.k8s.io."""
-        return self.features.served if self.faults.served is None else self.faults.served
+        return self.features.served if self.injected_faults.served is None else self.injected_faults.served
 
     def drop_connections(self) -> None:
         self._http.drop_connections()
         if self._front is not None:
             self._front.drop_connections()
 
-    def _begin(self) -> None:
+    def _create_initial_objects(self) -> None:
         """Creates the objects that a new cluster has."""
         for definition in self.storage.list(custom.DEFINITIONS):
             self._registry.define(custom.kind_of(definition))
@@ -150,7 +150,7 @@ class ApiServer:
                 obj = {"metadata": new_metadata({"name": name, "labels": labels})}
                 obj |= {"spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}}
                 self.storage.put("namespaces", obj)
-                self._account(name)
+                self._create_default_account(name)
         for name, value in builtin.SYSTEM_PRIORITIES.items():
             key = "priorityclasses.scheduling.k8s.io"
             if self.storage.get(key, "", name) is None:
@@ -159,7 +159,7 @@ class ApiServer:
                 self.storage.put(key, {"metadata": meta, "value": value, "preemptionPolicy": policy})
         roles.make_defaults(self.storage, self._registry)
 
-    def _account(self, namespace: str) -> None:
+    def _create_default_account(self, namespace: str) -> None:
         if self.storage.get("serviceaccounts", namespace, "default") is None:
             self.storage.put("serviceaccounts", {"metadata": new_metadata({"name": "default", "namespace": namespace})})
 
@@ -167,19 +167,21 @@ class ApiServer:
 
     def _written(self, target: RequestInfo, obj: JSON, old: JSON | None) -> None:
         if target.storage == "namespaces" and old is None:
-            self._account(obj["metadata"]["name"])
+            self._create_default_account(obj["metadata"]["name"])
         elif target.storage == custom.DEFINITIONS:
             self._define(obj)
         elif target.storage == roles.CLUSTER_ROLES:
             roles.aggregate(self.storage)
         if target.namespace:
-            self._quotas.settle(target.namespace)
+            self._quotas.update_status(target.namespace)
 
     def _define(self, definition: JSON) -> None:
         kind = custom.kind_of(definition)
         self._registry.define(kind)
         names = definition["spec"]["names"]
-        status = custom.established(names, [v["name"] for v in definition["spec"]["versions"] if v.get("storage")])
+        status = custom.established_status(
+            names, [v["name"] for v in definition["spec"]["versions"] if v.get("storage")]
+        )
         if (definition.get("status") or {}).get("acceptedNames") != names:
             self.storage.put(custom.DEFINITIONS, {**definition, "status": status})
 
@@ -194,19 +196,19 @@ class ApiServer:
         elif kind.storage == roles.CLUSTER_ROLES:
             roles.aggregate(self.storage)
         if namespace:
-            self._quotas.settle(namespace)
+            self._quotas.update_status(namespace)
 
     # --- requests -------------------------------------------------------------------------------
 
     async def _handle(self, request: Request) -> Response:
-        if self.faults.delay:
-            await asyncio.sleep(self.faults.delay)
+        if self.injected_faults.delay:
+            await asyncio.sleep(self.injected_faults.delay)
         try:
-            if self.faults.down:
+            if self.injected_faults.down:
                 raise StatusError(503, "ServiceUnavailable", "the API server is down (injected fault)")
             user = self._user(request)
-            if self.faults.throttle and not request.path.startswith("/openapi"):
-                self.faults.throttle -= 1
+            if self.injected_faults.throttle and not request.path.startswith("/openapi"):
+                self.injected_faults.throttle -= 1
                 refused = status_response(StatusError(429, "TooManyRequests", "too many requests, try again"))
                 refused.headers["Retry-After"] = "0.01"
                 return refused
@@ -241,11 +243,11 @@ class ApiServer:
             raise no_resource()
         watches = request.method == "GET" and flag(request, "watch")
         if not watches:
-            self.faults.calls.append((request.method, request.path))
+            self.injected_faults.calls.append((request.method, request.path))
         self._authorize(request, target, user, watches=watches)
         admission = self._admissions.of(request, user)
         if target.sub in _STREAMS and request.method in {"GET", "POST"}:
-            await self._connected(request, target, user, admission)
+            await self._check_stream(request, target, user, admission)
         if (streamed := await self._streams.respond(request)) is not None:
             return streamed
         if target.kind.virtual:
@@ -300,8 +302,8 @@ class ApiServer:
         namespace = name if kind.storage == "namespaces" else target.namespace
         self.access.require(user, AccessRequest(verb, kind.group, kind.plural, target.sub, namespace, name))
 
-    async def _connected(self, request: Request, target: RequestInfo, user: User, admission: Admission) -> None:
-        """Checks that the user may open a stream to a pod's container, which needs ``create``. Raises :class:`StatusError`."""
+    async def _check_stream(self, request: Request, target: RequestInfo, user: User, admission: Admission) -> None:
+        """Checks that the user may open a stream to a pod's container, which requires the verb ``create``. Raises :class:`StatusError`."""
         kind = target.kind
         if request.method == "GET" and not user.is_master:
             self.access.require(

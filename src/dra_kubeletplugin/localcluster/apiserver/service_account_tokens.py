@@ -13,14 +13,14 @@ from .storage import Storage
 
 JSON = dict[str, Any]
 _GROUP = "authentication.k8s.io"
-_HOUR, _SHORTEST, _LONGEST = 3600, 600, 2**32
+_DEFAULT_LIFETIME, _MIN_LIFETIME, _MAX_LIFETIME = 3600, 600, 2**32  # seconds
 _KINDS = {"Pod": "pods", "Node": "nodes", "Secret": "secrets"}
 
 
 def issue(storage: Storage, tokens: Tokens, account: JSON, spec: Mapping[str, Any]) -> JSON:
     """Returns the TokenRequest with its status filled in. Raises :class:`StatusError`."""
-    seconds = spec.get("expirationSeconds") or _HOUR
-    if not isinstance(seconds, int) or isinstance(seconds, bool) or not _SHORTEST <= seconds < _LONGEST:
+    seconds = spec.get("expirationSeconds") or _DEFAULT_LIFETIME
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or not _MIN_LIFETIME <= seconds < _MAX_LIFETIME:
         message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"
         raise invalid("TokenRequest", _GROUP, "", [("FieldValueInvalid", "spec.expirationSeconds", message)])
     audiences = spec.get("audiences") or [AUDIENCE]

@@ -15,7 +15,7 @@ Key = tuple[str, str]  # namespace, name
 Match = Callable[[Mapping[str, Any]], bool]
 Objects = list[JSON]
 Places = list[tuple[str, Key]]  # kind and key of each object
-HISTORY = 4096  # changes per kind that a watch can go back
+HISTORY = 4096  # changes per kind that are kept for watches that start at an earlier version
 LAG = 16384  # pending changes after which a slow watch is ended
 
 
@@ -36,14 +36,14 @@ class StorageChange:
     kind: str  # key of the kind
     object: JSON  # as stored after the change; for DELETED the last state
     before: JSON | None
-    # Encoded watch events, by form; shared by watches
+    # Encoded watch events, shared by all watches: by kind, version and form of the object
     lines: dict[Any, bytes] = field(default_factory=dict, compare=False)
 
 
 class Watch:
-    """The pending changes of a kind for a client that selects some of its objects. Made by :meth:`Storage.watch`.
+    """The pending changes of a kind for a client that selects some of the kind's objects. :meth:`Storage.watch` creates it.
 
-    ``ended`` means that no more changes will come: watches were cut, or the reader fell too far behind.
+    ``ended`` means that no more changes will come: all watches were ended, or the reader fell too far behind.
     """
 
     def __init__(self, matches: Match, missed: Iterable[StorageChange]) -> None:
@@ -54,7 +54,7 @@ class Watch:
 
     def push(self, change: StorageChange) -> None:
         if self.ended:
-            return  # a client that watches again starts after the last change it received
+            return  # the client can watch again, from the last change that it received
         self._pending.append(change)
         self.ended = len(self._pending) > LAG
         self._woken.set()
@@ -92,7 +92,7 @@ class _StoredKind:
         names: the sorted keys; None after an object was added or removed.
         oldest: the oldest version from which a watch may start.
         watchers: watches of all objects.
-        narrow: watches of objects with one value of one field: by the field's path, then by the value.
+        narrow: watches that select one value of one field: by the field's path, then by the value.
     """
 
     objects: dict[Key, JSON] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class _StoredKind:
 class Storage:
     """The stored objects of one server.
 
-    Returned objects are shared and must not be changed. Stored objects are kept as they are.
+    Returned objects are shared and must not be changed. Objects are stored without changes, except for the new resource version.
 
     Args:
         journal: receives each change before any watch does.
@@ -118,17 +118,17 @@ class Storage:
         self._kinds: dict[str, _StoredKind] = {}
         self._owned: dict[str, set[tuple[str, Key]]] = {}  # objects with an owner, by the owner's UID
         self._by_uid: dict[str, tuple[str, Key]] = {}
-        self._floor = 1  # the history of all kinds before this version is gone
+        self._floor = 1  # the history before this version was deleted, for all kinds
         self.cut = 0  # incremented to end all watches
 
     def restore(self, version: int, objects: Mapping[tuple[str, Key], JSON]) -> None:
         """Loads the objects of an earlier run. New versions follow ``version``."""
         self.version = self._floor = version
         for (kind, key), obj in objects.items():
-            self._of(kind).objects[key] = obj
+            self._stored_kind(kind).objects[key] = obj
             self._own(kind, key, None, obj)
 
-    def _of(self, kind: str) -> _StoredKind:
+    def _stored_kind(self, kind: str) -> _StoredKind:
         found = self._kinds.get(kind)
         if found is None:
             found = self._kinds[kind] = _StoredKind()
@@ -140,14 +140,14 @@ class Storage:
 
     def list(self, kind: str, namespace: str = "") -> Objects:
         """Returns the objects of a kind in one namespace, or in all, sorted by namespace and name."""
-        found = self._of(kind)
+        found = self._stored_kind(kind)
         if found.names is None:
             found.names = sorted(found.objects)
         return [found.objects[k] for k in found.names if not namespace or k[0] == namespace]
 
     def list_at(self, kind: str, namespace: str, version: int) -> Objects:
         """Like :meth:`list`, but at an earlier version. Raises :class:`ExpiredError`."""
-        found = self._of(kind)
+        found = self._stored_kind(kind)
         if version > self.version or version < max(found.oldest, self._floor):
             raise ExpiredError
         objects = dict(found.objects)
@@ -187,29 +187,31 @@ class Storage:
         """
         meta = obj["metadata"]
         key = (meta.get("namespace", ""), meta["name"])
-        of = self._of(kind)
-        before = of.objects.get(key)
+        stored_kind = self._stored_kind(kind)
+        before = stored_kind.objects.get(key)
         self.version += 1
         stored = {**obj, "metadata": dict(meta)} if fresh else copy.deepcopy(obj)
         stored["metadata"]["resourceVersion"] = str(self.version)
         if before is None:
-            of.names = None
-        of.objects[key] = stored
+            stored_kind.names = None
+        stored_kind.objects[key] = stored
         self._own(kind, key, before, stored)
-        self._record(of, StorageChange(self.version, "MODIFIED" if before else "ADDED", kind, stored, before), key)
+        self._record(
+            stored_kind, StorageChange(self.version, "MODIFIED" if before else "ADDED", kind, stored, before), key
+        )
         return stored
 
     def remove(self, kind: str, namespace: str, name: str) -> JSON | None:
-        of = self._of(kind)
+        stored_kind = self._stored_kind(kind)
         key = (namespace, name)
-        before = of.objects.pop(key, None)
+        before = stored_kind.objects.pop(key, None)
         if before is None:
             return None
-        of.names = None
+        stored_kind.names = None
         self.version += 1
         last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self.version)}}
         self._own(kind, key, before, None)
-        self._record(of, StorageChange(self.version, "DELETED", kind, last, before), key)
+        self._record(stored_kind, StorageChange(self.version, "DELETED", kind, last, before), key)
         return last
 
     def _own(self, kind: str, key: Key, before: JSON | None, after: JSON | None) -> None:
@@ -227,15 +229,15 @@ class Storage:
         for uid in now - was:
             self._owned.setdefault(uid, set()).add((kind, key))
 
-    def _record(self, of: _StoredKind, change: StorageChange, key: Key) -> None:
+    def _record(self, stored_kind: _StoredKind, change: StorageChange, key: Key) -> None:
         if self._journal is not None:
             self._journal.write(change.version, change.kind, key, None if change.type == "DELETED" else change.object)
-        if len(of.history) == HISTORY:
-            of.oldest = of.history[0].version
-        of.history.append(change)
-        for watcher in of.watchers:
+        if len(stored_kind.history) == HISTORY:
+            stored_kind.oldest = stored_kind.history[0].version
+        stored_kind.history.append(change)
+        for watcher in stored_kind.watchers:
             watcher.push(change)
-        for path, by_value in of.narrow.items():
+        for path, by_value in stored_kind.narrow.items():
             values = {_value_at(change.object, path), _value_at(change.before, path) if change.before else None}
             for value in values:
                 for watcher in by_value.get(value, ()) if value is not None else ():
@@ -245,21 +247,21 @@ class Storage:
 
     def cut_watches(self) -> None:
         self.cut += 1
-        for of in self._kinds.values():
-            for watcher in self._watchers(of):
+        for stored_kind in self._kinds.values():
+            for watcher in self._watchers(stored_kind):
                 watcher.end()
 
     @staticmethod
-    def _watchers(of: _StoredKind) -> Iterator[Watch]:
-        yield from of.watchers
-        for by_value in of.narrow.values():
+    def _watchers(stored_kind: _StoredKind) -> Iterator[Watch]:
+        yield from stored_kind.watchers
+        for by_value in stored_kind.narrow.values():
             for watchers in by_value.values():
                 yield from watchers
 
     def forget_history(self) -> None:
         """Deletes the history, as etcd's compaction does. A watch from an older version fails."""
-        for of in self._kinds.values():
-            of.history.clear()
+        for stored_kind in self._kinds.values():
+            stored_kind.history.clear()
         self._floor = self.version
 
     @contextlib.contextmanager
@@ -276,12 +278,12 @@ class Storage:
         Raises:
             ExpiredError: ``since`` is too old or in the future.
         """
-        of = self._of(kind)
-        if since < max(of.oldest, self._floor) or since > self.version:
+        stored_kind = self._stored_kind(kind)
+        if since < max(stored_kind.oldest, self._floor) or since > self.version:
             raise ExpiredError
-        watch = Watch(matches, (c for c in of.history if c.version > since))
-        by_value = {} if only is None else of.narrow.setdefault(only[0], {})
-        group = of.watchers if only is None else by_value.setdefault(only[1], set())
+        watch = Watch(matches, (c for c in stored_kind.history if c.version > since))
+        by_value = {} if only is None else stored_kind.narrow.setdefault(only[0], {})
+        group = stored_kind.watchers if only is None else by_value.setdefault(only[1], set())
         group.add(watch)
         try:
             yield watch

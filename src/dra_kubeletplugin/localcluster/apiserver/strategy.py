@@ -17,7 +17,7 @@ from ...scheduling import cel
 from . import custom, dropped_fields
 from .kinds import ServedKind
 from .validation import defaulting, events, objects
-from .validation.pod_defaults import admitted
+from .validation.pod_defaults import admission_defaults
 
 JSON = dict[str, Any]
 
@@ -78,7 +78,9 @@ def _structured(
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
         # Only v1beta1 needs a conversion before decoding. A conversion copies the object, and decoding copies it again.
-        in_v1, unknown = dropped_fields.known(kind, convert(sent, "v1") if version == "v1beta1" else sent, features)
+        in_v1, unknown = dropped_fields.without_unknown(
+            kind, convert(sent, "v1") if version == "v1beta1" else sent, features
+        )
         found = [f'unknown field "{path}"' for path in unknown]
         if found and strict:
             raise _bad(kind, version, _STRICT + ", ".join(found))
@@ -87,7 +89,7 @@ def _structured(
     except schema.SchemaDecodeError as e:
         raise _bad(kind, version, e) from None
     except (TypeError, AttributeError, KeyError, ValueError):
-        raise _bad(kind, version, "wrong shape") from None
+        raise _bad(kind, version, "a field has a value of a wrong type") from None
     return decoded
 
 
@@ -127,12 +129,12 @@ def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: l
     return events.to_core(out) if kind.storage == "events" and kind.group else out
 
 
-def stored(kind: ServedKind, obj: JSON) -> JSON:
+def for_storage(kind: ServedKind, obj: JSON) -> JSON:
     """Returns a valid object in the form in which it is stored."""
     return schema.stored(obj, kind.kind) if kind.structured else obj
 
 
-def written(kind: ServedKind, obj: JSON) -> JSON:
+def for_writer(kind: ServedKind, obj: JSON) -> JSON:
     """Returns an object in the form that its writer receives in the response."""
     return schema.written(obj, kind.kind) if kind.structured else obj
 
@@ -156,15 +158,15 @@ def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> J
             out["metadata"] = {**old["metadata"], "resourceVersion": obj["metadata"].get("resourceVersion", "")}
         obj = out
     elif kind.status and old is None and not status:
-        obj = {k: v for k, v in obj.items() if k != "status" or kind.storage in _STATUS_AT_ONCE}
+        obj = {k: v for k, v in obj.items() if k != "status" or kind.storage in _STATUS_AT_CREATION}
         if kind.kind == "ResourceClaim" and kind.structured:
             obj["status"] = {}
         elif (first := defaulting.initial_status(kind, obj)) is not None:
             obj["status"] = first
     if old is None and kind.storage == "pods":
-        admitted(obj["spec"])
+        admission_defaults(obj["spec"])
     if old is None and kind.storage == "nodes":
-        _not_ready_yet(obj)
+        _taint_as_not_ready(obj)
     return defaults.apply(obj, kind.kind) if kind.structured else obj
 
 
@@ -183,7 +185,7 @@ def select_own_pods(kind: ServedKind, obj: JSON) -> None:
     obj["metadata"]["labels"] = obj["metadata"].get("labels") or dict(meta["labels"])
 
 
-def _not_ready_yet(node: JSON) -> None:
+def _taint_as_not_ready(node: JSON) -> None:
     """Taints a new node so that no pod is scheduled before the node controller checks it (admission plugin TaintNodesByCondition)."""
     spec = node["spec"] = dict(node.get("spec") or {})
     taints = spec.get("taints") or []
@@ -191,23 +193,23 @@ def _not_ready_yet(node: JSON) -> None:
         spec["taints"] = [*taints, dict(_NOT_READY)]
 
 
-_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # label prefixes of a Job's pods: since 1.27, and before
+_JOB_PREFIXES = ("batch.kubernetes.io/", "")  # label prefixes of a Job's pods: since 1.27, and before 1.27
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
 # Kinds whose status may be set at creation: a node is created with its capacity
-_STATUS_AT_ONCE = frozenset({"nodes"})
+_STATUS_AT_CREATION = frozenset({"nodes"})
 
 
-def settle(kind: ServedKind, obj: JSON, old: JSON) -> None:
+def remove_deallocated(kind: ServedKind, obj: JSON, old: JSON) -> None:
     """Removes device status entries of deallocated devices.
 
-    It runs after the field managers are computed, so the writer stays the manager of these fields.
+    Must run after the field managers are computed, so that the writer stays the manager of these fields.
     """
     if kind.kind == "ResourceClaim" and "status" in obj:
         obj["status"] = claim_status.without_deallocated(obj["status"] or {}, old.get("status") or {})
 
 
 def drop(spec: JSON, names: Collection[str]) -> None:
-    """Deletes fields of a slice's spec, of its devices, and of their capacities and attributes, in place."""
+    """Deletes the fields ``names`` from a slice's spec, its devices, and their capacities and attributes, in place."""
     devices = spec.get("devices") or []
     parts = [v for d in devices for kind in ("capacity", "attributes") for v in (d.get(kind) or {}).values()]
     for name in names:
@@ -254,14 +256,14 @@ def _structured_faults(
             return slices.validate(obj, old, slices.Dialect.of(features))
         case "ResourceClaim":
             if status and old is not None:
-                return claim_status.validate_claim_status(stored(kind, obj), old)
+                return claim_status.validate_claim_status(for_storage(kind, obj), old)
             if old is not None:
-                return claim_status.validate_claim_update(stored(kind, obj), old)
+                return claim_status.validate_claim_update(for_storage(kind, obj), old)
             faults = claims.validate_claim(obj, compile_selector)
             return faults + claims.validate_admin_access(obj["spec"], namespace_labels)
         case "ResourceClaimTemplate":
             if old is not None:
-                return claim_status.validate_claim_update(stored(kind, obj), old)
+                return claim_status.validate_claim_update(for_storage(kind, obj), old)
             faults = claims.validate_template(obj, compile_selector)
             return faults + claims.validate_admin_access(obj["spec"]["spec"], namespace_labels)
         case _:

@@ -194,7 +194,7 @@ class Subresources:
         holder[last] = replicas
         if version and version != current["metadata"]["resourceVersion"]:
             changed["metadata"]["resourceVersion"] = version
-        out = await self.writer.replace(request, target.of(target.name), changed, obj, admission.passed())
+        out = await self.writer.replace(request, target.of(target.name), changed, obj, admission.accept_all())
         return json_response(_scale_of(target.kind, out.object))
 
 

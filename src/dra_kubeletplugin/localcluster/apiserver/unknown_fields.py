@@ -1,6 +1,6 @@
 """Finds fields of an object that its kind does not have, and values of a wrong type, with hints for the manifest's author.
 
-A real API server reports only the first wrong type, in Go's words: see :mod:`.schemas.decoding`.
+A real API server reports only the first wrong type, with Go's type names: see :mod:`.schemas.decoding`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...errors import printable
 from ...resourceapi import quantity
 from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct
 
-Above = Sequence[tuple[str, Struct]]  # the objects around a place, from the outermost, with their paths
+Enclosing = Sequence[tuple[str, Struct]]  # the objects that enclose a field, from the outermost, with their paths
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _WANTED = {
     Form.STRING: "text",
@@ -33,26 +33,26 @@ _WANTED = {
 _BITS = {Form.INT32: 31, Form.INT64: 63, Form.INT_OR_STRING: 31}
 
 
-def unknown(value: Any, shape: Shape, path: str = "", above: Above = ()) -> Iterator[tuple[str, str]]:
+def unknown(value: Any, shape: Shape, path: str = "", enclosing: Enclosing = ()) -> Iterator[tuple[str, str]]:
     """Yields path and message for each unknown field."""
     if isinstance(shape, Struct) and isinstance(value, Mapping):
-        around = (*above, (path, shape))
+        around = (*enclosing, (path, shape))
         for key, inner in value.items():
             where = f"{path}.{key}" if path else str(key)
             if (known := shape.fields.get(key)) is not None:
                 yield from unknown(inner, known.shape, where, around)
             else:
-                yield where, f"unknown field{_instead(str(key), inner, around)}"
+                yield where, f"unknown field{_field_hint(str(key), inner, around)}"
     elif isinstance(shape, ListShape) and isinstance(value, list):
         for i, item in enumerate(value):
-            yield from unknown(item, shape.item.shape, f"{path}[{i}]", above)
+            yield from unknown(item, shape.item.shape, f"{path}[{i}]", enclosing)
     elif isinstance(shape, MapShape) and isinstance(value, Mapping):
         for key, item in value.items():
-            yield from unknown(item, shape.value.shape, f"{path}.{key}", above)
+            yield from unknown(item, shape.value.shape, f"{path}.{key}", enclosing)
 
 
-def _instead(key: str, value: Any, around: Above) -> str:
-    """Returns a hint for an unknown field: a similar name, else the object below or around that has such a field."""
+def _field_hint(key: str, value: Any, around: Enclosing) -> str:
+    """Returns a hint for an unknown field: a similar name, or else an inner or outer object that has such a field."""
     shape = around[-1][1]
     if nearest := _nearest(key, value, shape):
         return f", did you mean {nearest!r}?"
@@ -63,11 +63,11 @@ def _instead(key: str, value: Any, around: Above) -> str:
     for path, outer in reversed(around[:-1]):
         if _has(outer, key, value):
             return (
-                f": it belongs in {path!r}, further out: check the indentation"
+                f": it belongs in {path!r}, an outer object: check the indentation"
                 if path
                 else ": it belongs to the top level"
             )
-    return did_you_mean(key, shape.fields) or f": there are {', '.join(sorted(shape.fields))}"
+    return did_you_mean(key, shape.fields) or f": the known fields are {', '.join(sorted(shape.fields))}"
 
 
 def _has(shape: Shape, key: str, value: Any) -> bool:
@@ -77,7 +77,10 @@ def _has(shape: Shape, key: str, value: Any) -> bool:
 
 
 def _nearest(key: str, value: Any, shape: Struct) -> str:
-    """Returns the field whose name differs by one or two letters; of several, the one whose type fits. Empty if there is none."""
+    """Returns the field name that differs by at most two letters, or one letter if ``key`` is short; empty if there is none.
+
+    Among equally similar names, a field whose type fits the value comes first.
+    """
     limit = 1 if len(key) < 5 else 2
     ranked = sorted(
         (distance, bool(list(mistyped(value, field.shape))), name)
@@ -88,7 +91,10 @@ def _nearest(key: str, value: Any, shape: Struct) -> str:
 
 
 def _distance(a: str, b: str, limit: int) -> int:
-    """Returns how many letters to change, add, remove or swap with the next; ``limit`` + 1 if more than ``limit``."""
+    """Returns the edit distance: the number of letters to change, add, remove or swap with the next letter.
+
+    Returns ``limit`` + 1 if the lengths differ by more than ``limit``.
+    """
     if abs(len(a) - len(b)) > limit:
         return limit + 1
     before: list[int] = []
@@ -108,7 +114,7 @@ def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, st
     if value is None:
         return
     if isinstance(shape, Form):
-        if why := _not(value, shape):
+        if why := _type_fault(value, shape):
             yield path, why
     elif isinstance(shape, ListShape):
         if isinstance(value, list):
@@ -128,36 +134,36 @@ def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, st
                 yield from mistyped(item, field.shape, f"{path}.{key}" if path else str(key))
 
 
-def _not(value: Any, form: Form) -> str:
+def _type_fault(value: Any, form: Form) -> str:
     """Returns the reason for which a value does not fit a type; empty if it fits."""
     match form:
         case Form.STRING:
-            good = isinstance(value, str)
+            fits = isinstance(value, str)
         case Form.BOOL:
-            good = isinstance(value, bool)
+            fits = isinstance(value, bool)
         case Form.INT32 | Form.INT64 | Form.INT_OR_STRING:
-            good = isinstance(value, int) and not isinstance(value, bool)
-            if good and not -(2 ** _BITS[form]) <= value < 2 ** _BITS[form]:
+            fits = isinstance(value, int) and not isinstance(value, bool)
+            if fits and not -(2 ** _BITS[form]) <= value < 2 ** _BITS[form]:
                 return f"{value} is out of the range of the field"
-            good = good or (form is Form.INT_OR_STRING and isinstance(value, str))
+            fits = fits or (form is Form.INT_OR_STRING and isinstance(value, str))
         case Form.NUMBER:
-            good = isinstance(value, (int, float)) and not isinstance(value, bool)
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool)
         case Form.QUANTITY:
-            return _no_quantity(value)
+            return _quantity_fault(value)
         case Form.TIME | Form.MICRO_TIME:
             if isinstance(value, str) and value and not _TIME.fullmatch(value):
                 return f"{printable(value)!r} is not a time such as 2026-01-31T12:00:00Z"
-            good = isinstance(value, str)
+            fits = isinstance(value, str)
         case Form.BYTES:
             if isinstance(value, str):
-                return _no_base64(value)
-            good = False
+                return _base64_fault(value)
+            fits = False
         case _:
             return ""
-    return "" if good else f"{_shown(value)} in place of {_WANTED[form]}{_hint(value, form)}"
+    return "" if fits else f"{_shown(value)} in place of {_WANTED[form]}{_value_hint(value, form)}"
 
 
-def _no_quantity(value: Any) -> str:
+def _quantity_fault(value: Any) -> str:
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         try:
             quantity.parse(str(value))
@@ -167,7 +173,7 @@ def _no_quantity(value: Any) -> str:
     return f"{_shown(value)} in place of a quantity"
 
 
-def _no_base64(value: str) -> str:
+def _base64_fault(value: str) -> str:
     try:
         base64.b64decode("".join(value.split()), validate=True)
     except (binascii.Error, ValueError):
@@ -175,13 +181,13 @@ def _no_base64(value: str) -> str:
     return ""
 
 
-def _hint(value: Any, form: Form) -> str:
+def _value_hint(value: Any, form: Form) -> str:
     if form is Form.STRING and isinstance(value, (bool, int, float)):
         return ": write it in quotes"
     if form in {Form.INT32, Form.INT64} and isinstance(value, str) and re.fullmatch(r"-?\d+", value):
-        return ": without quotes"
+        return ": write it without quotes"
     if form is Form.BOOL and isinstance(value, str) and value.lower() in {"true", "false"}:
-        return ": without quotes"
+        return ": write it without quotes"
     return ""
 
 

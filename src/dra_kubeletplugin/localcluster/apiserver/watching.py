@@ -25,7 +25,7 @@ class WatchOptions:
     """The options of a watch request.
 
     Attributes:
-        since: the version after which it begins.
+        since: the version after which the watch begins.
         initial: send existing objects first.
         ends_initial: send a bookmark after all existing objects.
         include: for a table, how much of each object its rows contain; None for whole objects.

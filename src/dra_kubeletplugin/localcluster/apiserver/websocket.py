@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_MAX = 4 * 1024 * 1024  # bytes of one message; Kubernetes' clients send 32 KiB at a time
+_MAX_MESSAGE = 4 * 1024 * 1024  # bytes of one message; Kubernetes' clients send 32 KiB at a time
 _CLOSE = 2.0  # seconds to wait for the peer's close frame
 
 
@@ -36,7 +36,7 @@ def accept(headers: Mapping[str, str], supported: tuple[str, ...]) -> tuple[str,
         supported: the supported subprotocols.
 
     Returns:
-        The first subprotocol of the client that is supported, and the response's headers.
+        The client's first subprotocol that the server supports, and the response's headers.
 
     Raises:
         HandshakeError: The handshake is not supported.
@@ -61,7 +61,7 @@ class WebSocket:
     """One connection. ``initial`` are bytes that were read together with the handshake."""
 
     def __init__(self, initial: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._held = bytearray(initial)
+        self._buffer = bytearray(initial)
         self._reader = reader
         self._writer = writer
         self._closing = False
@@ -80,12 +80,12 @@ class WebSocket:
                     return None
                 elif op is not _Op.PONG:
                     if (op is _Op.CONTINUE) != started:
-                        raise _Broken(1002)
+                        raise _ProtocolError(1002)
                     started = True
                     message += payload
                     if final:
                         return bytes(message)
-        except _Broken as e:
+        except _ProtocolError as e:
             await self._send_close(struct.pack("!H", e.code))
         except (OSError, EOFError):
             pass
@@ -96,27 +96,27 @@ class WebSocket:
         try:
             op = _Op(first & 0x0F)
         except ValueError:
-            raise _Broken(1002) from None
+            raise _ProtocolError(1002) from None
         length = second & 0x7F
         if first & 0x70 or not second & 0x80 or (op >= _Op.CLOSE and (length > 125 or not first & 0x80)):
-            raise _Broken(1002)
+            raise _ProtocolError(1002)
         if length == 126:
             (length,) = struct.unpack("!H", await self._exactly(2))
         elif length == 127:
             (length,) = struct.unpack("!Q", await self._exactly(8))
-        if before + length > _MAX:
-            raise _Broken(1009)
+        if before + length > _MAX_MESSAGE:
+            raise _ProtocolError(1009)
         mask = await self._exactly(4)
         return bool(first & 0x80), op, _unmasked(await self._exactly(length), mask)
 
     async def _exactly(self, count: int) -> bytes:
-        while len(self._held) < count:
+        while len(self._buffer) < count:
             data = await self._reader.read(65536)
             if not data:
                 raise EOFError
-            self._held += data
-        out = bytes(self._held[:count])
-        del self._held[:count]
+            self._buffer += data
+        out = bytes(self._buffer[:count])
+        del self._buffer[:count]
         return out
 
     async def send(self, data: bytes) -> None:
@@ -142,7 +142,7 @@ class WebSocket:
         self._closing = True
 
     async def close(self) -> None:
-        """Sends a close frame and waits briefly for the peer's."""
+        """Sends a close frame and waits briefly for the peer's close frame."""
         if self._closing:
             return
         await self._send_close(struct.pack("!H", 1000))
@@ -152,7 +152,7 @@ class WebSocket:
                     pass
 
 
-class _Broken(Exception):
+class _ProtocolError(Exception):
     """The peer violated the protocol. ``code`` is the status of the close frame."""
 
     def __init__(self, code: int) -> None:

@@ -34,8 +34,8 @@ from .validation import unsupported_warnings
 
 JSON = dict[str, Any]
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_RANDOM = 5  # random characters at the end of a generated name
-_LONGEST_BASE = 58
+_RANDOM_LENGTH = 5  # random characters at the end of a generated name
+_MAX_PREFIX = 58
 _KEPT = (
     "uid",
     "creationTimestamp",
@@ -47,7 +47,7 @@ _KEPT = (
     "selfLink",
 )
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
-_TRIES = 5
+_MAX_ATTEMPTS = 5
 _VALIDATIONS = ("Strict", "Warn", "Ignore")
 
 
@@ -75,13 +75,13 @@ class Writer:
         self,
         storage: Storage,
         registry: Registry,
-        faults: Faults,
+        injected_faults: Faults,
         quotas: Quotas,
         features: Features,
         finish: Callable[[RequestInfo, JSON], JSON | None],
         on_stored: Callable[[RequestInfo, JSON, JSON | None], None],
     ) -> None:
-        self.storage, self.registry, self.faults, self.quotas = storage, registry, faults, quotas
+        self.storage, self.registry, self.injected_faults, self.quotas = storage, registry, injected_faults, quotas
         self.features = features
         self._finish = finish
         self._on_stored = on_stored
@@ -121,7 +121,7 @@ class Writer:
         target: RequestInfo, admission: Admission, once: Callable[[], Awaitable[Response]]
     ) -> Response:
         """Runs ``once``, and repeats it if another request changed the object during admission. Raises :class:`StatusError`."""
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 return await once()
             except _ChangedError:
@@ -161,7 +161,7 @@ class Writer:
         if old is None:  # a permission to patch does not include a permission to create
             question = AccessRequest("create", target.kind.group, target.kind.plural, "", target.namespace, target.name)
             admission.access.require(admission.user, question)
-        merged, managed = field_managers.applied(request, target, old, config)
+        merged, managed = field_managers.apply_configuration(request, target, old, config)
         obj = self.decode(request, target, request_decoding.Body(merged), admission.warnings)
         if old is None:
             return await self.new(request, target.of(""), obj, admission, managed)
@@ -184,11 +184,11 @@ class Writer:
             if actual[0] in (None, "", wanted[0]):
                 message = f"the kind in the data ({actual[1]}) does not match the expected kind ({wanted[1]})"
             raise bad_request(message)
-        how = request.query.get("fieldValidation") or "Warn"
-        if how not in _VALIDATIONS:
-            raise invalid_option("fieldValidation", how, _VALIDATIONS)
+        field_validation = request.query.get("fieldValidation") or "Warn"
+        if field_validation not in _VALIDATIONS:
+            raise invalid_option("fieldValidation", field_validation, _VALIDATIONS)
         duplicates = [f'duplicate field "{path}"' for path in body.duplicates]
-        if duplicates and how == "Strict":
+        if duplicates and field_validation == "Strict":
             raise bad_request(
                 f'{wanted[1]} in version "{target.version}" cannot be handled as a {wanted[1]}: strict decoding error: '
                 + ", ".join(duplicates)
@@ -196,11 +196,11 @@ class Writer:
         found: list[str] = []
         try:
             out = strategy.incoming(
-                target.kind, target.version, obj, self.features, strict=how == "Strict", warnings=found
+                target.kind, target.version, obj, self.features, strict=field_validation == "Strict", warnings=found
             )
         except strategy.BadObject as e:
             raise bad_request(str(e)) from None
-        if how == "Warn":
+        if field_validation == "Warn":
             warnings += duplicates + found
         return out
 
@@ -230,7 +230,7 @@ class Writer:
         if target.kind.namespaced:
             namespace = builtin.check_namespace(self.storage, target, meta)
         else:
-            # Kubernetes clears it: kustomize sets a namespace on kinds that it does not know
+            # As in Kubernetes, a namespace is removed: kustomize sets one on kinds that it does not know
             meta.pop("namespace", None)
         roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, None)
@@ -244,7 +244,7 @@ class Writer:
         self._validate(target, obj, None, namespace, status=False)
         if target.storage == "pods":
             builtin.check_account(self.storage, target, obj)
-        obj = strategy.stored(target.kind, obj)
+        obj = strategy.for_storage(target.kind, obj)
         counts = target.kind.counts_generations
         obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
         strategy.select_own_pods(target.kind, obj)
@@ -252,17 +252,17 @@ class Writer:
         if self.storage.get(target.storage, target.namespace, named) is not None:
             raise already_exists(target, named)
         self.quotas.admit(target, obj, None)
-        self._manage(obj, managed or field_managers.updated(request, target, None, obj))
-        return Written(self._keep(target, obj, None, dry=dry), 201)
+        self._set_managed_fields(obj, managed or field_managers.managed_after_update(request, target, None, obj))
+        return Written(self._store(target, obj, None, dry=dry), 201)
 
     def _name(self, target: RequestInfo, meta: JSON) -> str:
         if name := meta.get("name"):
             return str(name)
-        prefix = meta.get("generateName", "")[:_LONGEST_BASE]
+        prefix = meta.get("generateName", "")[:_MAX_PREFIX]
         if not prefix:
             return ""
         while True:
-            name = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM))
+            name = prefix + "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM_LENGTH))
             if self.storage.get(target.storage, target.namespace, name) is None:
                 meta["name"] = name
                 return str(name)
@@ -291,7 +291,7 @@ class Writer:
         """Removes fields whose feature gate is off, and fields that a fault injection drops."""
         dropped_fields.drop(target.kind, obj, old, self.features)
         if target.kind.kind == "ResourceSlice" and target.kind.structured:
-            strategy.drop(obj["spec"], self.faults.dropped)
+            strategy.drop(obj["spec"], self.injected_faults.dropped)
 
     # --- replacing ------------------------------------------------------------------------------
 
@@ -313,8 +313,8 @@ class Writer:
         """
         meta, before = obj["metadata"], old["metadata"]
         dry = dry_run(request)
-        if self.faults.conflicts:
-            self.faults.conflicts -= 1
+        if self.injected_faults.conflicts:
+            self.injected_faults.conflicts -= 1
             raise conflict(target, "injected fault")
         if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
             raise conflict(target, _MODIFIED)
@@ -334,9 +334,11 @@ class Writer:
         obj = await admission.mutate(target, obj, old)
         obj = strategy.prepare(target.kind, obj, old, status=status)
         if managed is None:
-            managed = field_managers.updated(request, target, old, strategy.written(target.kind, obj), requested)
-        self._manage(obj, managed)
-        strategy.settle(target.kind, obj, old)
+            managed = field_managers.managed_after_update(
+                request, target, old, strategy.for_writer(target.kind, obj), requested
+            )
+        self._set_managed_fields(obj, managed)
+        strategy.remove_deallocated(target.kind, obj, old)
         self._drop(target, obj, old)
         meta = obj["metadata"]
         for key in _KEPT:
@@ -345,10 +347,15 @@ class Writer:
                 meta[key] = before[key]
         namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
         self._validate(
-            target, obj, old, namespace, status=status, extra=self._unauthorized(request, target, obj, old, admission)
+            target,
+            obj,
+            old,
+            namespace,
+            status=status,
+            extra=self._authorization_faults(request, target, obj, old, admission),
         )
-        self._no_new_finalizers(target, meta, before)
-        obj = strategy.stored(target.kind, obj)
+        self._check_no_new_finalizers(target, meta, before)
+        obj = strategy.for_storage(target.kind, obj)
         meta = obj["metadata"]
         if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
             meta["generation"] = before.get("generation", 1) + 1
@@ -361,9 +368,9 @@ class Writer:
             removed = self._finish(target, obj)
             if removed is not None:
                 return Written(removed, 200)
-        return Written(self._keep(target, obj, old, dry=dry), 200)
+        return Written(self._store(target, obj, old, dry=dry), 200)
 
-    def _unauthorized(
+    def _authorization_faults(
         self, request: Request, target: RequestInfo, obj: JSON, old: JSON, admission: Admission
     ) -> Sequence[FieldError]:
         if target.sub != "status" or target.kind.kind != "ResourceClaim" or not target.kind.structured:
@@ -375,24 +382,24 @@ class Writer:
         return claim_status.status_faults(admission.access, admission.user, verb, target.namespace, new, before)
 
     @staticmethod
-    def _no_new_finalizers(target: RequestInfo, meta: JSON, before: JSON) -> None:
+    def _check_no_new_finalizers(target: RequestInfo, meta: JSON, before: JSON) -> None:
         added = [f for f in meta.get("finalizers") or () if f not in (before.get("finalizers") or ())]
         if before.get("deletionTimestamp") and added:
             listed = ", ".join(json.dumps(f) for f in added)
             why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
             cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
-            # Kubernetes reports it from two validations
+            # Kubernetes reports this error twice, from two validations
             raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])
 
-    # --- keeping --------------------------------------------------------------------------------
+    # --- storing --------------------------------------------------------------------------------
 
     @staticmethod
-    def _manage(obj: JSON, managed: list[JSON]) -> None:
+    def _set_managed_fields(obj: JSON, managed: list[JSON]) -> None:
         obj["metadata"] = {k: v for k, v in obj["metadata"].items() if k != "managedFields"}
         if managed:
             obj["metadata"]["managedFields"] = managed
 
-    def _keep(self, target: RequestInfo, obj: JSON, old: JSON | None, *, dry: bool) -> JSON:
+    def _store(self, target: RequestInfo, obj: JSON, old: JSON | None, *, dry: bool) -> JSON:
         obj = {k: v for k, v in obj.items() if k not in {"apiVersion", "kind"}}
         if dry:
             return obj

@@ -30,10 +30,10 @@ class ControllerManager:
     """Runs all controllers with one set of shared informers.
 
     Args:
-        away: seconds without a kubelet's lease renewal after which its node is unreachable.
+        unreachable_after: seconds from a kubelet's last renewal of its Lease until its node counts as unreachable.
     """
 
-    def __init__(self, client: KubeClient, features: Features, away: float) -> None:
+    def __init__(self, client: KubeClient, features: Features, unreachable_after: float) -> None:
         core = (PODS, CLAIMS, TEMPLATES, SLICES, NODES, LEASES)
         workloads = (DEPLOYMENTS, REPLICA_SETS, DAEMON_SETS, JOBS)
         rules = taint_rules(features)
@@ -56,7 +56,7 @@ class ControllerManager:
         self.controllers: tuple[Controller, ...] = (
             ClaimController(client, self.informers, shared),
             *(kind(client, self.informers) for kind in kinds),
-            NodeMonitor(client, self.informers, away),
+            NodeMonitor(client, self.informers, unreachable_after),
             GarbageCollector(client, self.informers, groups),
             DeviceTaintEviction(client, self.informers, rules),
             *((PodGroupProtection(client, self.informers, groups),) if groups else ()),

@@ -92,7 +92,7 @@ class Controller(ABC):
 
         A conflict or a deleted object is not logged, because the informer will deliver the newer state.
         """
-        if isinstance(error, RetryLater) or (isinstance(error, ApiError) and _lost_race(key, error)):
+        if isinstance(error, RetryLater) or (isinstance(error, ApiError) and _is_outdated(key, error)):
             log.debug("cannot process an object: %s: %s: %s", self.name, key, error)
             return
         text = f"{type(error).__name__}: {error}"
@@ -109,7 +109,7 @@ class Controller(ABC):
             self.events.event(obj, kind, "Warning", "FailedSync", text, key.resource.api_version)
 
 
-def _lost_race(key: Key, error: ApiError) -> bool:
+def _is_outdated(key: Key, error: ApiError) -> bool:
     """Returns whether the object changed or was deleted meanwhile, or its namespace is terminating."""
     about = error.details.get("details")
     about = about if isinstance(about, dict) else {}

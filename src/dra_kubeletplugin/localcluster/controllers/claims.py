@@ -1,4 +1,4 @@
-"""The claim controller: creates claims from templates, ends reservations, deallocates claims, deletes generated claims.
+"""The claim controller: creates claims from templates, removes reservations, deallocates claims, deletes generated claims.
 
 Source: KEP-4381, "Implementation of structured parameters"; KEP-5729; kube-controller-manager's resourceclaim controller.
 """
@@ -29,12 +29,12 @@ from .base import Controller, Key, RetryLater, key_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_NAME = 57  # characters of a generated name before the hyphen and five random ones
-_RESERVATIONS = 256
+_MAX_PREFIX = 57  # characters; the prefix of a generated name is shortened to about this length
+_MAX_RESERVATIONS = 256
 
 
 class ClaimController(Controller):
-    """Reconciles pods and PodGroups for their claims, and claims for their reservations.
+    """Creates the claims of pods and PodGroups. Removes reservations and allocations that are no longer needed.
 
     Args:
         groups: the PodGroup resource; None if PodGroups cannot own claims.
@@ -46,13 +46,12 @@ class ClaimController(Controller):
     def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None = None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, TEMPLATES, *((groups,) if groups else ())))
         self._groups = groups
-        # (UID of pod or group, name of its entry) → claim that we created and that the informer may not have yet
+        # Claims that we created and that the informer may not have yet: (UID of the pod or group, name of its entry) → claim name
         self._created: dict[tuple[str, str], str] = {}
         self._deleted: set[str] = set()  # UIDs of deleted pods and groups
         self._written_versions: dict[str, int] = {}  # the last version of each claim that we wrote, by UID
         self._deallocated: set[str] = set()  # UIDs of claims that we deallocated and that still have the finalizer
-        # Consumers, by the claim's UID, that lost their reservation of an allocated claim, for example because the
-        # scheduler gave up.
+        # By UID of an allocated claim: the consumers whose reservations were removed, for example after a failed binding
         self._unreserved: dict[str, list[JSON]] = {}
         informers.index(PODS, "claims", _claims_of)
         informers.index(PODS, "templates", _templates_of)
@@ -116,8 +115,8 @@ class ClaimController(Controller):
         elif before:
             self._unreserved[meta["uid"]] = before
         self.queue.add(key_of(CLAIMS, claim))
-        # A deleted claim may have to be created again. An allocated one may have to be reserved for a pod bound without
-        # the scheduler.
+        # A deleted claim may have to be created again. An allocated claim may have to be reserved for a pod that was
+        # bound without the scheduler.
         for pod in self.informers.by(PODS, "claims", (meta["namespace"], meta["name"])):
             self.queue.add(key_of(PODS, pod))
         for owner in meta.get("ownerReferences") or [] if self._groups and change.gone else ():
@@ -174,7 +173,7 @@ class ClaimController(Controller):
         return bool(created)
 
     def _group_of(self, owner: JSON) -> JSON | None:
-        """Returns a pod's group; None for a pod without a group, and for a group.
+        """Returns the PodGroup of a pod; None if ``owner`` is a PodGroup or a pod without a PodGroup.
 
         Raises:
             _ClaimCreationError: The group does not exist, so the owner of the claim is unknown.
@@ -188,7 +187,7 @@ class ClaimController(Controller):
         return found
 
     async def _claim_for(self, owner: JSON, resource: Resource, entry: JSON) -> str:
-        """Returns the name of the claim that was created or found for ``entry``; empty if the status already has it."""
+        """Returns the name of the claim that was created or found for ``entry``; empty if the owner's status needs no change."""
         template_name = entry.get("resourceClaimTemplateName")
         if not template_name:
             return ""
@@ -238,7 +237,7 @@ class ClaimController(Controller):
         await self.client.patch(resource, meta["name"], body, meta["namespace"], "status")
 
     async def _reserve(self, pod: JSON) -> None:
-        """Reserves allocated claims for a pod that was bound without the scheduler, which otherwise reserves them."""
+        """Reserves allocated claims for a pod that was bound without the scheduler. For other pods, the scheduler reserves them."""
         entries, names = pod["spec"].get("resourceClaims") or [], pod_claim_names(pod)
         group = self._group_of(pod) if entries else None
         shared = {names[e["name"]] for e in entries if pod_groups.shares(group, e)}
@@ -251,7 +250,7 @@ class ClaimController(Controller):
             consumer = pod_groups.group_reference(group) if group and name in shared else pod_groups.pod_reference(pod)
             if status.get("allocation") is None or any(r["uid"] == consumer["uid"] for r in reserved):
                 continue
-            if len(reserved) >= _RESERVATIONS:
+            if len(reserved) >= _MAX_RESERVATIONS:
                 continue
             await self.client.update(
                 CLAIMS, {**claim, "status": {**status, "reservedFor": [*reserved, consumer]}}, "status"
@@ -278,8 +277,8 @@ class ClaimController(Controller):
         elif protected and not kept and (meta.get("deletionTimestamp") or self._is_freed(claim)):
             await self._deallocate(claim)
         elif protected and (former := self._unreserved.get(meta["uid"])):
-            # A living consumer will be scheduled with the allocated devices. If all are gone, only this controller can
-            # deallocate the claim.
+            # A consumer that still exists will be scheduled with the allocated devices. If no consumer exists, only this
+            # controller can deallocate the claim.
             if not any([await self._still_uses(r, meta["namespace"]) for r in former]):
                 await self._deallocate(claim)
         if not kept and self._owner_is_done(claim):
@@ -309,15 +308,16 @@ class ClaimController(Controller):
         return written
 
     def _is_freed(self, claim: JSON) -> bool:
-        """Returns whether we deallocated the claim but the second write failed. A claim that the scheduler deallocates keeps its
-        finalizer.
+        """Returns whether this controller deallocated the claim but could not remove the finalizer.
+
+        If the scheduler deallocated the claim, the finalizer must stay.
         """
         return claim["metadata"]["uid"] in self._deallocated and not _is_allocated(claim)
 
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
         """Returns whether a consumer still needs the claim.
 
-        The server is asked about a pod that the informer does not have, because the pod may be newer than the informer's state.
+        If the informer does not have the consumer, the server is asked: the consumer may be newer than the informer's state.
         A group needs its claims until it is deleted, regardless of its pods.
 
         Raises:
@@ -361,24 +361,24 @@ class ClaimController(Controller):
 
 
 class _ClaimCreationError(RetryLater):
-    """A claim cannot be created. The text is Kubernetes'."""
+    """A claim cannot be created. The text is the same as in Kubernetes."""
 
 
-def generated_claim(of: JSON, entry: JSON, template: JSON, kind: str, version: str) -> JSON:
+def generated_claim(owner: JSON, entry: JSON, template: JSON, kind: str, version: str) -> JSON:
     """Returns the ResourceClaim for one entry of a pod's or PodGroup's ``resourceClaims``."""
     inner = template["spec"]
-    meta = of["metadata"]
+    meta = owner["metadata"]
     metadata = {k: copy.deepcopy(v) for k, v in (inner.get("metadata") or {}).items() if k in {"labels", "annotations"}}
     metadata["generateName"] = _prefix(meta["name"], entry["name"])
     metadata["annotations"] = {**(metadata.get("annotations") or {}), POD_CLAIM_NAME: entry["name"]}
     metadata["namespace"] = meta["namespace"]
-    owner = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
-    metadata["ownerReferences"] = [owner]
+    reference = {"apiVersion": version, "kind": kind, "name": meta["name"], "uid": meta["uid"], "controller": True}
+    metadata["ownerReferences"] = [reference]
     return {"apiVersion": CLAIMS.api_version, "kind": "ResourceClaim", "metadata": metadata, "spec": inner["spec"]}
 
 
 def _group_claim_name(pod: JSON, group: JSON, entry: JSON) -> str:
-    """Returns the name of the group's claim if the pod's status lacks it; empty otherwise, or if the claim does not exist yet."""
+    """Returns the name of the group's claim; empty if the claim does not exist yet or the pod's status already has its name."""
     if not entry.get("resourceClaimTemplateName"):
         return ""
     of_group, known = ({s["name"]: s.get("resourceClaimName") for s in _statuses(o)} for o in (group, pod))
@@ -394,9 +394,9 @@ def _statuses(owner: Mapping[str, Any]) -> list[JSON]:
 def _prefix(owner: str, entry: str) -> str:
     """Returns the prefix of a generated name. Shortens both names in proportion if they are too long together."""
     whole = len(owner) + len(entry) + 2
-    if whole <= _NAME:
+    if whole <= _MAX_PREFIX:
         return f"{owner}-{entry}-"
-    return f"{owner[: len(owner) * _NAME // whole]}-{entry[: len(entry) * _NAME // whole]}-"
+    return f"{owner[: len(owner) * _MAX_PREFIX // whole]}-{entry[: len(entry) * _MAX_PREFIX // whole]}-"
 
 
 def _unprotected(claim: JSON) -> JSON:
@@ -418,7 +418,7 @@ def _is_allocated(claim: Mapping[str, Any]) -> bool:
 
 
 def _is_done(pod: Mapping[str, Any]) -> bool:
-    """Returns whether a pod needs its claims no more: it finished, or was deleted before it was bound to a node."""
+    """Returns whether a pod no longer needs its claims: it finished, or it was deleted before it was bound to a node."""
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
     return is_finished(pod) or (deleted and not pod["spec"].get("nodeName"))
 

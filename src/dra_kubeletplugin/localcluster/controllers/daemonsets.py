@@ -16,7 +16,7 @@ from .workloads import DAEMON_SETS, KINDS, Workload, available_in, hash_of, is_r
 
 JSON = dict[str, Any]
 _REVISION = "controller-revision-hash"
-_EVERYWHERE = [
+_TOLERATED_TAINTS = [
     ("node.kubernetes.io/not-ready", "NoExecute"),
     ("node.kubernetes.io/unreachable", "NoExecute"),
     ("node.kubernetes.io/disk-pressure", "NoSchedule"),
@@ -24,7 +24,7 @@ _EVERYWHERE = [
     ("node.kubernetes.io/pid-pressure", "NoSchedule"),
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
 ]
-_TOLERATIONS = [{"key": key, "operator": "Exists", "effect": effect} for key, effect in _EVERYWHERE]
+_TOLERATIONS = [{"key": key, "operator": "Exists", "effect": effect} for key, effect in _TOLERATED_TAINTS]
 
 
 class DaemonSetController(Workload):
@@ -74,14 +74,14 @@ class DaemonSetController(Workload):
             return
         total = len(list(wanted))
         rolling = strategy.get("rollingUpdate") or {}
-        may_be_away = max(1, share_of(rolling.get("maxUnavailable", 1), total, up=True))
-        away = total - sum(is_ready(p) for p in kept.values())
+        max_unavailable = max(1, share_of(rolling.get("maxUnavailable", 1), total, up=True))
+        unavailable = total - sum(is_ready(p) for p in kept.values())
         old = [p for p in kept.values() if (p["metadata"].get("labels") or {}).get(_REVISION) != revision]
         for pod in sorted(old, key=is_ready):
             if is_ready(pod):
-                if away >= may_be_away:
+                if unavailable >= max_unavailable:
                     return
-                away += 1
+                unavailable += 1
             await self.delete_pod(obj, pod)
 
     async def _update_status(
@@ -108,7 +108,7 @@ class DaemonSetController(Workload):
 
 
 def _is_eligible(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Returns whether a node is eligible by its labels, affinity and taints. A cordoned node is eligible."""
+    """Returns whether a pod with this spec may run on a node with these labels and taints. A cordoned node is eligible."""
     labels = node["metadata"].get("labels") or {}
     if any(labels.get(k) != v for k, v in (spec.get("nodeSelector") or {}).items()):
         return False
@@ -122,7 +122,7 @@ def _is_eligible(spec: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
 
 
 def _pinned_to(spec: Mapping[str, Any], node: str) -> JSON:
-    """Returns the affinity and tolerations that bind a pod to its node."""
+    """Returns the affinity and tolerations with which a pod can run only on this node."""
     affinity = copy.deepcopy(spec.get("affinity") or {})
     requirement = {"key": "metadata.name", "operator": "In", "values": [node]}
     wanted = affinity.setdefault("nodeAffinity", {}).setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})

@@ -1,4 +1,4 @@
-"""The Deployment controller: one ReplicaSet for each version of the template, and rolling updates between them."""
+"""The Deployment controller: keeps a ReplicaSet for each version of the pod template, and performs rolling updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON = dict[str, Any]
 _HASH = "pod-template-hash"
 _REVISION = "deployment.kubernetes.io/revision"
 _CAUSE = "kubernetes.io/change-cause"
-_INFORMER_TIMEOUT = 30.0  # seconds after which a written ReplicaSet that the informer never showed is ignored
+_INFORMER_TIMEOUT = 30.0  # seconds after which a written ReplicaSet is ignored if the informer still lacks it
 
 
 class DeploymentController(Workload):
@@ -28,9 +28,10 @@ class DeploymentController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, REPLICA_SETS)
-        # By UID: ReplicaSets as we wrote them, until the informer shows them
+        # By UID: the time of our last write of a ReplicaSet and its result, until the informer has it
         self._written_sets: dict[str, tuple[float, JSON]] = {}
-        self._progress: dict[str, tuple[Any, float]] = {}  # by UID: the last observed state, and since when
+        # By UID: the last observed state, and the time at which it began
+        self._progress: dict[str, tuple[Any, float]] = {}
         self.watch(REPLICA_SETS, self._set_changed)
 
     def _set_changed(self, change: ObjectChange) -> None:
@@ -86,7 +87,7 @@ class DeploymentController(Workload):
         return newest
 
     async def _forget_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
-        """After a completed rollout deletes the oldest ReplicaSets beyond the revision history limit."""
+        """After a completed rollout, deletes the oldest ReplicaSets beyond the revision history limit."""
         if (newest.get("status") or {}).get("availableReplicas", 0) < obj["spec"].get("replicas", 1):
             return
         idle = [s for s in old if not s["spec"].get("replicas") and not (s.get("status") or {}).get("replicas")]
@@ -147,9 +148,9 @@ class DeploymentController(Workload):
         unavailable = share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
         if not surge and not unavailable:
             unavailable = 1
-        have = newest["spec"].get("replicas", 0)
+        current = newest["spec"].get("replicas", 0)
         # One write scales the newest set up as far as maxSurge allows, or down to the wanted number.
-        grown = max(have, min(wanted, wanted + surge - old_pods)) if have <= wanted else wanted
+        grown = max(current, min(wanted, wanted + surge - old_pods)) if current <= wanted else wanted
         await self._set_replicas(obj, newest, grown)
         await self._shrink(obj, {**newest, "spec": {**newest["spec"], "replicas": grown}}, old, wanted - unavailable)
 
@@ -159,14 +160,14 @@ class DeploymentController(Workload):
         spare = sum(_wanted(s) for s in sets) - minimum - (_wanted(newest) - _available(newest))
         targets = {s["metadata"]["uid"]: _wanted(s) for s in old}
         for found in sorted(old, key=_revision):
-            less = max(0, min(spare, _wanted(found) - _available(found)))
-            targets[found["metadata"]["uid"]] -= less
-            spare -= less
+            reduction = max(0, min(spare, _wanted(found) - _available(found)))
+            targets[found["metadata"]["uid"]] -= reduction
+            spare -= reduction
         spare = min(spare, sum(map(_available, sets)) - minimum)
         for found in sorted(old, key=_revision):
-            less = max(0, min(spare, targets[found["metadata"]["uid"]]))
-            targets[found["metadata"]["uid"]] -= less
-            spare -= less
+            reduction = max(0, min(spare, targets[found["metadata"]["uid"]]))
+            targets[found["metadata"]["uid"]] -= reduction
+            spare -= reduction
         for found in old:
             await self._set_replicas(obj, found, targets[found["metadata"]["uid"]])
 
@@ -195,9 +196,11 @@ class DeploymentController(Workload):
         status: JSON = {key: value for key, value in counts.items() if value}
         rolling = (obj["spec"].get("strategy") or {}).get("rollingUpdate") or {}
         minimum = wanted - share_of(rolling.get("maxUnavailable", "25%"), wanted, up=False)
-        enough = available >= minimum
-        word = "Deployment has minimum availability." if enough else "Deployment does not have minimum availability."
-        reason = "MinimumReplicasAvailable" if enough else "MinimumReplicasUnavailable"
+        is_available = available >= minimum
+        message = (
+            "Deployment has minimum availability." if is_available else "Deployment does not have minimum availability."
+        )
+        reason = "MinimumReplicasAvailable" if is_available else "MinimumReplicasUnavailable"
         done = updated == replicas == available == wanted
         progress = ("NewReplicaSetAvailable", f'ReplicaSet "{name}" has successfully progressed.')
         if not done:
@@ -207,7 +210,7 @@ class DeploymentController(Workload):
             else:
                 self.queue.add_after(key_of(DEPLOYMENTS, obj), remaining + 0.1)
         status["conditions"] = [
-            condition(obj, "Available", "True" if enough else "False", reason, word, now()),
+            condition(obj, "Available", "True" if is_available else "False", reason, message, now()),
             condition(obj, "Progressing", "False" if "Exceeded" in progress[0] else "True", *progress, now()),
         ]
         await self.write_status(obj, status)

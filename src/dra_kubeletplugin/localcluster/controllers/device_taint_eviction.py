@@ -34,8 +34,9 @@ class DeviceTaintEviction(Controller):
     def __init__(self, client: KubeClient, informers: Informers, rules: Resource | None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, SLICES))
         self._rules = rules
-        self._deletion_times: dict[str, float] = {}  # UIDs of pods to be deleted, and when
-        self._first_seen: dict[tuple[Device, str, str], float] = {}  # when a taint without a time was first seen
+        # By UID of a pod: when it is to be deleted; 0.0 after the deletion has begun
+        self._deletion_times: dict[str, float] = {}
+        self._first_seen: dict[tuple[Device, str, str], float] = {}  # when a taint without timeAdded was first seen
         informers.index(CLAIMS, "devices", _devices_of)
         informers.index(CLAIMS, "consumers", _consumers_of)
         informers.index(PODS, "group", pod_groups.key_of)
@@ -94,7 +95,7 @@ class DeviceTaintEviction(Controller):
         self._deletion_times.pop(uid, None)
 
     def _claims(self, pod: JSON) -> Iterable[JSON]:
-        """Yields the claims that are reserved for the pod, and those reserved for its group that the pod uses."""
+        """Yields the claims that are reserved for the pod, and the claims reserved for its group that the pod uses."""
         yield from self.informers.by(CLAIMS, "consumers", pod["metadata"]["uid"])
         named = set(pod_claim_names(pod).values())
         for group in pod_groups.key_of(pod):
@@ -133,7 +134,7 @@ class DeviceTaintEviction(Controller):
 
 
 def _tolerance(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
-    """Returns the seconds for which a taint is tolerated: None without limit, 0 if it is not tolerated."""
+    """Returns the seconds for which a taint is tolerated: None if without limit, 0 if it is not tolerated."""
     matching = [t for t in tolerations if tolerates(t, taint)]
     if not matching:
         return 0.0
@@ -161,7 +162,7 @@ def _pool_of(found: JSON) -> Iterable[tuple[str, str]]:
     spec = found["spec"]
     names = [device["name"] for device in spec.get("devices") or []]
     if not isinstance(spec["pool"]["generation"], int) or not all(isinstance(n, str) for n in names):
-        raise TypeError("no slice")
+        raise TypeError("the object is not a valid ResourceSlice")
     for device in spec.get("devices") or []:
         for taint in device.get("taints") or []:
             taint.get("effect")

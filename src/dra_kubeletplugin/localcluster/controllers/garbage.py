@@ -1,4 +1,7 @@
-"""Deletes objects that were created after their owner was deleted. The API server itself deletes the dependents that it knows."""
+"""Deletes objects that were created after their owner was deleted.
+
+When an owner is deleted, the API server itself deletes the dependents that exist at this moment.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class GarbageCollector(Controller):
     def _owner_changed(self, change: ObjectChange) -> None:
         """Queues the dependents of a deleted owner.
 
-        A dependent created during the owner's deletion was checked against an informer that still had the owner.
+        A dependent that was created during the deletion must be checked again, because at its creation the informer still had the owner.
         """
         if change.gone:
             for resource in _DEPENDENTS:

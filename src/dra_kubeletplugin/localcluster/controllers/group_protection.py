@@ -1,6 +1,6 @@
-"""Protects PodGroups from deletion while unfinished pods refer to them, because their devices are in use.
+"""Protects PodGroups from deletion while unfinished pods refer to them, because these pods use the group's devices.
 
-Source: kube-controller-manager's podgroup-protection-controller, as KEP-5729 builds on it.
+Source: kube-controller-manager's podgroup-protection-controller, on which KEP-5729 relies.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class PodGroupProtection(Controller):
             return
         meta = group["metadata"]
         finalizers = meta.get("finalizers") or []
-        held, goes = FINALIZER in finalizers, bool(meta.get("deletionTimestamp"))
-        used = any(not is_finished(p) for p in self.informers.by(PODS, "group", (key.namespace, key.name)))
-        if used and not held and not goes:
+        has_finalizer, is_being_deleted = FINALIZER in finalizers, bool(meta.get("deletionTimestamp"))
+        is_used = any(not is_finished(p) for p in self.informers.by(PODS, "group", (key.namespace, key.name)))
+        if is_used and not has_finalizer and not is_being_deleted:
             finalizers = [*finalizers, FINALIZER]
-        elif held and goes and not used:
+        elif has_finalizer and is_being_deleted and not is_used:
             finalizers = [f for f in finalizers if f != FINALIZER]
         else:
             return

@@ -1,4 +1,4 @@
-"""Decides how a Job ends from its ended pods. Pure functions without API calls.
+"""Decides the outcome of a Job from its pods that have ended. The functions make no API calls.
 
 Source: kubernetes, pkg/controller/job: pod_failure_policy.go, backoff_utils.go, indexed_job_utils.go, success_policy.go.
 """
@@ -54,7 +54,7 @@ class Tally:
     """Counts of a Job's ended pods.
 
     Attributes:
-        done: succeeded indexes; UIDs of succeeded pods unless the Job is indexed.
+        done: the succeeded indexes of an indexed Job; otherwise the UIDs of the succeeded pods.
         given_up: failed indexes that are not retried.
         failures: number of failures by index.
         last: time of the last failure by index, in seconds since the epoch.
@@ -82,8 +82,8 @@ def pod_end(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
     phase = status.get("phase")
     if phase == "Succeeded":
         return PodEnd(meta["uid"], index, True)
-    leaves = meta.get("deletionTimestamp") and spec.get("podReplacementPolicy") != "Failed"
-    if phase != "Failed" and not leaves and not gone:
+    is_being_deleted = meta.get("deletionTimestamp") and spec.get("podReplacementPolicy") != "Failed"
+    if phase != "Failed" and not is_being_deleted and not gone:
         return None
     action, why = _apply_failure_policy(pod, spec) if phase == "Failed" or gone else (JobAction.COUNT, "")
     stamps = [
@@ -99,12 +99,12 @@ def _apply_failure_policy(pod: JSON, spec: JSON) -> tuple[JobAction, str]:
     meta = pod["metadata"]
     where = f"{meta['namespace']}/{meta['name']}"
     for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules") or []):
-        if match_text := _fits(rule, pod.get("status") or {}, where):
+        if match_text := _match_of(rule, pod.get("status") or {}, where):
             return JobAction(rule["action"]), f"{match_text} matching {rule['action']} rule at index {i}"
     return JobAction.COUNT, ""
 
 
-def _fits(rule: JSON, status: JSON, where: str) -> str:
+def _match_of(rule: JSON, status: JSON, where: str) -> str:
     if codes := rule.get("onExitCodes"):
         for found in [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]:
             code = ((found.get("state") or {}).get("terminated") or {}).get("exitCode")
@@ -121,7 +121,7 @@ def _fits(rule: JSON, status: JSON, where: str) -> str:
 
 
 def ends_of_deleted_pods(status: JSON, found: Iterable[PodEnd]) -> Iterable[PodEnd]:
-    """Yields ends that the Job's status counts but that are not in ``found``, because their pods no longer exist."""
+    """Yields a PodEnd for each end that the Job's status counts but that ``found`` lacks, because the pod no longer exists."""
     found = list(found)
     succeeded = {e.index or e.uid for e in found if e.succeeded}
     if "completedIndexes" in status:
@@ -162,7 +162,7 @@ def tally(ends: Iterable[PodEnd], spec: JSON) -> Tally:
 
 
 def outcome(spec: JSON, found: Tally, restarts: int, running_for: float) -> JobOutcome | None:
-    """Returns the Job's outcome if it ends now for a reason other than enough completions.
+    """Returns the Job's outcome if it ends now; None otherwise. The caller checks whether the Job has enough completions.
 
     Args:
         restarts: container restarts of active pods.
@@ -201,7 +201,11 @@ def _satisfied(rule: JSON, done: set[int]) -> bool:
 
 
 def backoff_left(failures: int, last: float) -> float:
-    """Returns the seconds until the next try after ``failures`` failures, the last one at ``last``. Negative values mean now."""
+    """Returns the seconds until the next try. Negative values mean now.
+
+    Args:
+        last: the time of the last failure, in seconds since the epoch.
+    """
     if not failures:
         return 0.0
     return last + min(_MAX_BACKOFF, _BACKOFF * 2.0 ** (min(failures, 20) - 1)) - time.time()
@@ -217,7 +221,7 @@ def parse_indexes(text: str) -> set[int]:
 
 
 def format_indexes(indexes: Iterable[str]) -> str:
-    """Formats indexes. Three or more neighbours become a range; two are separated by a comma."""
+    """Formats indexes. Three or more consecutive indexes become a range."""
     runs: list[list[int]] = []
     for index in sorted(map(int, indexes)):
         if runs and runs[-1][-1] == index - 1:

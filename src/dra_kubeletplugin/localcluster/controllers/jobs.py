@@ -29,7 +29,7 @@ from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_activ
 JSON = dict[str, Any]
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _ENDS = {"Complete": True, "Failed": False}
-_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # becomes final after the last pod has ended
+_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # decided, but some pods still run
 _COMPLETE = JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods")
 
 
@@ -40,10 +40,10 @@ class JobController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers)
-        # Job → ended pods by UID, kept because the pods may be deleted
+        # By UID of a Job: its ended pods by UID, kept because the pods may be deleted
         self._ended: dict[str, dict[str, PodEnd]] = {}
         self._deleted: set[str] = set()  # UIDs of pods that we deleted; their ends do not count
-        self._uncounted: dict[str, list[JSON]] = {}  # Job → pods that were deleted before they were counted
+        self._uncounted: dict[str, list[JSON]] = {}  # by UID of a Job: pods that were deleted before they were counted
         self.watch(JOBS, self._job_changed)
 
     def _job_changed(self, change: ObjectChange) -> None:
@@ -70,35 +70,35 @@ class JobController(Workload):
         spec, status = obj["spec"], obj.get("status") or {}
         if spec.get("managedBy") not in {None, "kubernetes.io/job-controller"}:
             return  # another controller manages it
-        if _true(status, _ENDS) is not None:
+        if _true_condition(status, _ENDS) is not None:
             await self._clean_up(obj, status)
             return
         pods = self.pods_of(obj)
         found = tally(self._count(obj, pods), spec)
         active = [p for p in pods if is_active(p)]
-        leaving = [p for p in pods if not is_finished(p) and p["metadata"].get("deletionTimestamp")]
+        terminating = [p for p in pods if not is_finished(p) and p["metadata"].get("deletionTimestamp")]
         fresh: JSON = {"startTime": status.get("startTime") or now()}
         conditions = [c for c in status.get("conditions") or [] if c["type"] == "Suspended"]
         end = self._end(spec, status, found, active)
         if end is None and spec.get("suspend"):
-            leaving += await self._delete_pods(obj, active)
+            terminating += await self._delete_pods(obj, active)
             active, fresh = [], {}
-            conditions = [self._switch(obj, "Suspended", "True", "JobSuspended", "Job suspended")]
+            conditions = [self._changed_condition(obj, "Suspended", "True", "JobSuspended", "Job suspended")]
         elif end is None:
             if conditions:
-                conditions = [self._switch(obj, "Suspended", "False", "JobResumed", "Job resumed")]
-            active, deleted = await self._run(obj, active, leaving, found)
-            leaving += deleted
+                conditions = [self._changed_condition(obj, "Suspended", "False", "JobResumed", "Job resumed")]
+            active, deleted = await self._run(obj, active, terminating, found)
+            terminating += deleted
         else:
             await self._delete_pods(obj, active)
-            leaving += active
+            terminating += active
             active = []
-            conditions += self._ending(obj, status, end, last=not leaving)
-            if end.succeeded and not leaving:
+            conditions += self._ending(obj, status, end, last=not terminating)
+            if end.succeeded and not terminating:
                 fresh["completionTime"] = now()
         counts = {"succeeded": len(found.done), "failed": found.failed, "active": len(active)}
         fresh |= {k: v for k, v in counts.items() if v}
-        fresh |= {"ready": sum(map(is_ready, active)), "terminating": len(leaving), "uncountedTerminatedPods": {}}
+        fresh |= {"ready": sum(map(is_ready, active)), "terminating": len(terminating), "uncountedTerminatedPods": {}}
         if spec.get("completionMode") == "Indexed":
             fresh |= {"completedIndexes": format_indexes(found.done)} if found.done else {}
             fresh |= {"failedIndexes": format_indexes(found.given_up)} if found.given_up else {}
@@ -128,32 +128,32 @@ class JobController(Workload):
         return list(known.values())
 
     def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> JobOutcome | None:
-        """Returns how the Job ends, if it does. An earlier decision in its status is final."""
-        if (target := _true(status, _TARGETS)) is not None:
+        """Returns the Job's outcome; None if the Job continues. A decision that the status already contains is final."""
+        if (target := _true_condition(status, _TARGETS)) is not None:
             return JobOutcome(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
         started = status.get("startTime")
         since = time.time() - datetime.fromisoformat(started).timestamp() if started else 0.0
         if end := outcome(spec, found, sum(map(_restarts, active)), since):
             return end
         completions = spec.get("completions")
-        if completions is None:  # a work queue Job completes with one success after all other pods have ended
+        if completions is None:  # a work queue Job is complete after one success, when no pod is active
             return _COMPLETE if found.done and not active else None
         return _COMPLETE if len(found.done) >= int(completions) else None
 
     def _ending(self, obj: JSON, status: JSON, end: JobOutcome, *, last: bool) -> list[JSON]:
-        """Returns the condition that announces the outcome, and after the last pod also the final condition."""
+        """Returns the condition that announces the outcome. With ``last`` (the last pod has ended), also returns the final condition."""
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
         known = {c["type"]: c for c in status.get("conditions") or []}
         return [
-            known.get(name) or _probed(condition(obj, name, "True", end.reason, end.message, now()))
+            known.get(name) or _with_probe_time(condition(obj, name, "True", end.reason, end.message, now()))
             for name in names[: 1 + last]
         ]
 
-    def _switch(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
+    def _changed_condition(self, obj: JSON, type: str, status: str, reason: str, message: str) -> JSON:
         known = {c["type"]: c for c in (obj.get("status") or {}).get("conditions") or []}
         if type in known and known[type]["status"] == status:
             return dict(known[type])
-        return _probed(condition(obj, type, status, reason, message, now()))
+        return _with_probe_time(condition(obj, type, status, reason, message, now()))
 
     def _record_changes(self, obj: JSON, conditions: list[JSON]) -> None:
         known = {(c["type"], c["status"]) for c in (obj.get("status") or {}).get("conditions") or []}
@@ -171,7 +171,7 @@ class JobController(Workload):
     # --- pods -----------------------------------------------------------------------------------
 
     async def _run(
-        self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally
+        self, obj: JSON, active: list[JSON], terminating: list[JSON], found: Tally
     ) -> tuple[list[JSON], list[JSON]]:
         """Creates or deletes pods to reach the wanted number.
 
@@ -192,16 +192,18 @@ class JobController(Workload):
             self.queue.add_after(key_of(JOBS, obj), float(limit) + 0.1)
         capacity = wanted - len(active)
         if spec.get("podReplacementPolicy") == "Failed":
-            capacity -= len(leaving)
+            capacity -= len(terminating)
         out = list(active)
-        for index in self._next(obj, active, leaving, found, capacity):
+        for index in self._next(obj, active, terminating, found, capacity):
             out.append(await self.make_pod(obj, spec["template"], *_with_index(obj, index, found)))
         return out, []
 
-    def _next(self, obj: JSON, active: list[JSON], leaving: list[JSON], found: Tally, capacity: int) -> Iterator[str]:
-        """Yields the indexes to start now, at most ``capacity``; empty strings unless the Job is indexed.
+    def _next(
+        self, obj: JSON, active: list[JSON], terminating: list[JSON], found: Tally, capacity: int
+    ) -> Iterator[str]:
+        """Yields the indexes that need a new pod now, at most ``capacity``. Yields empty strings unless the Job is indexed.
 
-        Indexes in their backoff after a failure are queued for later.
+        If an index is in its backoff after a failure, the Job is queued again for the end of the backoff.
         """
         spec, key = obj["spec"], key_of(JOBS, obj)
         by_index = spec.get("backoffLimitPerIndex") is not None
@@ -213,7 +215,7 @@ class JobController(Workload):
         if spec.get("completionMode") != "Indexed":
             yield from [""] * max(0, capacity)
             return
-        waits_for = leaving if spec.get("podReplacementPolicy") == "Failed" else []
+        waits_for = terminating if spec.get("podReplacementPolicy") == "Failed" else []
         taken = {(p["metadata"].get("annotations") or {}).get(INDEX) for p in [*active, *waits_for]}
         for number in range(int(spec.get("completions") or 0)):
             index = str(number)
@@ -253,7 +255,7 @@ class JobController(Workload):
                 raise
 
 
-def _true(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
+def _true_condition(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
     """Returns the true condition of one of the types; None if there is none."""
     return next(
         (c for c in status.get("conditions") or [] if c["type"] in types and c["status"] == "True"),
@@ -261,7 +263,7 @@ def _true(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:
     )
 
 
-def _probed(found: JSON) -> JSON:
+def _with_probe_time(found: JSON) -> JSON:
     return {**found, "lastProbeTime": found["lastTransitionTime"]}
 
 

@@ -1,4 +1,4 @@
-"""Taints nodes by their conditions: not ready, under pressure, or cordoned; and with NoExecute if unreachable or not ready.
+"""Taints nodes: NoSchedule if they are not ready, under pressure or cordoned; also NoExecute if they are not ready or unreachable.
 
 Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass`` and ``processTaintBaseEviction``.
 Kubernetes adds NoExecute to at most one node of a zone in ten seconds and checks every five seconds; here it happens at once.
@@ -31,9 +31,8 @@ _BY_CONDITION = {
 _NO_SCHEDULE, _NO_EXECUTE = "NoSchedule", "NoExecute"
 _MANAGED = {(key, _NO_SCHEDULE) for key in (_UNSCHEDULABLE, *_BY_CONDITION.values())}
 _MANAGED |= {(key, _NO_EXECUTE) for key in _FAILED.values()}
-_REMOVAL_DELAY = (
-    0.02  # seconds until a taint is removed: the scheduler sees the tainted node for a moment, as in Kubernetes
-)
+# Seconds until a taint is removed, so that the scheduler sees the tainted node for a moment, as in Kubernetes
+_REMOVAL_DELAY = 0.02
 
 
 class NodeLifecycle(Controller):
@@ -42,7 +41,7 @@ class NodeLifecycle(Controller):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (NODES,))
-        self._delayed: set[str] = set()  # nodes whose pause has begun
+        self._delayed: set[str] = set()  # names of nodes for which _REMOVAL_DELAY has begun
         self.watch(NODES, self._node_changed)
 
     def _node_changed(self, change: ObjectChange) -> None:

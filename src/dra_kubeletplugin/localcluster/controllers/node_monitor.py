@@ -1,7 +1,8 @@
 """Marks a node's state as unknown when its kubelet stops renewing the node's Lease.
 
-Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``. Nodes without a Lease, created by hand, are ignored.
-The monitor counts checks instead of seconds: on a machine that was suspended, no lease was renewed, and no node must be marked for that.
+Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``.
+Nodes without a Lease, such as nodes created by hand, are ignored.
+The monitor counts checks instead of seconds, so a suspended machine marks no node when it resumes, although no Lease was renewed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from ..kubelet.node_lease import NAMESPACE
 from .base import Controller, Key
 
 JSON = dict[str, Any]
-_OF_KUBELETS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
+_KUBELET_CONDITIONS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _NO_STATUS = {"reason": STATUS_UNKNOWN, "message": "Kubelet stopped posting node status."}
-_CHECKS = 10  # checks in the grace period: --node-monitor-period is 5 s, a tenth of it
+_CHECKS = 10  # checks in one grace period, as in Kubernetes: --node-monitor-period is 5 s, a tenth of the grace period
 
 
 @dataclass
@@ -40,10 +41,10 @@ class _LeaseState:
 
 
 class NodeMonitor(Controller):
-    """Needs the index ``node`` of pods.
+    """Marks nodes and their pods as not ready. Needs the index ``node`` of pods.
 
     Args:
-        grace: seconds without a renewal, --node-monitor-grace-period.
+        grace: seconds without a renewal after which a node is marked (--node-monitor-grace-period).
     """
 
     name = "node-controller"
@@ -53,9 +54,9 @@ class NodeMonitor(Controller):
         super().__init__(client, informers, (NODES, LEASES, PODS))
         self._grace = grace
         self._leases: dict[str, _LeaseState] = {}  # by node
-        self.watch(LEASES, self._lease)
+        self.watch(LEASES, self._lease_changed)
 
-    def _lease(self, change: ObjectChange) -> None:
+    def _lease_changed(self, change: ObjectChange) -> None:
         """Records a renewal with the local time of its arrival, because the clocks of machines may differ."""
         meta, spec = change.object["metadata"], change.object.get("spec") or {}
         if meta.get("namespace") != NAMESPACE:
@@ -82,16 +83,16 @@ class NodeMonitor(Controller):
         known = {c["type"]: c for c in (node.get("status") or {}).get("conditions") or []}
         if known.get("Ready", {}).get("status") != "Unknown":
             body = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
-            conditions = [*({**known, **{kind: _unknown(kind, known) for kind in _OF_KUBELETS}}).values()]
+            conditions = [*({**known, **{kind: _unknown(kind, known) for kind in _KUBELET_CONDITIONS}}).values()]
             await self.client.patch(NODES, key.name, {**body, "status": {"conditions": conditions}}, sub="status")
             self.events.event(
                 node, "Node", "Normal", "NodeNotReady", f"Node {key.name} status is now: NodeNotReady", "v1"
             )
         for pod in self.informers.by(PODS, "node", key.name):
             if not is_finished(pod):
-                await self._not_ready(pod)
+                await self._mark_pod_not_ready(pod)
 
-    async def _not_ready(self, pod: JSON) -> None:
+    async def _mark_pod_not_ready(self, pod: JSON) -> None:
         conditions = (pod.get("status") or {}).get("conditions") or []
         if not any(c["type"] == "Ready" and c["status"] == "True" for c in conditions):
             return

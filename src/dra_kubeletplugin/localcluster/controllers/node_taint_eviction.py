@@ -1,7 +1,8 @@
 """Evicts pods that do not tolerate a NoExecute taint of their node, at once or when their toleration ends.
 
-Source: KEP-166, KEP-3902; kube-controller-manager's taint-eviction-controller. As there, finished pods are evicted too.
-A toleration counts from when the taint is seen, not from its ``timeAdded``. A scheduled eviction is kept while all taints are tolerated.
+Source: KEP-166, KEP-3902; kube-controller-manager's taint-eviction-controller. As in Kubernetes, finished pods are evicted too.
+The time of a toleration begins when this controller sees the taint, not at ``timeAdded``. Later changes of the taints
+do not move a scheduled eviction while each taint is still tolerated for some time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class NodeTaintEviction(Controller):
             self._cancel(key)
         node = self.informers.find(NODES, str(pod["spec"].get("nodeName") or "")) if pod else None
         if pod is None or node is None:
-            return  # for a deleted node the pod garbage collector deletes the pod
+            return  # if the node was deleted, the pod garbage collector deletes the pod
         seconds = _tolerated_seconds(_taints(node), pod["spec"].get("tolerations") or [])
         if seconds == math.inf:
             self._cancel(key)

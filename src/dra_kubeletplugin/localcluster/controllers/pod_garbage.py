@@ -1,7 +1,7 @@
 """Deletes pods that no kubelet will stop: the node is gone or out of service, or the pod was deleted before it was bound.
 
-Source: kube-controller-manager's pod-garbage-collector-controller. It checks every 20 s; here pods are deleted when due.
-The limit of finished pods (``--terminated-pod-gc-threshold``, 12,500) is not implemented.
+Source: kube-controller-manager's pod-garbage-collector-controller. Kubernetes checks every 20 s; here a pod is deleted
+as soon as it is due. The limit of finished pods (``--terminated-pod-gc-threshold``, 12,500) is not implemented.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class PodGarbageCollector(Controller):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (PODS, NODES))
-        self._missing: dict[str, float] = {}  # missing nodes, and since when on the loop's clock
+        # By name of a missing node: the time on the loop's clock at which it was found missing
+        self._missing: dict[str, float] = {}
         self.watch(PODS)
         self.watch(NODES, self._node_changed)
 
@@ -62,7 +63,7 @@ class PodGarbageCollector(Controller):
             await remove(self.client, pod, _CAUSE)
 
     async def _is_gone(self, node: str) -> bool:
-        """Asks the server whether a node is missing, because the informer may be late. Raises ``ApiError``."""
+        """Asks the server whether a node is missing, because the informer's state may be old. Raises ``ApiError``."""
         try:
             await self.client.get(NODES, node)
         except ApiError as e:

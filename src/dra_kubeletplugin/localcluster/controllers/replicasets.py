@@ -8,7 +8,7 @@ from .base import key_of
 from .workloads import KINDS, REPLICA_SETS, Workload, available_in, is_active, is_ready
 
 JSON = dict[str, Any]
-_AT_ONCE = 50  # pods created in one sync; the next sync continues
+_MAX_NEW_PODS = 50  # pods created in one sync; the next sync continues
 
 
 class ReplicaSetController(Workload):
@@ -20,7 +20,7 @@ class ReplicaSetController(Workload):
         wanted = obj["spec"].get("replicas", 1)
         pods = [p for p in self.pods_of(obj) if is_active(p)]
         try:
-            for _ in range(min(_AT_ONCE, wanted - len(pods))):
+            for _ in range(min(_MAX_NEW_PODS, wanted - len(pods))):
                 pods.append(await self.make_pod(obj, obj["spec"]["template"]))
             if len(pods) > wanted:
                 # Deletes unbound pods first, then pods that are not ready

@@ -1,4 +1,4 @@
-"""The base of workload controllers: their resources, their pods, and created pods that the informer does not show yet."""
+"""The base of workload controllers: their resources, their pods, and created pods that the informer does not have yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 JOBS = Resource("batch", "v1", "jobs", namespaced=True)
 KINDS = {DEPLOYMENTS: "Deployment", REPLICA_SETS: "ReplicaSet", DAEMON_SETS: "DaemonSet", JOBS: "Job"}
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_INFORMER_TIMEOUT = 30.0  # seconds after which a created pod that the informer never showed is assumed to be deleted
+_INFORMER_TIMEOUT = 30.0  # seconds after which a created pod counts as deleted if the informer still lacks it
 
 
 class Workload(Controller):
@@ -35,7 +35,7 @@ class Workload(Controller):
 
     def __init__(self, client: KubeClient, informers: Informers, *needs: Resource) -> None:
         super().__init__(client, informers, (self.resource, PODS, *needs))
-        # By UID: created pods until the informer shows them, and since when
+        # By UID: created pods with the time of their creation, until the informer has them
         self._created: dict[str, tuple[float, JSON]] = {}
         self.watch(self.resource)
         self.watch(PODS, self._pod_changed)
@@ -57,7 +57,7 @@ class Workload(Controller):
         """Brings an object's pods and status to its desired state."""
 
     def pods_of(self, obj: JSON) -> list[JSON]:
-        """Returns all pods of an object, oldest first, with pods that were just created."""
+        """Returns all pods of an object, oldest first, including created pods that the informer does not have yet."""
         uid = obj["metadata"]["uid"]
         found = {p["metadata"]["uid"]: p for p in self.informers.by(PODS, "controller", uid)}
         limit = time.monotonic() - _INFORMER_TIMEOUT
@@ -74,7 +74,7 @@ class Workload(Controller):
         """Creates a pod. Raises :class:`RetryLater` after an event if the server rejects it.
 
         Args:
-            meta, spec: fields that are added to the template's.
+            meta, spec: fields that are added to the template's metadata and spec.
         """
         namespace = obj["metadata"]["namespace"]
         inner = copy.deepcopy(template)
@@ -163,10 +163,11 @@ _INT64_DIGITS = 19
 
 
 def share_of(value: Any, whole: int, *, up: bool) -> int:
-    """Returns a number, or a percentage of ``whole``, rounded as ``up`` says."""
+    """Returns ``value`` as a number. A percentage is taken of ``whole`` and rounded up, or down if ``up`` is false."""
     if isinstance(value, str) and value.endswith("%"):
         digits = value[:-1]
-        exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole  # as Kubernetes, where Go cannot read it
+        # A longer number counts as 0, as in Kubernetes
+        exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole
         return -(-exact // 100) if up else exact // 100
     return int(value)
 

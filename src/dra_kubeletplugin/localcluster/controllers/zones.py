@@ -12,16 +12,17 @@ from typing import Any
 JSON = Mapping[str, Any]
 _LABELS = ("topology.kubernetes.io/region", "topology.kubernetes.io/zone")
 _EXCLUDED = "node.kubernetes.io/exclude-disruption"
-_UNHEALTHY = 0.55  # share of a zone's nodes, --unhealthy-zone-threshold
-_NEVER_DISRUPTED = 2  # failed nodes that never make a zone partially disrupted
-_LARGE_ZONE = 50  # a zone with more nodes evicts even when partially disrupted, --large-cluster-size-threshold
+_UNHEALTHY = 0.55  # share of failed nodes that makes a zone partially disrupted, --unhealthy-zone-threshold
+_NEVER_DISRUPTED = 2  # a zone with at most this number of failed nodes is never partially disrupted
+# In a zone with more nodes, a partial disruption does not stop evictions (--large-cluster-size-threshold)
+_LARGE_ZONE = 50
 
 
 class Eviction(Enum):
     """What happens to the NoExecute taint of a failed node."""
 
-    ALLOWED = "it is tainted"
-    ONLY_TAINTED = "it is tainted if it was before"
+    ALLOWED = "the node is tainted"
+    ONLY_TAINTED = "the node keeps its taint if it has one"
     STOPPED = "no node is tainted"
 
 
@@ -58,10 +59,10 @@ def _zone_of(node: JSON) -> tuple[str, ...]:
 
 
 def _state(members: list[JSON]) -> _Zone:
-    away = sum(ready_of(node) != "True" for node in members)
-    if away == len(members):
+    failed = sum(ready_of(node) != "True" for node in members)
+    if failed == len(members):
         return _Zone.FULL
-    return _Zone.PARTIAL if away > _NEVER_DISRUPTED and away / len(members) >= _UNHEALTHY else _Zone.NORMAL
+    return _Zone.PARTIAL if failed > _NEVER_DISRUPTED and failed / len(members) >= _UNHEALTHY else _Zone.NORMAL
 
 
 __all__ = ["Eviction", "eviction_from", "ready_of"]

@@ -110,7 +110,7 @@ async def _status(on: DevEnvironment) -> VerbResult:
             "restarts": p.restarts,
         }
         drivers.append(entry)
-    faults = on.cluster.api.faults
+    faults = on.cluster.api.injected_faults
     on_purpose: JSON = {
         "outage": faults.down,
         "delay": faults.delay,
@@ -226,7 +226,7 @@ async def _server(
     on: DevEnvironment,
     verb: CutConnections | DropFields | ServeVersions | ApiConflicts | ApiThrottling | ApiDelay | ApiOutage,
 ) -> VerbResult:
-    faults = on.cluster.api.faults
+    faults = on.cluster.api.injected_faults
     match verb:
         case CutConnections():
             on.cluster.api.drop_connections()

@@ -1,7 +1,7 @@
-"""Tracks new nodes that have a taint until the node controller has processed them.
+"""Delays new pods until the node controller has removed the not-ready taint of new nodes.
 
-A new pod waits for such nodes, so nodes and pods that are applied together do not begin with a failure. Pods that were
-rejected before are tried at once, as in Kubernetes.
+Without the delay, the first attempt would fail for pods that are applied together with their nodes. Only a pod's first
+attempt waits; later attempts begin at once, as in Kubernetes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-_MAX_WAIT = 0.5  # seconds for one node, because the taint may also come from another client
+# Seconds to wait for one node. If another client has set the taint, the node controller may not remove it.
+_MAX_WAIT = 0.5
 _TAINT = "node.kubernetes.io/not-ready"
 
 
@@ -20,7 +21,7 @@ class ArrivingNodes:
         self._until: dict[str, float] = {}
         self._changed = asyncio.Event()
 
-    def look_at(self, node: Mapping[str, Any], *, new: bool, gone: bool) -> None:
+    def observe(self, node: Mapping[str, Any], *, new: bool, gone: bool) -> None:
         name = node["metadata"]["name"]
         tainted = any(t.get("key") == _TAINT for t in (node.get("spec") or {}).get("taints") or [])
         if gone or not tainted:
@@ -30,7 +31,7 @@ class ArrivingNodes:
             self._until[name] = asyncio.get_running_loop().time() + _MAX_WAIT
 
     async def wait(self) -> None:
-        """Waits until no node is new, at most half a second per node."""
+        """Waits until no new node has the taint, at most until half a second after the last new node."""
         now = asyncio.get_running_loop().time
         while self._until:
             remaining = max(self._until.values()) - now()

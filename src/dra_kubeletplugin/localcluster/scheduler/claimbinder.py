@@ -1,6 +1,6 @@
-"""Writes decisions on a pod's claims: allocation, reservation, the claim for extended resources. Can undo all of them.
+"""Writes the scheduler's decisions for a pod's claims: allocation, reservation, the claim for extended resources. Can undo them.
 
-Corresponds to Kubernetes' DynamicResources plugin from Reserve to PreBind, and its PostFilter.
+Corresponds to the extension points Reserve, PreBind and PostFilter of Kubernetes' DynamicResources plugin.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..informer import FINALIZER, words_of
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 STRATEGIC = "application/strategic-merge-patch+json"
-_TRIES = 5  # attempts of a write that conflicts with other clients
-_LOOK = 5.0  # seconds at most between two looks at binding conditions
+_MAX_ATTEMPTS = 5  # attempts of a write that conflicts with other clients
+_CHECK_INTERVAL = 5.0  # seconds; the longest time between two checks of binding conditions
 
 
 class _Conflict(Exception):
@@ -56,7 +56,7 @@ class ClaimBinder:
     # --- reserve --------------------------------------------------------------------------------
 
     def reserve(self, claims: PodClaims, offer: NodeAllocation | None) -> PodBinding:
-        """Reserves the devices of an offer, so that no other pod gets them."""
+        """Reserves the devices of ``offer``, so that no other pod gets them."""
         return PodBinding(self, claims, offer)
 
     # --- writes ---------------------------------------------------------------------------------
@@ -64,14 +64,14 @@ class ClaimBinder:
     async def write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
         """Writes a reservation for ``consumer`` to the claim, and ``allocation`` if it is not None.
 
-        Pods that share a claim write one after the other, each based on the previous result. In parallel all but one
-        would conflict.
+        Pods that share a claim write one after the other, and each write starts from the previous result. If they wrote
+        in parallel, all writes except one would conflict.
 
         Returns:
             The written claim.
 
         Raises:
-            SchedulerError: the claim cannot be written, or it changed so that the decision is invalid.
+            SchedulerError: the claim cannot be written, or a change of the claim has made the decision invalid.
         """
         lock = self._claim_locks.setdefault(claim["metadata"]["uid"], asyncio.Lock())
         async with lock:
@@ -85,7 +85,7 @@ class ClaimBinder:
     async def _write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
         name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
         conflict = ""
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_ATTEMPTS):
             try:
                 if attempt:
                     meta = claim["metadata"]
@@ -93,11 +93,11 @@ class ClaimBinder:
                 if claim["metadata"].get("deletionTimestamp"):
                     raise SchedulerError(f"claim {name} got deleted in the meantime")
                 if allocation is None and pod_groups.is_group(consumer) and _is_reserved(claim, consumer):
-                    return claim  # another pod of the group was faster
+                    return claim  # another pod of the group has already reserved it
                 if allocation is not None:
                     if is_allocated(claim):
                         raise SchedulerError(f"claim {name} got allocated elsewhere in the meantime")
-                    claim = await self._protected(claim, name)
+                    claim = await self._with_finalizer(claim, name)
                 elif not is_allocated(claim):
                     raise SchedulerError(f"claim {name} got deallocated elsewhere in the meantime")
                 status = dict(claim.get("status") or {})
@@ -116,7 +116,7 @@ class ClaimBinder:
         except ApiError as e:
             raise SchedulerError(f"get updated claim {full_name} after conflict: {words_of(e)}") from None
 
-    async def _protected(self, claim: JSON, name: str) -> JSON:
+    async def _with_finalizer(self, claim: JSON, name: str) -> JSON:
         """Adds the finalizer that keeps an allocated claim until it is deallocated."""
         finalizers = claim["metadata"].get("finalizers") or []
         if FINALIZER in finalizers:
@@ -172,7 +172,7 @@ class ClaimBinder:
             ApiError: the claim cannot be deleted.
         """
         meta = claim["metadata"]
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             try:
                 current = await self.client.get(CLAIMS, meta["name"], meta["namespace"])
                 if current["metadata"]["uid"] != meta["uid"]:
@@ -212,7 +212,7 @@ class ClaimBinder:
             if all(s is not None and s.readiness is Readiness.READY for s in states):
                 return
             remaining = min(
-                [_LOOK, *(s.remaining for s in states if s is not None and s.readiness is Readiness.WAITING)]
+                [_CHECK_INTERVAL, *(s.remaining for s in states if s is not None and s.readiness is Readiness.WAITING)]
             )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.01, remaining)):
@@ -221,7 +221,10 @@ class ClaimBinder:
     # --- PostFilter -----------------------------------------------------------------------------
 
     async def free_claims(self, pod: PodInfo, claims: PodClaims | None) -> str:
-        """Deallocates a claim of the pod that fits no node and that no other pod uses. Returns a text with the result."""
+        """Deallocates the first claim whose devices suit no node and that only this pod uses.
+
+        If there is none, deletes the pod's claim for extended resources. Returns the result as text.
+        """
         if claims is None or not claims.claims:
             return "no new claims to deallocate"
         for index in claims.unusable:
@@ -312,7 +315,7 @@ class PodBinding:
         await self._binder.wait_ready(written)
 
     def forget(self) -> None:
-        """Releases reservations that are not written."""
+        """Releases the devices that are reserved only in the scheduler's claim cache."""
         for uid in self._reserved:
             self._binder.store.release(uid)
 

@@ -1,4 +1,4 @@
-"""The scheduler: takes one pod after the other from its queue, selects a node, and binds several pods in parallel.
+"""The scheduler: takes pods from its queue one at a time, selects a node for each, and binds several pods in parallel.
 
 It has Kubernetes' extension points PreEnqueue, PreFilter, Filter, PostFilter, Score, Reserve, PreBind and Bind. An
 error affects one pod only.
@@ -45,7 +45,7 @@ class Scheduler:
     """The scheduler.
 
     Args:
-        features: the Kubernetes release that it behaves as.
+        features: the features of the Kubernetes release that the scheduler behaves as.
         binding_timeout: seconds from a claim's allocation until its binding conditions must be true.
     """
 
@@ -91,12 +91,12 @@ class Scheduler:
                 entry = await self.queue.pop()
                 try:
                     await self._schedule(entry, tasks)
-                except Exception as e:  # a malformed pod or another malformed object, which must affect this pod only
+                except Exception as e:  # for example a malformed pod; the error must not affect other pods
                     log.exception("scheduler: unexpected exception for a pod", extra={"pod": entry.info.key})
                     await self._failed(entry, SchedulerError(f"{type(e).__name__}: {e}"))
 
     async def wait_ready(self) -> None:
-        """Waits until the informers watch the cluster. Later writes arrive approximately in their order."""
+        """Waits until the informers have listed all objects and watch them. Later changes arrive in about the order of the writes."""
         await self.informers.wait_synced()
         await self.informers.wait_watching()
 
@@ -111,7 +111,7 @@ class Scheduler:
             self.cache.node_gone(change.object["metadata"]["name"])
         else:
             self._move(self.cache.node_changed(change.object))
-        self._arriving.look_at(change.object, new=change.before is None, gone=change.gone)
+        self._arriving.observe(change.object, new=change.before is None, gone=change.gone)
 
     def _slice(self, obj: JSON, *, gone: bool = False) -> None:
         rules = self.informers.all(self._rules) if self._rules and not gone else ()
@@ -141,7 +141,7 @@ class Scheduler:
         try:
             info = pod_info.read(change.object)
         except (TypeError, KeyError, ValueError, AttributeError) as e:
-            text = f"the pod cannot be read: {type(e).__name__}: {e}"
+            text = f"the scheduler cannot read the pod: {type(e).__name__}: {e}"
             self.events.event(change.object, "Pod", "Warning", "FailedScheduling", text)
             return
         if info.node:
@@ -304,7 +304,7 @@ class Scheduler:
         self._binding[pod.uid] = task
 
     async def _bind(self, entry: QueuedPod, node: str, binding: PodBinding) -> None:
-        """Binds a pod. Handles all errors; raises only ``CancelledError``, and not if the pod was deleted."""
+        """Binds a pod and handles all errors. Raises ``CancelledError``, but not if the pod was deleted."""
         pod = entry.info
         try:
             await binding.write(pod)
@@ -316,7 +316,7 @@ class Scheduler:
         except asyncio.CancelledError:
             if pod.uid not in self._abandoned:
                 raise
-            binding.forget()  # the claim controller removes what was written for a deleted pod
+            binding.forget()  # the claim controller removes the deleted pod's reservations
         except Exception as e:
             log.exception("scheduler: unexpected exception while a pod is bound", extra={"pod": pod.key})
             await self._undo_binding(entry, binding, SchedulerError(f"{type(e).__name__}: {e}"))
@@ -328,7 +328,7 @@ class Scheduler:
             self._abandoned.discard(pod.uid)
 
     async def _wait(self, pod: PodInfo, node: str, binding: PodBinding) -> None:
-        """Waits for binding conditions (KEP-5007). The pod has a nominated node meanwhile."""
+        """Waits until the binding conditions are true (KEP-5007). Until then, the pod's status contains the nominated node."""
         await self.reporter.nominate(pod, node)
         text = f"waiting for binding conditions for device on node {node}"
         self.events.event(pod.pod, "Pod", "Normal", "BindingConditionsPending", text)
@@ -352,9 +352,9 @@ class Scheduler:
 
 
 async def _search_in_thread(cycle: Cycle, search: Callable[[Cycle], T]) -> T:
-    """Runs ``look`` in a thread if devices must be searched, because that may take up to its time limit.
+    """Runs ``search`` in a thread if the pod has claims, because a search for devices may last until its time limit.
 
-    A cancelled wait cancels the search.
+    If the waiting task is cancelled, the search is cancelled too.
     """
     if not cycle.claims.claims:
         return search(cycle)

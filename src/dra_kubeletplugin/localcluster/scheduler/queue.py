@@ -1,8 +1,8 @@
-"""The scheduling queue: pods to be tried now, pods in back-off, and pods that wait for a change of the cluster.
+"""The scheduling queue: pods to be tried now, pods in backoff, and pods that wait for a change of the cluster.
 
-It follows Kubernetes' queue: by priority, then by age. After an error a pod waits 1 s, doubled each time up to 10 s. A
-rejected pod waits for a change that may help it, at most five minutes. Changes during a pod's scheduling cycle count
-too.
+As in Kubernetes, pods are tried by priority, then by age. After an error, a pod waits 1 s; each further error doubles the
+wait, up to 10 s. A rejected pod waits for a change that may make it schedulable, at most five minutes. Changes during
+the pod's own scheduling cycle count too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange, helps
 from ...scheduling.framework.status import Plugin
 
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 10.0
-FLUSH = 300.0  # seconds after which a rejected pod is tried again without a change
+FIRST_BACKOFF = 1.0
+MAX_BACKOFF = 10.0
+MAX_PARKED = 300.0  # seconds after which a rejected pod is tried again without a change
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class QueuedPod:
     """A pod in the queue. ``rejectors`` is empty after an error."""
 
     info: PodInfo
-    since: float  # loop time when it was added or returned
+    since: float  # loop time at which the pod was added, or at which its last cycle failed
     number: int
     rejectors: frozenset[Plugin] = frozenset()
     failures: int = 0
@@ -51,12 +51,15 @@ class SchedulingQueue:
 
     Args:
         gate: returns the plugin that keeps a pod from being tried, or None.
-        uses: whether a pod uses a claim; takes the pod and the claim's UID.
-        pause: seconds of the first back-off.
+        uses: called with a pod and a claim's UID; returns whether the pod uses the claim.
+        pause: seconds of the first backoff.
     """
 
     def __init__(
-        self, gate: Callable[[PodInfo], Plugin | None], uses: Callable[[PodInfo, str], bool], pause: float = FIRST_PAUSE
+        self,
+        gate: Callable[[PodInfo], Plugin | None],
+        uses: Callable[[PodInfo, str], bool],
+        pause: float = FIRST_BACKOFF,
     ) -> None:
         self._gate = gate
         self._uses = uses
@@ -64,12 +67,12 @@ class SchedulingQueue:
         self._entries: dict[str, QueuedPod] = {}
         self._active: list[tuple[tuple[int, float, int], str]] = []
         self._ready: set[str] = set()  # UIDs of the entries that are in the heap
-        self._pausing: set[str] = set()
+        self._backing_off: set[str] = set()
         self._parked: dict[str, QueuedPod] = {}  # pods that wait for a change
-        # Parked pods that must not be tried; only changes of the pod or of its claims help
+        # UIDs of parked pods that the gate keeps from being tried, until the pod or one of its claims changes
         self._gated: set[str] = set()
-        self._by_claim: dict[str, set[str]] = {}  # parked pods by the keys of the claims that they name
-        self._flushed = 0.0
+        self._by_claim: dict[str, set[str]] = {}  # UIDs of parked pods, by the key of each claim that they use
+        self._last_flush = 0.0
         self._cycles: dict[str, _Cycle] = {}
         self._log: deque[ClusterChange] = deque()
         self._logged = 0
@@ -109,7 +112,7 @@ class SchedulingQueue:
         """Removes a pod that was deleted or has a node."""
         self._entries.pop(uid, None)
         self._ready.discard(uid)
-        self._pausing.discard(uid)
+        self._backing_off.discard(uid)
         self._unpark(uid)
         self._cycles.pop(uid, None)
         self._trim()
@@ -117,7 +120,7 @@ class SchedulingQueue:
     async def pop(self) -> QueuedPod:
         """Waits for the next pod to try. :meth:`failed` or :meth:`done` must follow."""
         while True:
-            self._look_at_pauses()
+            self._activate_due_pods()
             while self._active:
                 order, uid = heapq.heappop(self._active)
                 entry = self._entries.get(uid)
@@ -129,7 +132,7 @@ class SchedulingQueue:
                 return entry
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._next_pause()):
+                async with asyncio.timeout(self._time_to_next_pod()):
                     await self._wake.wait()
 
     def done(self, uid: str) -> None:
@@ -154,8 +157,8 @@ class SchedulingQueue:
         entry.since = self._now()
         self._entries[entry.info.uid] = entry
         if not rejectors:
-            entry.not_before = self._now() + min(LONGEST_PAUSE, self._pause * 2 ** min(entry.errors - 1, 16))
-            self._pausing.add(entry.info.uid)
+            entry.not_before = self._now() + min(MAX_BACKOFF, self._pause * 2 ** min(entry.errors - 1, 16))
+            self._backing_off.add(entry.info.uid)
             self._wake.set()
         elif any(self._helps(c, entry) for c in missed):
             self._activate(entry)
@@ -165,7 +168,7 @@ class SchedulingQueue:
     # --- changes --------------------------------------------------------------------------------
 
     def move(self, change: ClusterChange) -> None:
-        """Activates the pods that a change may help."""
+        """Activates the pods that a change may make schedulable."""
         if self._cycles:
             self._log.append(change)
         self._logged += 1
@@ -173,7 +176,7 @@ class SchedulingQueue:
             self._activate(entry)
 
     def _concerned(self, change: ClusterChange) -> list[QueuedPod]:
-        """Returns the parked pods that a change could help, to keep the number of checks small."""
+        """Returns the parked pods that a change may concern, so that only these must be checked."""
         if change.kind is ChangeKind.OWN:
             return [self._parked[change.pod]] if change.pod in self._parked else []
         if change.kind is ChangeKind.CLAIM and not change.frees:
@@ -218,23 +221,25 @@ class SchedulingQueue:
     def _now() -> float:
         return asyncio.get_running_loop().time()
 
-    def _look_at_pauses(self) -> None:
+    def _activate_due_pods(self) -> None:
         moment = self._now()
-        for uid in [u for u in self._pausing if self._entries[u].not_before <= moment]:
-            self._pausing.discard(uid)
+        for uid in [u for u in self._backing_off if self._entries[u].not_before <= moment]:
+            self._backing_off.discard(uid)
             self._activate(self._entries[uid])
-        if moment - self._flushed < FLUSH / 10:
+        if moment - self._last_flush < MAX_PARKED / 10:
             return
-        self._flushed = moment
-        for entry in [e for e in self._parked.values() if e.info.uid not in self._gated and moment - e.since > FLUSH]:
+        self._last_flush = moment
+        for entry in [
+            e for e in self._parked.values() if e.info.uid not in self._gated and moment - e.since > MAX_PARKED
+        ]:
             self._activate(entry)
 
-    def _next_pause(self) -> float:
-        soonest = min((self._entries[u].not_before for u in self._pausing), default=self._now() + FLUSH / 10)
-        return max(0.0, min(soonest - self._now(), FLUSH / 10))
+    def _time_to_next_pod(self) -> float:
+        soonest = min((self._entries[u].not_before for u in self._backing_off), default=self._now() + MAX_PARKED / 10)
+        return max(0.0, min(soonest - self._now(), MAX_PARKED / 10))
 
     def _trim(self) -> None:
-        """Drops logged changes that every pod in a cycle has seen."""
+        """Drops the logged changes that are older than every running cycle."""
         oldest = min((f.seen for f in self._cycles.values()), default=self._logged)
         while self._log and len(self._log) > self._logged - oldest:
             self._log.popleft()

@@ -46,7 +46,7 @@ class Reporter:
             await self._patch(pod, {"nominatedNodeName": node})
 
     async def evict(self, preemptor: PodInfo, victims: Victims) -> None:
-        """Deletes the victims, with a condition that contains the reason."""
+        """Deletes the preempted pods. Before that, adds a condition with the reason to each."""
         for pod in victims.pods:
             if pod.terminating:
                 continue
@@ -72,7 +72,7 @@ class Reporter:
             path = PODS.path(pod.namespace, pod.name, "status")
             await self.client.call("PATCH", path, body, content_type=STRATEGIC)
         except ApiError as e:
-            # The pod was deleted, or the next attempt reports it again
+            # Either the pod was deleted, or the next attempt to schedule it reports the state again
             log.debug("scheduler: cannot write the pod's status: %s", e, extra={"pod": pod.key})
 
 

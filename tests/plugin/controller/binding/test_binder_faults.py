@@ -145,7 +145,7 @@ async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanw
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 async def test_a_server_with_one_version_of_the_api_will_do(version: str) -> None:
     server = ApiServer()
-    server.faults.served = {version}
+    server.injected_faults.served = {version}
     await server.start()
     config = server.config
     driver = Fabric()

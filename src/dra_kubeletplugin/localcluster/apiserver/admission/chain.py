@@ -40,10 +40,10 @@ class AdmissionChain:
 class Admission:
     """The admission of one request. ``warnings`` collects the warnings for the response's headers."""
 
-    def __init__(self, all_: AdmissionChain, request: Request, user: User) -> None:
-        self.user, self.access = user, all_.access
+    def __init__(self, chain: AdmissionChain, request: Request, user: User) -> None:
+        self.user, self.access = user, chain.access
         self.warnings: list[str] = []
-        self._all = all_
+        self._chain = chain
         self._request = request
 
     async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
@@ -52,11 +52,11 @@ class Admission:
         Raises:
             StatusError: A webhook rejected the request, or its call failed and its failure policy is ``Fail``.
         """
-        if not self._all.webhooks.any_mutating:
+        if not self._chain.webhooks.any_mutating:
             return obj
         attributes = self._attributes(UPDATE if old is not None else CREATE, target, obj, old)
-        changed = await self._all.webhooks.mutate(
-            attributes, functools.partial(_changed, self._all.features), self.warnings
+        changed = await self._chain.webhooks.mutate(
+            attributes, functools.partial(_with_patched_object, self._chain.features), self.warnings
         )
         return changed.object or obj
 
@@ -80,12 +80,12 @@ class Admission:
         Raises:
             StatusError: A policy or webhook rejected the request.
         """
-        if not self._all.webhooks.any_validating and not self._all.policies.any:
+        if not self._chain.webhooks.any_validating and not self._chain.policies.any:
             return
         operation = operation or (DELETE if obj is None else CREATE if old is None else UPDATE)
         attributes = self._attributes(operation, target, obj, old, kind, options)
-        self._all.policies.validate(attributes, self.warnings)
-        await self._all.webhooks.validate(attributes, self.warnings)
+        self._chain.policies.validate(attributes, self.warnings)
+        await self._chain.webhooks.validate(attributes, self.warnings)
 
     def _attributes(
         self,
@@ -107,12 +107,12 @@ class Admission:
             found |= {"dryRun": ["All"]} if dry else {}
         return Attributes(operation, target, self.user, obj, old, found, dry, kind)
 
-    def passed(self) -> Admission:
-        """Returns an admission that accepts everything, for a write that follows from an admitted one."""
-        return _Passed(self._all, self._request, self.user)
+    def accept_all(self) -> Admission:
+        """Returns an admission that accepts everything, for a write that is part of an already admitted request."""
+        return _AcceptAll(self._chain, self._request, self.user)
 
 
-class _Passed(Admission):
+class _AcceptAll(Admission):
     async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
         return obj
 
@@ -120,7 +120,7 @@ class _Passed(Admission):
         return
 
 
-def _changed(features: Features, view: View, patched: Any) -> Attributes:
+def _with_patched_object(features: Features, view: View, patched: Any) -> Attributes:
     """Returns the request's attributes with the object that a webhook patched. Raises :class:`StatusError`."""
     if not isinstance(patched, dict):
         raise bad_request("the patch of a webhook does not result in an object")

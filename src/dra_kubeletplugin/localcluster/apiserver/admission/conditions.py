@@ -31,7 +31,7 @@ class Condition:
 
 
 def holds(conditions: Sequence[Condition], values: Mapping[str, Any]) -> bool:
-    """Returns whether all conditions are true. A false condition outweighs errors of other conditions.
+    """Returns whether all conditions are true. If one condition is false, errors of other conditions are ignored.
 
     Raises:
         CelError: No condition is false and at least one failed.

@@ -31,7 +31,7 @@ _CODES = {"Unauthorized": 401, "Forbidden": 403, "Invalid": 422, "RequestEntityT
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a validation failed. ``error`` means that it could not be evaluated, so the failure policy applies."""
+    """Why a validation failed. ``error`` means that the validation could not be evaluated, so the failure policy applies."""
 
     message: str
     reason: str = ""

@@ -44,7 +44,7 @@ _SERVER_ERROR = 500
 _ERROR_TEXT_LIMIT = 2048  # bytes of a webhook's error text that the client receives
 
 
-Mutate = Callable[[View, Any], Attributes]
+ApplyPatch = Callable[[View, Any], Attributes]
 """Converts a patched object, in the webhook's version, back into the request's attributes. Raises :class:`StatusError`."""
 
 
@@ -72,7 +72,7 @@ class Webhooks:
     def any_validating(self) -> bool:
         return bool(self.storage.list(VALIDATING))
 
-    async def mutate(self, attributes: Attributes, changed: Mutate, warnings: list[str]) -> Attributes:
+    async def mutate(self, attributes: Attributes, apply_patch: ApplyPatch, warnings: list[str]) -> Attributes:
         """Returns the request after all mutating webhooks; ``warnings`` receives their warnings.
 
         A webhook with ``reinvocationPolicy: IfNeeded`` runs a second time if a later webhook changed the object.
@@ -85,15 +85,17 @@ class Webhooks:
         repeated: list[JSON] = []
         for hook in hooks:
             before = attributes.object
-            attributes = await self._changed_by(hook, attributes, changed, warnings)
+            attributes = await self._mutate_with(hook, attributes, apply_patch, warnings)
             if attributes.object != before:
                 repeated = [h for h in called if h.get("reinvocationPolicy") == "IfNeeded"]
             called.append(hook)
         for hook in repeated:
-            attributes = await self._changed_by(hook, attributes, changed, warnings)
+            attributes = await self._mutate_with(hook, attributes, apply_patch, warnings)
         return attributes
 
-    async def _changed_by(self, hook: JSON, attributes: Attributes, changed: Mutate, warnings: list[str]) -> Attributes:
+    async def _mutate_with(
+        self, hook: JSON, attributes: Attributes, apply_patch: ApplyPatch, warnings: list[str]
+    ) -> Attributes:
         view = self._view(hook, attributes)
         if view is None:
             return attributes
@@ -104,7 +106,7 @@ class Webhooks:
             if response.patch is None or view.object is None:
                 return attributes
             try:
-                return changed(view, patch.json_patch(view.object, response.patch))
+                return apply_patch(view, patch.json_patch(view.object, response.patch))
             except patch.PatchError as e:
                 raise CallError(f"cannot apply the patch in its response: {e}") from None
         except CallError as e:
@@ -223,16 +225,15 @@ def _patch_of(response: JSON) -> Any:
 
 
 class _WebhookTls(Tls):
-    """Trusts the certificates in a configuration's ``caBundle``, or the system's if it is empty."""
+    """Trusts the certificates in a configuration's ``caBundle``, or the system's certificates if ``caBundle`` is empty."""
 
     def __init__(self, bundle: str) -> None:
         super().__init__()
         self._bundle = bundle
 
     def context(self) -> ssl.SSLContext:
-        tls = ssl.SSLContext(
-            ssl.PROTOCOL_TLS_CLIENT
-        )  # without VERIFY_X509_STRICT: an API server is written in Go, which does not demand the strict checks
+        # Without VERIFY_X509_STRICT, because Go, in which API servers are written, does not require the strict checks
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self._bundle:
             tls.load_verify_locations(cadata=base64.b64decode(self._bundle).decode())
         else:

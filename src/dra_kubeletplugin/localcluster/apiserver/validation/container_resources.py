@@ -59,8 +59,8 @@ def validate_resources(resources: JSON, path: str, claims: set[Any]) -> list[Fie
     return out + _container_claims(resources.get("claims") or [], f"{path}.claims", claims)
 
 
-def validate_whole(spec: JSON, path: str) -> list[FieldError]:
-    """Validates ``spec.resources``, the resources of the whole pod: not less than the sum of its containers' requests."""
+def validate_pod_resources(spec: JSON, path: str) -> list[FieldError]:
+    """Validates ``spec.resources``, the resources of the whole pod: they must not be lower than the sum of its containers' requests."""
     out: list[FieldError] = []
     whole = spec.get("resources") or {}
     for field in ("limits", "requests"):

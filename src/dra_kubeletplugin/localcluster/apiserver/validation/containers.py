@@ -11,10 +11,10 @@ from typing import Any
 
 from ....resourceapi.validation.field_errors import FieldError, duplicate, forbidden, invalid, required, unsupported
 from .container_resources import validate_resources
-from .pod_probes import validate_life
+from .pod_probes import validate_lifecycle
 from .pod_references import validate_references
 from .pod_security import validate_container_security
-from .pod_volumes import validate_uses
+from .pod_volumes import validate_volume_uses
 from .unique_names import unique_label
 
 JSON = Mapping[str, Any]
@@ -34,7 +34,12 @@ def validate_containers(
     host_network: bool,
     init: bool = False,
 ) -> list[FieldError]:
-    """Validates containers and adds their names to ``seen``. ``claims`` and ``volumes`` are the pod's, by name."""
+    """Validates containers and adds their names to ``seen``.
+
+    Args:
+        claims: the names of the pod's claims.
+        volumes: the pod's volumes, by name.
+    """
     out: list[FieldError] = []
     for i, container in enumerate(containers):
         where = f"{path}[{i}]"
@@ -46,12 +51,12 @@ def validate_containers(
         elif image != image.strip():
             out.append(invalid(f"{where}.image", image, "must not have leading or trailing whitespace"))
         if container.get("imagePullPolicy") not in _PULL:
-            out.append(choice(f"{where}.imagePullPolicy", container.get("imagePullPolicy"), _PULL))
+            out.append(choice_error(f"{where}.imagePullPolicy", container.get("imagePullPolicy"), _PULL))
         out += _ports(container.get("ports") or [], f"{where}.ports", host_network=host_network)
         out += _environment(container.get("env") or [], f"{where}.env")
         out += _environment_from(container.get("envFrom") or [], f"{where}.envFrom")
-        out += validate_uses(container, where, volumes)
-        out += validate_container_security(container, where) + validate_life(container, where)
+        out += validate_volume_uses(container, where, volumes)
+        out += validate_container_security(container, where) + validate_lifecycle(container, where)
         out += validate_resources(container.get("resources") or {}, f"{where}.resources", claims)
         out += _restart(container, where, init=init)
     return out
@@ -94,7 +99,7 @@ def _ports(ports: Sequence[JSON], path: str, *, host_network: bool) -> list[Fiel
         elif host and host_network and host != number:
             out.append(invalid(f"{where}.containerPort", number, "must match `hostPort` when `hostNetwork` is true"))
         if port.get("protocol") not in {"TCP", "UDP", "SCTP"}:
-            out.append(choice(f"{where}.protocol", port.get("protocol"), ("TCP", "UDP", "SCTP")))
+            out.append(choice_error(f"{where}.protocol", port.get("protocol"), ("TCP", "UDP", "SCTP")))
     return out
 
 
@@ -162,6 +167,6 @@ def _environment_from(sources: Sequence[JSON], path: str) -> Iterable[FieldError
                 yield required(f"{path}[{i}].{kind}.name")
 
 
-def choice(path: str, value: Any, allowed: Sequence[str]) -> FieldError:
-    """Returns the error for a value that is missing or not one of those allowed."""
+def choice_error(path: str, value: Any, allowed: Sequence[str]) -> FieldError:
+    """Returns the error for a value that is missing or not in ``allowed``."""
     return unsupported(path, value, allowed) if value else required(path)

@@ -1,4 +1,4 @@
-"""Defaulting of all kinds except those of resource.k8s.io, from the schemas and from code."""
+"""Defaulting of all kinds except the four main kinds of resource.k8s.io, from the schemas and from code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ....resourceapi.schemas import shapes
 from ....resourceapi.schemas.shapes import ListShape, MapShape, Struct
 from ..kinds import ServedKind
-from .pod_defaults import pod_defaults, quality, spec_defaults
+from .pod_defaults import pod_defaults, qos_class, spec_defaults
 
 JSON = dict[str, Any]
 
@@ -54,7 +54,7 @@ def initial_status(kind: ServedKind, obj: JSON) -> JSON | None:
     match kind.storage:
         case "pods":
             gated = {"conditions": [dict(_GATED)]} if (obj.get("spec") or {}).get("schedulingGates") else {}
-            return {"phase": "Pending", "qosClass": quality(obj.get("spec") or {}), **gated}
+            return {"phase": "Pending", "qosClass": qos_class(obj.get("spec") or {}), **gated}
         case "namespaces":
             return {"phase": "Active"}
         case "services":

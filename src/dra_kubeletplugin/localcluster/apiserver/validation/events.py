@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 JSON = dict[str, Any]
-_NAMES = (  # core name, events.k8s.io name
+# The name in the core group, and the name in events.k8s.io
+_NAMES = (
     ("involvedObject", "regarding"),
     ("message", "note"),
     ("source", "deprecatedSource"),

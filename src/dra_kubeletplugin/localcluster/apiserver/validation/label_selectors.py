@@ -32,7 +32,7 @@ def label_selector(selector: JSON, path: str) -> list[FieldError]:
 
 
 def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Returns whether a LabelSelector matches labels. None matches nothing, an empty selector everything."""
+    """Returns whether a LabelSelector matches labels. None matches nothing, an empty selector matches everything."""
     if selector is None:
         return False
     if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):

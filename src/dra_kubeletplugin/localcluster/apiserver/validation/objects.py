@@ -34,7 +34,7 @@ _IMMUTABLE = "field is immutable"
 
 
 def validate(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> list[FieldError]:
-    """Returns all errors of an object; not for the kinds of structured parameters."""
+    """Returns all errors of an object of any kind except the four main kinds of resource.k8s.io."""
     out = _metadata(kind, obj, old)
     if status:
         return out + (validate_group_status(obj, old) if kind.storage == _POD_GROUPS else [])
@@ -290,14 +290,14 @@ def _role_binding(obj: JSON, old: JSON | None) -> list[FieldError]:
     return out
 
 
-_HIGHEST = 1_000_000_000
+_MAX_PRIORITY = 1_000_000_000
 
 
 def _priority(obj: JSON, old: JSON | None) -> list[FieldError]:
     out: list[FieldError] = []
     value, name = obj.get("value", 0), obj["metadata"].get("name", "")
-    if value > _HIGHEST and not name.startswith("system-"):
-        out.append(forbidden("value", f"maximum allowed value of a user defined priority is {_HIGHEST}"))
+    if value > _MAX_PRIORITY and not name.startswith("system-"):
+        out.append(forbidden("value", f"maximum allowed value of a user defined priority is {_MAX_PRIORITY}"))
     if old is not None and old.get("value", 0) != value:
         out.append(forbidden("value", "may not be changed in an update."))
     return out

@@ -12,7 +12,7 @@ JSON = dict[str, Any]
 _MODES = (("secret", 0o644), ("configMap", 0o644), ("downwardAPI", 0o644), ("projected", 0o644))
 _PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 _NODE_FAILURES = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-_TOLERATED = 300  # seconds
+_TOLERATION_SECONDS = 300
 
 
 def spec_defaults(spec: JSON) -> None:
@@ -34,7 +34,7 @@ def spec_defaults(spec: JSON) -> None:
 
 
 def pod_defaults(spec: JSON) -> None:
-    """Sets the defaults of a pod's spec in place: those of a template, and those that only pods have."""
+    """Sets the defaults of a pod's spec in place: the defaults of a template, and the defaults that only pods have."""
     spec_defaults(spec)
     spec.setdefault("enableServiceLinks", True)
     for container in containers(spec):
@@ -45,14 +45,14 @@ def pod_defaults(spec: JSON) -> None:
                 resources["requests"] = {**requests, name: amount}
 
 
-def admitted(spec: JSON) -> None:
+def admission_defaults(spec: JSON) -> None:
     """Adds what admission plugins add to a new pod: a service account, and tolerations for a node that is not ready or unreachable."""
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("serviceAccount", spec["serviceAccountName"])
     tolerations = spec.get("tolerations") or []
     for key in _NODE_FAILURES:
         if not any(t.get("key") in {None, "", key} and t.get("effect") in {None, "", "NoExecute"} for t in tolerations):
-            added = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _TOLERATED}
+            added = {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _TOLERATION_SECONDS}
             tolerations = [*tolerations, added]
     spec["tolerations"] = tolerations
 
@@ -110,15 +110,15 @@ def _volume(volume: JSON) -> None:
 # --- quality of service -----------------------------------------------------------------------------
 
 
-def quality(spec: Mapping[str, Any]) -> str:
+def qos_class(spec: Mapping[str, Any]) -> str:
     """Returns ``status.qosClass`` for the pod's cpu and memory requests and limits."""
     requests: set[str] = set()
     limits: set[str] = set()
     guaranteed = True
     for container in [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
-        requested = _computing(resources.get("requests"))
-        limited = _computing(resources.get("limits"))
+        requested = _cpu_and_memory(resources.get("requests"))
+        limited = _cpu_and_memory(resources.get("limits"))
         requests |= requested.keys()
         limits |= limited.keys()
         if limited.keys() != {"cpu", "memory"} or any(requested.get(k, v) != v for k, v in limited.items()):
@@ -128,5 +128,5 @@ def quality(spec: Mapping[str, Any]) -> str:
     return "Guaranteed" if guaranteed else "Burstable"
 
 
-def _computing(amounts: Mapping[str, str] | None) -> dict[str, str]:
+def _cpu_and_memory(amounts: Mapping[str, str] | None) -> dict[str, str]:
     return {k: v for k, v in (amounts or {}).items() if k in {"cpu", "memory"} and v not in {"0", 0}}

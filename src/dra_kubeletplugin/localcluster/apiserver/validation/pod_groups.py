@@ -57,9 +57,9 @@ def _one_of(obj: JSON, allowed: tuple[str, ...], where: str) -> Iterator[FieldEr
 
 def _policy(policy: JSON) -> Iterator[FieldError]:
     yield from _one_of(policy, _POLICIES, "spec.schedulingPolicy")
-    least = (policy.get("gang") or {}).get("minCount", 1)
-    if least < 1:
-        yield invalid("spec.schedulingPolicy.gang.minCount", least, "must be greater than or equal to 1")
+    min_count = (policy.get("gang") or {}).get("minCount", 1)
+    if min_count < 1:
+        yield invalid("spec.schedulingPolicy.gang.minCount", min_count, "must be greater than or equal to 1")
 
 
 def _claims(entries: list[JSON]) -> Iterator[FieldError]:

@@ -19,12 +19,12 @@ _RULE_OPERATORS = ("In", "NotIn")
 _RULE_ACTIONS = ("Restart",)
 
 
-def validate_life(container: JSON, where: str) -> list[FieldError]:
+def validate_lifecycle(container: JSON, where: str) -> list[FieldError]:
     """Returns all errors of a container's probes, lifecycle hooks, termination message policy and restart rules."""
-    return list(_life(container, where))
+    return list(_lifecycle(container, where))
 
 
-def _life(container: JSON, where: str) -> Iterator[FieldError]:
+def _lifecycle(container: JSON, where: str) -> Iterator[FieldError]:
     for field in ("livenessProbe", "readinessProbe", "startupProbe"):
         if (probe := container.get(field)) is not None:
             yield from _probe(probe, f"{where}.{field}", field)
@@ -93,4 +93,4 @@ def _restart_rules(container: JSON, where: str) -> Iterator[FieldError]:
             yield unsupported(f"{at}.exitCodes.operator", codes.get("operator", ""), _RULE_OPERATORS)
 
 
-__all__ = ["validate_life"]
+__all__ = ["validate_lifecycle"]

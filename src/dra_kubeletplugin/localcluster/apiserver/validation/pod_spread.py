@@ -38,12 +38,12 @@ def _constraint(constraint: JSON, where: str) -> Iterator[FieldError]:
         yield required(f"{where}.whenUnsatisfiable")
     elif when not in _ALLOWED:
         yield unsupported(f"{where}.whenUnsatisfiable", when, _ALLOWED)
-    least = constraint.get("minDomains")
-    if least is not None and least <= 0:
-        yield invalid(f"{where}.minDomains", least, "must be greater than zero")
-    elif least is not None and when != _MUST:
+    minimum = constraint.get("minDomains")
+    if minimum is not None and minimum <= 0:
+        yield invalid(f"{where}.minDomains", minimum, "must be greater than zero")
+    elif minimum is not None and when != _MUST:
         rule = f"can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {when}"
-        yield invalid(f"{where}.minDomains", least, rule)
+        yield invalid(f"{where}.minDomains", minimum, rule)
     for field in ("nodeAffinityPolicy", "nodeTaintsPolicy"):
         policy = constraint.get(field)
         if policy is not None and policy not in _POLICIES:

@@ -23,7 +23,7 @@ _NAMED = {
     "image": ("reference",),
     "ephemeral": ("volumeClaimTemplate",),
 }
-_LEAST_TOKEN = 600  # shortest lifetime of a projected service account token, in seconds
+_MIN_TOKEN_LIFETIME = 600  # shortest lifetime of a projected service account token, in seconds
 
 
 def validate_volumes(volumes: Sequence[JSON], path: str) -> list[FieldError]:
@@ -141,7 +141,7 @@ def _projected(sources: Sequence[JSON], path: str) -> Iterator[FieldError]:
                 if not token.get("path"):
                     yield required(f"{at}.path")
                 lifetime = token.get("expirationSeconds")
-                if lifetime is not None and lifetime < _LEAST_TOKEN:
+                if lifetime is not None and lifetime < _MIN_TOKEN_LIFETIME:
                     yield invalid(
                         f"{at}.expirationSeconds", lifetime, "may not specify a duration less than 10 minutes"
                     )
@@ -150,8 +150,8 @@ def _projected(sources: Sequence[JSON], path: str) -> Iterator[FieldError]:
 # --- containers -------------------------------------------------------------------------------------
 
 
-def validate_uses(container: JSON, where: str, volumes: Mapping[str, JSON]) -> list[FieldError]:
-    """Returns all errors of a container's ``volumeMounts`` and ``volumeDevices``. ``volumes`` are the pod's, by name."""
+def validate_volume_uses(container: JSON, where: str, volumes: Mapping[str, JSON]) -> list[FieldError]:
+    """Returns all errors of a container's ``volumeMounts`` and ``volumeDevices``. ``volumes``: the pod's volumes by name."""
     out: list[FieldError] = []
     paths: set[str] = set()
     mounted: set[str] = set()
@@ -209,4 +209,4 @@ def _mount_options(mount: JSON, path: str, container: JSON) -> Iterator[FieldErr
         yield forbidden(f"{path}.mountPropagation", rule)
 
 
-__all__ = ["validate_uses", "validate_volumes"]
+__all__ = ["validate_volume_uses", "validate_volumes"]

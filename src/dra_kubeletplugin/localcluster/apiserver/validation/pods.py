@@ -19,8 +19,8 @@ from ....resourceapi.validation.field_errors import (
     required,
     unsupported,
 )
-from .container_resources import validate_whole
-from .containers import RESTART_POLICIES, choice, validate_containers, validate_host_ports
+from .container_resources import validate_pod_resources
+from .containers import RESTART_POLICIES, choice_error, validate_containers, validate_host_ports
 from .label_selectors import label_selector
 from .pod_groups import validate_membership
 from .pod_security import validate_security
@@ -76,9 +76,9 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
         spec.get("initContainers") or [], f"{path}.initContainers", known, volumes, seen, host_network=shared, init=True
     )
     if spec.get("restartPolicy") not in RESTART_POLICIES:
-        out.append(choice(f"{path}.restartPolicy", spec.get("restartPolicy"), RESTART_POLICIES))
+        out.append(choice_error(f"{path}.restartPolicy", spec.get("restartPolicy"), RESTART_POLICIES))
     if spec.get("dnsPolicy") not in _DNS:
-        out.append(choice(f"{path}.dnsPolicy", spec.get("dnsPolicy"), _DNS))
+        out.append(choice_error(f"{path}.dnsPolicy", spec.get("dnsPolicy"), _DNS))
     out += _numbers(spec, path)
     for key, value in (spec.get("nodeSelector") or {}).items():
         out += invalids(f"{path}.nodeSelector", key, names.qualified(key))
@@ -87,7 +87,7 @@ def validate_spec(spec: JSON, path: str) -> list[FieldError]:
     out += _tolerations(spec.get("tolerations") or [], f"{path}.tolerations")
     out += _gates(spec.get("schedulingGates") or [], f"{path}.schedulingGates")
     out += validate_membership(spec, path)
-    out += validate_security(spec, path) + validate_whole(spec, f"{path}.resources")
+    out += validate_security(spec, path) + validate_pod_resources(spec, f"{path}.resources")
     if spec.get("dnsPolicy") == "None" and not (spec.get("dnsConfig") or {}).get("nameservers"):
         rule = "must provide at least one DNS nameserver when `dnsPolicy` is None"
         out.append(required(f"{path}.dnsConfig.nameservers", rule))
@@ -190,8 +190,8 @@ def _affinity(affinity: JSON, path: str) -> list[FieldError]:
     out: list[FieldError] = []
     node = affinity.get("nodeAffinity") or {}
     where = f"{path}.nodeAffinity"
-    if (must := node.get("requiredDuringSchedulingIgnoredDuringExecution")) is not None:
-        out += common.node_selector(must, f"{where}.requiredDuringSchedulingIgnoredDuringExecution")
+    if (required_terms := node.get("requiredDuringSchedulingIgnoredDuringExecution")) is not None:
+        out += common.node_selector(required_terms, f"{where}.requiredDuringSchedulingIgnoredDuringExecution")
     for i, preferred in enumerate(node.get("preferredDuringSchedulingIgnoredDuringExecution") or []):
         at = f"{where}.preferredDuringSchedulingIgnoredDuringExecution[{i}]"
         out += _weight(preferred, at)
@@ -244,8 +244,8 @@ def validate_update(pod: JSON, old: JSON) -> list[FieldError]:
     new, before = pod.get("spec") or {}, old.get("spec") or {}
     out = validate_spec(new, "spec")
     out += _deadline(new, before)
-    out += _gates_only_go(new, before)
-    out += _tolerations_only_grow(new, before)
+    out += _check_gates(new, before)
+    out += _check_tolerations(new, before)
     counts = [len(s.get(f) or []) for s in (new, before) for f in ("containers", "initContainers")]
     if counts[:2] != counts[2:]:
         if counts[0] != counts[2]:
@@ -264,12 +264,12 @@ def _comparable(spec: JSON, before: JSON) -> JSON:
     for field in ("containers", "initContainers"):
         for container, was in zip(out.get(field) or (), before.get(field) or (), strict=False):
             container["image"] = was.get("image")
-    free = ["activeDeadlineSeconds", "tolerations", "schedulingGates"]
+    changeable = ["activeDeadlineSeconds", "tolerations", "schedulingGates"]
     if before.get("schedulingGates"):  # a pod with scheduling gates may get narrower selectors
-        free += ["nodeSelector", "affinity"]
+        changeable += ["nodeSelector", "affinity"]
     if before.get("terminationGracePeriodSeconds", 0) < 0 and spec.get("terminationGracePeriodSeconds") == 1:
-        free.append("terminationGracePeriodSeconds")
-    for field in free:
+        changeable.append("terminationGracePeriodSeconds")
+    for field in changeable:
         out[field] = before.get(field)
     return out
 
@@ -285,7 +285,7 @@ def _deadline(new: JSON, before: JSON) -> list[FieldError]:
     return []
 
 
-def _gates_only_go(new: JSON, before: JSON) -> list[FieldError]:
+def _check_gates(new: JSON, before: JSON) -> list[FieldError]:
     had = {g.get("name") for g in before.get("schedulingGates") or []}
     added = [g.get("name") for g in new.get("schedulingGates") or [] if g.get("name") not in had]
     if added:
@@ -295,13 +295,13 @@ def _gates_only_go(new: JSON, before: JSON) -> list[FieldError]:
     return []
 
 
-def _tolerations_only_grow(new: JSON, before: JSON) -> list[FieldError]:
+def _check_tolerations(new: JSON, before: JSON) -> list[FieldError]:
     kept: Iterable[JSON] = new.get("tolerations") or []
-    if all(any(t == k for k in kept) or _longer(t, kept) for t in before.get("tolerations") or []):
+    if all(any(t == k for k in kept) or _is_kept(t, kept) for t in before.get("tolerations") or []):
         return []
     return [forbidden("spec.tolerations", "existing toleration can not be modified except its tolerationSeconds")]
 
 
-def _longer(toleration: JSON, kept: Iterable[JSON]) -> bool:
+def _is_kept(toleration: JSON, kept: Iterable[JSON]) -> bool:
     bare = {k: v for k, v in toleration.items() if k != "tolerationSeconds"}
     return any({k: v for k, v in t.items() if k != "tolerationSeconds"} == bare for t in kept)

@@ -43,7 +43,7 @@ class Program:
 
 
 class _Compiler:
-    """Compiles a policy's expressions in order, because later ones may use earlier variables. ``faults`` collects the errors."""
+    """Compiles a policy's expressions in order, because an expression may use the variables before it. ``faults`` collects the errors."""
 
     def __init__(self, *, params: bool, variables: bool) -> None:
         self.faults: list[FieldError] = []

@@ -7,7 +7,7 @@ from ....resourceapi.validation.field_errors import FieldError, duplicate, inval
 
 
 def unique_label(path: str, name: str, seen: set[str]) -> list[FieldError]:
-    """Returns all errors of one name, and adds the name to ``seen``, the names before it."""
+    """Returns all errors of one name, and adds the name to ``seen``, which contains the names of the items before."""
     if not name:
         return [required(path)]
     out = invalids(path, name, names.label(name))
