@@ -135,13 +135,15 @@ def alerts() -> str:
     def rows() -> Iterator[str]:
         for group in yaml.safe_load(ALERTS.read_text())["groups"]:
             for rule in group["rules"]:
-                notes, wait = rule["annotations"], rule.get("for", "at once")
-                meant = re.sub(
-                    r"\{\{ \$(?:labels\.)?(\w+).*?\}\}", r"*\1*", f"{notes['summary']} {notes['description']}"
+                annotations, wait = rule["annotations"], rule.get("for", "at once")
+                meaning = re.sub(
+                    r"\{\{ \$(?:labels\.)?(\w+).*?\}\}",
+                    r"*\1*",
+                    f"{annotations['summary']} {annotations['description']}",
                 )
-                anchor = notes["runbook_url"].partition("#")[2]
-                todo = f"[{anchor.replace('-', ' ')}](troubleshooting.md#{anchor})"
-                yield f"| `{rule['alert']}` | {rule['labels']['severity']} | {wait} | {meant} | {todo} |"
+                anchor = annotations["runbook_url"].partition("#")[2]
+                remedy = f"[{anchor.replace('-', ' ')}](troubleshooting.md#{anchor})"
+                yield f"| `{rule['alert']}` | {rule['labels']['severity']} | {wait} | {meaning} | {remedy} |"
 
     return table("| alert | severity | after | what it means | what to do |", rows())
 
@@ -247,11 +249,11 @@ _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fail
         "distances": "distances to all nodes in order, as in the ACPI table SLIT",
     },
 }
-_OF = {
+_CLASSES = {
     "": parts.Machine, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
     "numa_nodes{{}}": parts.NumaNode,
 }  # fmt: skip
-_OTHERWISE = {  # defaults that depend on other keys
+_DERIVED_DEFAULTS = {  # defaults that depend on other keys
     "subsystem_vendor": "the vendor",
     "root": "from the address",
     "functions[].vfs.device": "the function's id",
@@ -262,7 +264,7 @@ _REQUIRED = {"functions", "address", "vendor", "device", "speed", "width", "tota
 
 def keys() -> Iterator[str]:
     for place, meant in _KEYS.items():
-        fields = {f.name.removesuffix("_code"): f for f in dataclasses.fields(_OF[place])}
+        fields = {f.name.removesuffix("_code"): f for f in dataclasses.fields(_CLASSES[place])}
         assert fields.keys() == meant.keys(), f"{place}: {fields.keys() ^ meant.keys()}"
         for name, what in meant.items():
             path = f"{place}.{name}".lstrip(".").format()
@@ -271,7 +273,7 @@ def keys() -> Iterator[str]:
 
 
 def default(path: str, name: str, field: dataclasses.Field[Any]) -> str:
-    found = _OTHERWISE.get(path) or _OTHERWISE.get(name)
+    found = _DERIVED_DEFAULTS.get(path) or _DERIVED_DEFAULTS.get(name)
     if found:
         return found
     if name in _REQUIRED:
@@ -326,35 +328,35 @@ def without() -> str:
     """Returns the table of devices that the plugin changes or does not publish while a gate is off, from the plugin's own code."""
 
     def rows() -> Iterator[str]:
-        for gate, what, device in _USES:
+        for gate, what, device in _GATED_DEVICES:
             assert gate in gated_fields.gates_of(device), (gate, gated_fields.gates_of(device))
-            left = gated_fields.without(device, {gate})
-            if isinstance(left, str):
-                done = f"not published: {left.partition(' is off, and ')[2]}"
+            published = gated_fields.without(device, {gate})
+            if isinstance(published, str):
+                effect = f"not published: {published.partition(' is off, and ')[2]}"
             else:
-                done = f"published without {dropped(device, left)}"
-            yield f"| `{gate.value}` | {what} | {done} |"
+                effect = f"published without {dropped(device, published)}"
+            yield f"| `{gate.value}` | {what} | {effect} |"
 
-        for gate, what, option in _OPTIONS:
+        for gate, what, option in _GATED_POOL_OPTIONS:
             of_all = {option: True}
             assert gated_fields.gates_of_options(of_all) == {gate}
-            elsewhere = gated_fields.options_without(of_all, {gate}, of_this_node=False)
-            done = "the pool is published without it"
-            if isinstance(elsewhere, str):
-                done += f"; a pool that does not belong to the plugin's node is not published: {elsewhere.partition(' is off, and ')[2]}"
-            yield f"| `{gate.value}` | {what} | {done} |"
+            other_pool = gated_fields.options_without(of_all, {gate}, of_this_node=False)
+            effect = "the pool is published without it"
+            if isinstance(other_pool, str):
+                effect += f"; a pool that does not belong to the plugin's node is not published: {other_pool.partition(' is off, and ')[2]}"
+            yield f"| `{gate.value}` | {what} | {effect} |"
 
-    assert {gate for gate, *_ in [*_USES, *_OPTIONS]} == set(gated_fields.Gate)
+    assert {gate for gate, *_ in [*_GATED_DEVICES, *_GATED_POOL_OPTIONS]} == set(gated_fields.Gate)
     return table("| gate | a device with | where the gate is off |", rows())
 
 
 _COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
 _GROUPED = [{**_COUNTERS[0], "compatibilityGroups": ["whole"]}]
-_OPTIONS = [
+_GATED_POOL_OPTIONS = [
     (gated_fields.Gate.PARTITION_TYPES, "`partitionTypeAttribute` of its pool", "partitionTypeAttribute"),
     (gated_fields.Gate.NODE_OPERATIONS, "`skipNodeOperations` of its pool", "skipNodeOperations"),
 ]
-_USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
+_GATED_DEVICES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
     (gated_fields.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
     (gated_fields.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
     (
@@ -376,20 +378,20 @@ _USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
 ]
 
 
-def dropped(device: Mapping[str, Any], left: Mapping[str, Any]) -> str:
+def dropped(device: Mapping[str, Any], published: Mapping[str, Any]) -> str:
     """Returns the names of the fields that were removed."""
-    gone = sorted(f"`{k}`" for k in device if k not in left)
-    return ", ".join(gone) or "those values"
+    names = sorted(f"`{k}`" for k in device if k not in published)
+    return ", ".join(names) or "those values"
 
 
 def of_releases() -> str:
     def rows() -> Iterator[str]:
         for release in kubernetes_releases.RELEASES:
-            found = kubernetes_releases.Features.of(release, {})
-            ways = found.kubelet
+            features = kubernetes_releases.Features.of(release, {})
+            kubelet = features.kubelet
             yield (
-                f"| {release} | {', '.join(sorted(found.served))} | {', '.join(found.slice_fields)} | {', '.join(found.taint_rules)} | "
-                f"{', '.join(ways.health) or 'none'} |"
+                f"| {release} | {', '.join(sorted(features.served))} | {', '.join(features.slice_fields)} | "
+                f"{', '.join(features.taint_rules)} | {', '.join(kubelet.health) or 'none'} |"
             )
 
     head = "| Kubernetes | `resource.k8s.io` by default | slices are selected by | DeviceTaintRules | health services of the kubelet |"
