@@ -29,7 +29,7 @@ ALERTS = monitoring.FOLDER / "alerts.yaml"
 
 
 def files() -> dict[str, str]:
-    """Every generated file, by its path in the tree."""
+    """Returns every generated file: path in the tree and text."""
     return {
         "docs/errors.md": errors_page.page(),
         "docs/settings.md": settings_page(),
@@ -135,13 +135,15 @@ def alerts() -> str:
     def rows() -> Iterator[str]:
         for group in yaml.safe_load(ALERTS.read_text())["groups"]:
             for rule in group["rules"]:
-                notes, wait = rule["annotations"], rule.get("for", "at once")
-                meant = re.sub(
-                    r"\{\{ \$(?:labels\.)?(\w+).*?\}\}", r"*\1*", f"{notes['summary']} {notes['description']}"
+                annotations, wait = rule["annotations"], rule.get("for", "at once")
+                meaning = re.sub(
+                    r"\{\{ \$(?:labels\.)?(\w+).*?\}\}",
+                    r"*\1*",
+                    f"{annotations['summary']} {annotations['description']}",
                 )
-                anchor = notes["runbook_url"].partition("#")[2]
-                todo = f"[{anchor.replace('-', ' ')}](troubleshooting.md#{anchor})"
-                yield f"| `{rule['alert']}` | {rule['labels']['severity']} | {wait} | {meant} | {todo} |"
+                anchor = annotations["runbook_url"].partition("#")[2]
+                remedy = f"[{anchor.replace('-', ' ')}](troubleshooting.md#{anchor})"
+                yield f"| `{rule['alert']}` | {rule['labels']['severity']} | {wait} | {meaning} | {remedy} |"
 
     return table("| alert | severity | after | what it means | what to do |", rows())
 
@@ -174,8 +176,8 @@ _HOSTS = """# Described hosts
 Generated from `src/dra_kubeletplugin/host/fake/schema.py` by `make docs`: its example has every key, and a test builds it.
 
 A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
-`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --describe-host` describes the machine that it runs on. Machines
-that come with the package go by name: {machines}.
+`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --describe-host` describes the machine that it runs on. The
+package contains descriptions that you select by name: {machines}.
 
 {head}
 ```yaml
@@ -187,13 +189,13 @@ that come with the package go by name: {machines}.
 ## Keys
 
 {keys}
-Numbers are decimal or hexadecimal (`0x10ee`). A key that is not known, a value of the wrong type, two functions at one address: each
-is named with its line, all at once.
+Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. One
+message reports all errors of a file, each with its line.
 """
 
 
 def example() -> str:
-    """The YAML in the docstring that is the format's definition."""
+    """Returns the YAML example in the docstring of `schema`, which defines the format."""
     found = re.search(r"::\n\n(.*?)\n\n(?=\S)", schema.__doc__ or "", re.DOTALL)
     assert found
     return "\n".join(line[4:] for line in found[1].splitlines())
@@ -204,13 +206,13 @@ _TYPES = {
     "Texts": "mapping", "Classes": "mapping", "Sequence[str]": "list", "Sequence[int]": "list", "Sequence[Function]": "list",
     "Mapping[int, NumaNode]": "mapping", "Link | None": "mapping", "VirtualFunctions | None": "mapping",
 }  # fmt: skip
-_KEYS = {  # what each means, by where it stands; a key that is missing here, or too much, fails `make docs`
+_KEYS = {  # the meaning of each key, by its place in the file; `make docs` fails if a key is missing here or unknown
     "": {
         "functions": "PCI functions, below",
         "numa_nodes": "by number, below",
-        "drivers": "kernel drivers that are loaded and bound to nothing; `vfio-pci` always is",
+        "drivers": "kernel drivers that are loaded but not bound to a function; `vfio-pci` is always loaded",
         "nodes": "device nodes that belong to no function: name below `/dev`, and `c` or `b` with `major:minor`",
-        "files": "any other files of sysfs, by path, with what is in them",
+        "files": "any other files of sysfs: path and content",
     },
     "functions[]": {
         "address": "`domain:bus:device.function`",
@@ -220,58 +222,58 @@ _KEYS = {  # what each means, by where it stands; a key that is missing here, or
         "subsystem_vendor": "16 bits",
         "subsystem_device": "16 bits",
         "revision": "8 bits",
-        "behind": "address of the bridge, port or controller that it hangs below",
-        "root": "a root complex of its own, or a path below `behind`, as Intel's VMD has it",
+        "behind": "address of the bridge, port or controller above this function",
+        "root": "the root complex, or a path below `behind`, as with Intel's VMD",
         "driver": "the kernel driver that is bound at boot",
-        "numa": "its NUMA node; without, the kernel says -1",
-        "iommu_group": "its group; without one it cannot be given to a virtual machine",
-        "boot_vga": "whether it carries the console",
-        "link": "the most that its link can do, below",
-        "vfs": "the virtual functions that it offers (SR-IOV), below",
-        "classes": 'what its driver makes: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
-        "attributes": "any other files of its folder, by path",
+        "numa": "the NUMA node; if not set, the kernel reports -1",
+        "iommu_group": "the IOMMU group; a function without a group cannot be used with VFIO",
+        "boot_vga": "whether the console uses this function",
+        "link": "the maximum speed and width of its link, below",
+        "vfs": "its virtual functions (SR-IOV), below",
+        "classes": 'class devices that its driver makes: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
+        "attributes": "any other files of its folder: path and content",
     },
     "functions[].link": {"speed": "GT/s: {speeds}", "width": "lanes: {widths}"},
     "functions[].vfs": {
-        "total": "how many it can have",
-        "device": "their device id",
-        "enabled": "how many are enabled at boot; needs `driver` of the function",
-        "driver": "their kernel driver",
-        "iommu_group": "the group of the first; the others count up",
-        "offset": "of the first one's address from the parent's; without, addresses that nothing else has",
-        "stride": "between two addresses",
+        "total": "maximum number of virtual functions",
+        "device": "device id of the virtual functions",
+        "enabled": "number of virtual functions that are enabled at boot; needs `driver` of the function",
+        "driver": "kernel driver of the virtual functions",
+        "iommu_group": "IOMMU group of the first virtual function; each further one has the next number",
+        "offset": "distance from the function's address to its first virtual function's; by default, free addresses",
+        "stride": "distance between the addresses of two virtual functions",
     },
     "numa_nodes{{}}": {
-        "cpus": "list of CPUs, as `0-15,32-47`",
-        "socket": "the package that they are in",
-        "distances": "to each node, in order, as ACPI's SLIT has them",
+        "cpus": "list of CPUs, such as `0-15,32-47`",
+        "socket": "number of the CPU package",
+        "distances": "distances to all nodes in order, as in the ACPI table SLIT",
     },
 }
-_OF = {
+_CLASSES = {
     "": parts.Machine, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
     "numa_nodes{{}}": parts.NumaNode,
 }  # fmt: skip
-_OTHERWISE = {  # defaults that depend on other keys
+_DERIVED_DEFAULTS = {  # defaults that depend on other keys
     "subsystem_vendor": "the vendor",
     "root": "from the address",
-    "functions[].vfs.device": "the function's",
-    "offset": "found",
+    "functions[].vfs.device": "the function's id",
+    "offset": "free addresses",
 }
 _REQUIRED = {"functions", "address", "vendor", "device", "speed", "width", "total"}
 
 
 def keys() -> Iterator[str]:
     for place, meant in _KEYS.items():
-        fields = {f.name.removesuffix("_code"): f for f in dataclasses.fields(_OF[place])}
+        fields = {f.name.removesuffix("_code"): f for f in dataclasses.fields(_CLASSES[place])}
         assert fields.keys() == meant.keys(), f"{place}: {fields.keys() ^ meant.keys()}"
         for name, what in meant.items():
             path = f"{place}.{name}".lstrip(".").format()
-            field, told = fields[name], what.format(speeds=listed(parts.SPEEDS), widths=listed(parts.WIDTHS))
-            yield f"| `{path}` | {_TYPES[str(field.type)]} | {default(path, name, field)} | {told} |"
+            field, meaning = fields[name], what.format(speeds=listed(parts.SPEEDS), widths=listed(parts.WIDTHS))
+            yield f"| `{path}` | {_TYPES[str(field.type)]} | {default(path, name, field)} | {meaning} |"
 
 
 def default(path: str, name: str, field: dataclasses.Field[Any]) -> str:
-    found = _OTHERWISE.get(path) or _OTHERWISE.get(name)
+    found = _DERIVED_DEFAULTS.get(path) or _DERIVED_DEFAULTS.get(name)
     if found:
         return found
     if name in _REQUIRED:
@@ -323,38 +325,38 @@ def of_gates() -> str:
 
 
 def without() -> str:
-    """Returns what the plugin does while a gate is off, as its code decides it."""
+    """Returns the table of devices that the plugin changes or does not publish while a gate is off, from the plugin's own code."""
 
     def rows() -> Iterator[str]:
-        for gate, what, device in _USES:
+        for gate, what, device in _GATED_DEVICES:
             assert gate in gated_fields.gates_of(device), (gate, gated_fields.gates_of(device))
-            left = gated_fields.without(device, {gate})
-            if isinstance(left, str):
-                done = f"not published: {left.partition(' is off, and ')[2]}"
+            published = gated_fields.without(device, {gate})
+            if isinstance(published, str):
+                effect = f"not published: {published.partition(' is off, and ')[2]}"
             else:
-                done = f"published without {dropped(device, left)}"
-            yield f"| `{gate.value}` | {what} | {done} |"
+                effect = f"published without {dropped(device, published)}"
+            yield f"| `{gate.value}` | {what} | {effect} |"
 
-        for gate, what, option in _OPTIONS:
+        for gate, what, option in _GATED_POOL_OPTIONS:
             of_all = {option: True}
             assert gated_fields.gates_of_options(of_all) == {gate}
-            elsewhere = gated_fields.options_without(of_all, {gate}, of_this_node=False)
-            done = "the pool is published without it"
-            if isinstance(elsewhere, str):
-                done += f"; one that is no node's own is not published: {elsewhere.partition(' is off, and ')[2]}"
-            yield f"| `{gate.value}` | {what} | {done} |"
+            other_pool = gated_fields.options_without(of_all, {gate}, of_this_node=False)
+            effect = "the pool is published without it"
+            if isinstance(other_pool, str):
+                effect += f"; a pool that does not belong to the plugin's node is not published: {other_pool.partition(' is off, and ')[2]}"
+            yield f"| `{gate.value}` | {what} | {effect} |"
 
-    assert {gate for gate, *_ in [*_USES, *_OPTIONS]} == set(gated_fields.Gate)
+    assert {gate for gate, *_ in [*_GATED_DEVICES, *_GATED_POOL_OPTIONS]} == set(gated_fields.Gate)
     return table("| gate | a device with | where the gate is off |", rows())
 
 
 _COUNTERS = [{"counterSet": "card", "counters": {"memory": {"value": "1Gi"}}}]
 _GROUPED = [{**_COUNTERS[0], "compatibilityGroups": ["whole"]}]
-_OPTIONS = [
+_GATED_POOL_OPTIONS = [
     (gated_fields.Gate.PARTITION_TYPES, "`partitionTypeAttribute` of its pool", "partitionTypeAttribute"),
     (gated_fields.Gate.NODE_OPERATIONS, "`skipNodeOperations` of its pool", "skipNodeOperations"),
 ]
-_USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
+_GATED_DEVICES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
     (gated_fields.Gate.PARTITIONS, "counters (partitions)", {"consumesCounters": _COUNTERS}),
     (gated_fields.Gate.PARTITIONS, "nodes of its own", {"nodeName": "a"}),
     (
@@ -376,20 +378,20 @@ _USES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
 ]
 
 
-def dropped(device: Mapping[str, Any], left: Mapping[str, Any]) -> str:
-    """Names the fields that are taken out."""
-    gone = sorted(f"`{k}`" for k in device if k not in left)
-    return ", ".join(gone) or "those values"
+def dropped(device: Mapping[str, Any], published: Mapping[str, Any]) -> str:
+    """Returns the names of the fields that were removed."""
+    names = sorted(f"`{k}`" for k in device if k not in published)
+    return ", ".join(names) or "those values"
 
 
 def of_releases() -> str:
     def rows() -> Iterator[str]:
         for release in kubernetes_releases.RELEASES:
-            found = kubernetes_releases.Features.of(release, {})
-            ways = found.kubelet
+            features = kubernetes_releases.Features.of(release, {})
+            kubelet = features.kubelet
             yield (
-                f"| {release} | {', '.join(sorted(found.served))} | {', '.join(found.slice_fields)} | {', '.join(found.taint_rules)} | "
-                f"{', '.join(ways.health) or 'none'} |"
+                f"| {release} | {', '.join(sorted(features.served))} | {', '.join(features.slice_fields)} | "
+                f"{', '.join(features.taint_rules)} | {', '.join(kubelet.health) or 'none'} |"
             )
 
     head = "| Kubernetes | `resource.k8s.io` by default | slices are selected by | DeviceTaintRules | health services of the kubelet |"

@@ -18,7 +18,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     def outward(match: re.Match[str]) -> str:
         target = Path(os.path.normpath(folder / match[1]))
         if target.is_relative_to(ROOT / "docs") or not target.exists():
-            return match[0]  # MkDocs resolves these links, and reports those that are wrong
+            return match[0]  # MkDocs resolves these links, and reports wrong links
         kind = "tree" if target.is_dir() else "blob"
         return f"]({REPOSITORY}/{kind}/main/{target.relative_to(ROOT)}{match[2] or ''})"
 

@@ -18,7 +18,7 @@ from rich.console import Console
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = 96
-"""Few columns keep the text large where a page shows the picture beside other things."""
+"""Few columns keep the text large where a page shows the picture beside other content."""
 SHOWN = 3
 """Number of PCI functions, and of first lines of a JSON document, that the picture shows."""
 _FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)  # a page would load these fonts from another server
@@ -78,7 +78,7 @@ def shortened(lines: list[str]) -> Iterator[str]:
 def svg(lines: list[str]) -> str:
     """Returns the picture of a terminal with these lines."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    decoder = AnsiDecoder()  # one for all lines, because a colour can continue on the next line
+    decoder = AnsiDecoder()  # one decoder for all lines, because a colour can continue on the next line
     for line in ["$ make demo", *shortened(lines)]:
         console.print(decoder.decode_line(line), no_wrap=True, overflow="ellipsis")
     return console.export_svg(

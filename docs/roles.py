@@ -21,7 +21,7 @@ class Roles(griffe.Extension):
         self._written(obj)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        self._written(pkg)  # a package's own docstring comes after it
+        self._written(pkg)  # `on_object` is not called for the docstring of the package itself
 
     def _written(self, obj: griffe.Object) -> None:
         if obj.docstring:
@@ -38,7 +38,7 @@ class Fixtures(griffe.Extension):
 
 
 def _method(module: griffe.Module, owner: str, name: str) -> griffe.Function:
-    """``owner`` is a class, or an alias of one as in ``_Node = DriverNode[Any]``."""
+    """Returns a method of ``owner``, which is a class, or an alias of a class as in ``_Node = DriverNode[Any]``."""
     if owner in module.attributes:
         owner = str(module.attributes[owner].value).partition("[")[0]
     found: griffe.Function = module[owner].all_members[name]

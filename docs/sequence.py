@@ -49,7 +49,7 @@ text { fill: #e6e8ec; }
 
 
 def files() -> dict[str, str]:
-    """Every picture, by its path in the tree."""
+    """Returns every picture: path in the tree and text."""
     return {f"docs/diagrams/{source.stem}.svg": draw(source.read_text()) for source in sorted(DIAGRAMS.glob("*.txt"))}
 
 
@@ -63,14 +63,14 @@ class Drawing:
 
     def x(self, lane: str) -> float:
         if lane not in self.lanes:
-            raise ValueError(f"{lane!r} is no lane of this diagram; its lanes are {', '.join(self.lanes)}")
+            raise ValueError(f"{lane!r} is not a lane of this diagram; its lanes are {', '.join(self.lanes)}")
         return WIDTH / len(self.lanes) * (self.lanes.index(lane) + 0.5)
 
     def text(self, x: float, words: str, kind: str = "", above: float = 5) -> None:
         half = len(words) * CHARACTER / 2
         x = min(max(x, half + 6), WIDTH - half - 6)
         y = self.y - above
-        height = 18 if kind else 14  # below a label is the head of its arrow
+        height = 18 if kind else 14  # a label is lower, because the head of its arrow is below it
         self.elements.append(
             f'<rect x="{x - half - 3:.0f}" y="{y - 13:.0f}" width="{2 * half + 6:.0f}" height="{height}" '
             f'class="{kind or "behind"}"/>'
@@ -78,7 +78,7 @@ class Drawing:
         self.elements.append(f'<text x="{x:.0f}" y="{y:.0f}">{escape(words)}</text>')
 
     def life(self, lane: str) -> None:
-        """Draws the line of a lane's process, down to the present height."""
+        """Draws the line of a lane's process, down to the current height."""
         start = self.starts.pop(lane, None)
         if start is not None:
             self.elements.insert(0, f'<path d="M{self.x(lane):.0f} {start:.0f}V{self.y:.0f}" class="life"/>')
@@ -103,7 +103,7 @@ class Drawing:
 
 
 def draw(text: str) -> str:
-    """Returns the SVG of a diagram. Raises ``ValueError`` for an unknown lane or a line of no known form."""
+    """Returns the SVG of a diagram. Raises ``ValueError`` for an unknown lane or a line that has none of the forms above."""
     first, *lines = [line.strip() for line in text.strip().splitlines()]
     drawing = Drawing([lane.strip() for lane in first.split(",")])
     for lane in drawing.lanes:
