@@ -16,7 +16,7 @@ def join_names(names: Iterable[str], most: int = 3) -> str:
 
 
 def join_first(sentences: Sequence[str], between: str, most: int = 10, limit: int = 700) -> str:
-    """Joins the first sentences: at most ``most`` and ``limit`` bytes, but at least one; then the number of the others."""
+    """Joins the first sentences: at least one, at most ``most``, at most ``limit`` bytes. Appends the number of omitted sentences."""
     sizes = itertools.accumulate(len(s.encode(errors="replace")) for s in sentences)
     fitting = max(1, sum(size <= limit for size in itertools.islice(sizes, most)))
     more = [f"and {len(sentences) - fitting} more"] if len(sentences) > fitting else []

@@ -1,4 +1,4 @@
-"""Checks the folders that a plugin shares with kubelet and runtime: they exist, are the host's, and are writable."""
+"""Checks the folders that a plugin shares with kubelet and runtime: they exist, are mounted from the host, and are writable."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 def folder_faults(settings: Settings) -> list[str]:
-    """Returns the faults of the folders. Only the driver's own folder is created, because any other missing folder is a missing mount."""
+    """Returns the faults of the folders. Creates only the folders of the driver and of CDI: another missing folder is a missing mount."""
     out = []
     kubelet, cdi = "--kubelet-root (KUBELET_ROOT)", "--cdi-root (CDI_ROOT)"
-    # A user who names the API server (or `dra dev`) chose the folders: a developer's container may have no mounts at all.
+    # A user who configures the API server (or uses `dra dev`) has chosen the folders too, so they may be on the container's own file
+    # system.
     is_configured = settings.local_cluster or settings.kubeconfig or settings.service_account
     is_inside = not is_configured and in_container()
     plugins = settings.kubelet_root / "plugins"
@@ -45,7 +46,7 @@ _UNNAMED = getattr(os, "O_TMPFILE", 0)  # only on Linux; without it, opening a f
 
 
 def _unwritable(folder: Path, option: str) -> list[str]:
-    """Creates ``folder`` without its parents, and a file in it: on a read-only mount the access bits alone do not show the fault."""
+    """Creates ``folder`` without its parents, and a file in it: the access bits alone do not show that a mount is read-only."""
     try:
         folder.mkdir(exist_ok=True)
         _make_file(folder)

@@ -1,4 +1,4 @@
-"""Reads files of YAML and JSON documents that know the line of each value; faults have file, line and column."""
+"""Reads files as YAML and JSON documents. A document knows the line of each value; a fault has file, line and column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class YamlDocument:
     """One document, or one item of a list.
 
     Attributes:
-        twice: lines of duplicate keys of a mapping, each with a sentence.
+        twice: duplicate keys of mappings: the line and the message of each.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class YamlDocument:
 
     @property
     def faults(self) -> list[tuple[str, str]]:
-        """Duplicate keys of a mapping: place and sentence."""
+        """Place and message of each duplicate key."""
         return [(f"{self.file}:{line}", text) for line, text in self.twice]
 
     def place(self, path: str = "") -> str:
@@ -50,7 +50,7 @@ class YamlDocument:
         return f"{self.file}:{self._line + _mark(self.node, path) + 1}"
 
     def items(self, key: str) -> list[YamlDocument]:
-        """Returns the items of the list at a key. A fault of a line is assigned to the last item that begins before it."""
+        """Returns the items of the list at a key. A duplicate key belongs to the last item that begins before its line."""
 
         @functools.cache
         def nodes() -> list[yaml.Node | None]:
@@ -118,7 +118,7 @@ def _mark(node: yaml.Node | None, path: str) -> int:
 
 
 def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
-    """Follows one step of a path: returns the line, the value, and the rest of the path."""
+    """Resolves the first step of a path. Returns the line, the value, and the rest of the path; None if the value does not exist."""
     if isinstance(node, yaml.SequenceNode):
         index, bracket, rest = path[1:].partition("]")
         if path[:1] == "[" and bracket and index.isdigit() and int(index) < len(node.value):

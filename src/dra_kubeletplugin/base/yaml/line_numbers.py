@@ -32,10 +32,10 @@ def read(path: Path) -> tuple[Any, Mapping[Place, int]]:
 def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
     """Returns the value of a text, and the line of each place in it, counted from one.
 
-    Only decimal and hexadecimal integers, decimal fractions, ``true``, ``false`` and ``null`` are not text. YAML 1.1 would read
-    ``0000:17:00.0`` as a number with base sixty.
+    Every value is text, except decimal and hexadecimal integers, decimal fractions, ``true``, ``false`` and ``null``. YAML 1.1
+    would read ``0000:17:00.0`` as a number with base sixty.
 
-    Raises :class:`SettingsError` for invalid YAML; ``source`` names the text in the message.
+    Raises :class:`SettingsError` for invalid YAML; ``source`` is the name of the text in the message.
     """
     import yaml
 

@@ -1,6 +1,7 @@
 """Loads YAML as kubectl and the API server do: only JSON values, string keys, and limits that protect the process.
 
-Source: sigs.k8s.io/yaml with its go-yaml v2, whose results the tests contain. It differs from YAML 1.1 in the syntax of numbers.
+Source: sigs.k8s.io/yaml, which contains go-yaml v2; the tests compare with its results. go-yaml's syntax of numbers differs from
+YAML 1.1.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from typing import Any, ClassVar
 import yaml
 
 _DEEPEST = 200
-_FEW, _MANY = (
-    400_000,
-    4_000_000,
-)  # values of a document: below the first limit, nearly all may come from aliases; above the second, a tenth
+# Limits on the number of values in a document. Below the first, up to 99 % of the values may come from aliases; above the second, up
+# to 10 %.
+_FEW, _MANY = 400_000, 4_000_000
 _TAG = "tag:yaml.org,2002:"
 _WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
 for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
@@ -44,9 +44,11 @@ class TextPart:
 
 
 def parts(text: str) -> Iterator[TextPart]:
-    """Yields the documents of a text. Raises ``yaml.YAMLError`` after the documents before the fault."""
+    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after yielding those before it."""
     for node, loader in composed(text):
-        twice = list(_duplicate_keys(node, set()))  # before keys are merged, which would look like duplicates
+        twice = list(
+            _duplicate_keys(node, set())
+        )  # before keys are merged, because merged keys would look like duplicates
         yield TextPart(node, loader.construct_document(node), twice)
 
 
@@ -63,7 +65,7 @@ def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes text that would be another type to a reader that follows Kubernetes' or PyYAML's rules."""
+    """Quotes text that Kubernetes or PyYAML would read as a value of another type."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -90,7 +92,7 @@ def _too_deep(text: str) -> yaml.Event | None:
             if depth > _DEEPEST:
                 return event
     except yaml.YAMLError:
-        pass  # raised when the document is read
+        pass  # the fault is reported when the document is loaded
     return None
 
 
@@ -186,7 +188,7 @@ def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
 
 
 def _duplicate_keys(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
-    """Yields duplicate keys of mappings: all but the last value would be lost."""
+    """Yields duplicate keys of mappings, because all values of such a key but the last would be lost."""
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))
@@ -205,7 +207,7 @@ def _duplicate_keys(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int,
 
 
 def _check_aliases(node: yaml.Node) -> None:
-    """Raises where go-yaml does: a few lines of aliases can expand to more than the memory, or contain themselves."""
+    """Raises an error in the same cases as go-yaml: a few lines of aliases can expand beyond the memory, or contain themselves."""
     known: dict[int, int] = {}
     values = _values(node, known)
     allowed = 0.99 - 0.89 * min(max((values - _FEW) / (_MANY - _FEW), 0), 1)

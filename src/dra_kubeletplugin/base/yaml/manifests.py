@@ -1,4 +1,4 @@
-"""Reads users' manifests: the objects of files, with lists split as kubectl does, and the faults of documents that are not objects.
+"""Reads the objects in users' manifests, splits lists as kubectl does, and reports documents that are not objects.
 
 Every command reads manifests with this module, so that the same mistake has the same message and place.
 """
@@ -22,7 +22,7 @@ _KUSTOMIZE = "it is a file of kustomize: use the output of `kubectl kustomize`"
 
 
 class ManifestError(QuestionError):
-    """Files that cannot be read or are not manifests; ``faults`` contains a sentence with file and line for each fault."""
+    """Raised if files cannot be read or are not manifests. ``faults`` contains a sentence with file and line for each fault."""
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
@@ -58,7 +58,7 @@ class Manifest:
 
     @property
     def of_kustomize(self) -> bool:
-        """Whether it is an object for kustomize only."""
+        """Whether the document is an input of kustomize, such as a kustomization.yaml."""
         return self.faults == (_KUSTOMIZE,)
 
     def located(self, text: str) -> tuple[str, str]:
@@ -150,7 +150,7 @@ def _lacks(path: str, key: str, value: JSON) -> str:
 
 
 def _path(text: str) -> str:
-    """Returns the path to which a sentence refers: its beginning, and the parameter that it names."""
+    """Returns the path to which a sentence refers: the text before the first colon, and the parameter that the sentence names."""
     path, _, rest = text.partition(": ")
     if " " in path:
         return ""

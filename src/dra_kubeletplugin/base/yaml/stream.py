@@ -1,7 +1,7 @@
 """Splits a text into documents as kubectl does: JSON values, or YAML between lines of ``---``.
 
-Source: k8s.io/apimachinery/pkg/util/yaml of Kubernetes 1.36 and cli-runtime, whose results the tests contain. kubectl silently
-ignores some text; here that is a fault.
+Source: k8s.io/apimachinery/pkg/util/yaml of Kubernetes 1.36 and cli-runtime; the tests compare with their results. kubectl
+silently ignores some text; this module reports such text as a fault.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MESSAGES = {  # texts of libyaml for the most common mistakes
     "did not find expected node content": "nothing where a value belongs, or a '[' or '{' that is not closed",
     "found unexpected end of stream": "a quote that is not closed",
 }
-_DIRECTIVE = "did not find expected <document start>"  # no text of the document itself comes before it
+_DIRECTIVE = "did not find expected <document start>"  # libyaml's text for a %YAML or %TAG directive
 
 
 class StreamFault(Exception):
@@ -57,7 +57,7 @@ class StreamPart:
     Attributes:
         line: line of the text, from 0, at which line numbers of ``node`` start.
         node: returns the node with the positions; None if they are unknown.
-        twice: lines (from 1, of the whole text) of duplicate keys of a mapping, each with a sentence.
+        twice: duplicate keys of mappings: the line (from 1, in the whole text) and the message of each.
     """
 
     value: Any
@@ -120,7 +120,7 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> int | float:
-    """An integer as the API server stores it: outside 64 bits it is a floating-point number, written without exponent below 1e21."""
+    """Returns an integer as the API server stores it: beyond 64 bits as a floating-point number, without an exponent below 1e21."""
     if len(text) <= 20 and -(2**63) <= (value := int(text)) < 2**64:
         return value
     found = _finite(text)
@@ -128,7 +128,7 @@ def _integer(text: str) -> int | float:
 
 
 def _duplicate_messages(line: int, twice: list[tuple[str, int, int]]) -> Iterator[tuple[int, str]]:
-    """``line`` is the document's first line, from 0."""
+    """Yields line and message of each duplicate key. ``line`` is the document's first line, from 0."""
     for key, first, again in twice:
         message = f"the key {key!r} stands here again, first in line {line + first + 1}: one of them is lost"
         yield line + again + 1, message
@@ -144,9 +144,10 @@ def _places(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
 
 
 def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
-    """Yields the text between lines of ``---``, and its first line.
+    """Yields each text between lines of ``---``, and the number of its first line.
 
-    A separator with no text before it is part of the next document, as in kubectl. The position of a byte order mark after it shows that.
+    A separator with no text before it is part of the next document, as in kubectl. A byte order mark after such a separator
+    is therefore not at the start of its document.
     """
     start = 0
     for found in _SEPARATOR.finditer(text):
@@ -199,17 +200,17 @@ def _stray(chunk: str) -> int | None:
             if isinstance(token, yaml.ScalarToken) and token.style:
                 inside.append((token.start_mark.index, token.end_mark.index))
     except yaml.YAMLError:
-        pass  # the marks after the fault are reported
+        pass  # all marks after the fault count as outside of quoted text
     return next((m for m in marks if not any(start <= m < end for start, end in inside)), None)
 
 
 def _at(text: str, index: int, message: str, line: int = 0) -> StreamFault:
-    """``line`` is the text's first line, from 0."""
+    """Returns a fault at the character ``index`` of the text. ``line`` is the text's first line, from 0."""
     return StreamFault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), message)
 
 
 def parse_fault(chunk: str, e: Exception, line: int = 0) -> StreamFault:
-    """Converts a parser's exception into a message for the author of the text, whose first line is ``line``, from 0."""
+    """Converts a parser's exception into a message for the author of the text. ``line`` is the text's first line, from 0."""
     if isinstance(e, yaml.reader.ReaderError):
         index = len(chunk.encode(errors="surrogatepass")[: e.position].decode(errors="ignore"))
         code = e.character if isinstance(e.character, int) else ord(e.character)
