@@ -53,7 +53,7 @@ spec:
 def files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
     """Yields each file's path below ``deploy/helm`` and its content.
 
-    With ``driver``, the chart's schema also checks its own options.
+    With ``driver``, the chart's schema also checks the options that this driver defines.
     """
     chart = {
         "apiVersion": "v2",
@@ -81,7 +81,7 @@ def files(source: Source, version: str, driver: type[Driver] | None = None) -> I
 
 
 def _refused() -> str:
-    """Template lines that stop the rendering if features conflict."""
+    """Returns template lines that stop the rendering if features conflict."""
     out = ""
     for together, why in REFUSED:
         conditions = (f".Values.features.{f}" if f[0] != "!" else f"(not .Values.features.{f[1:]})" for f in together)
@@ -118,7 +118,7 @@ def _template(manifest: Manifest, source: Source, pod: str) -> str:
 
 
 def _field(pod: str, name: str) -> str:
-    """The template expression for a pod's field: JSON, or nothing if it is not set."""
+    """Returns the template expression for a pod's field. Its value is JSON, or empty if the field is not set."""
     return f'include "dra.field" (list $ "{pod}" "{name}")'
 
 
@@ -223,7 +223,7 @@ def _schema(source: Source, driver: type[Driver] | None) -> dict[str, object]:
 
 
 def _pod(source: Source) -> JSON:
-    """The JSON Schema of the fields of a pod. It checks three levels; the API server checks the rest."""
+    """Returns the JSON Schema of the fields of a pod. The schema checks three levels; the API server checks the rest."""
     pod = kind_shape("", "v1", "Pod")
     assert isinstance(pod, Struct)
     meta, spec = (pod.fields[name].shape for name in (METADATA, SPEC))
@@ -239,7 +239,7 @@ def _pod(source: Source) -> JSON:
 
 
 def _of_shape(shape: Shape, depth: int = 20) -> JSON:
-    """A Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
+    """Returns a Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
     if not depth:
         return {}
     if isinstance(shape, MapShape):

@@ -13,8 +13,7 @@ from .source import JSON, PARAMETER, Source, parse_yaml
 _KNOWN = (pod_fields.ALL, *pod_fields.PODS.values())
 TAKES_NODE_LABEL = "it would replace the affinity of nodeLabel: add that label to it, or switch nodeLabel off"
 OWN_LABEL = "app.kubernetes.io/name"
-# The place of an error: in metadata, in the only container, or in the spec; then the field's name and an index into
-# it.
+# The path of an error: metadata, the only container or the spec; then the field's name, and for a list the index.
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
@@ -57,7 +56,7 @@ def _origin(valid: Mapping[str, pod_fields.Given], pod: str, name: str) -> str:
 
 
 def _reserved_names(source: Source, pod: str, own: pod_fields.Given) -> Iterator[str]:
-    """Reports names that the manifests use themselves. The API server would accept them."""
+    """Yields errors of names that the manifests use themselves, which the API server would accept."""
     labels, env = own.get("labels"), own.get("env")
     if isinstance(labels, dict) and OWN_LABEL in labels:
         yield f"pods.{pod}.labels.{OWN_LABEL}: this label selects the driver's pods: choose another"
@@ -81,7 +80,7 @@ def _of_pod(source: Source, file: str, valid: Mapping[str, pod_fields.Given], on
         path, colon, rest = fault.partition(": ")
         place = _PLACE.fullmatch(path)
         if place is None or place[1] not in fields:
-            continue  # an error in the manifests' own fields; a wrong parameter causes it, and is reported there
+            continue  # an error in a field of the manifests: a wrong parameter causes it, and is reported as an error of the parameter
         name = place[1]
         index = int(place[2]) - _before(base, name) if place[2] else None
         if index is None or index >= 0:
@@ -95,7 +94,7 @@ def _example_value(source: Source, parameter: str) -> str:
 
 
 def _before(template: JSON, name: str) -> int:
-    """The number of items that the manifests already have in a list to which the field adds."""
+    """Returns the number of items that the manifest already has in the list to which the field adds."""
     field = pod_fields.FIELDS[name]
     owner = template["spec"]["containers"][0] if field.of == pod_fields.CONTAINER else template[field.of]
     return len(owner.get(name) or ()) if field.adds else 0

@@ -15,7 +15,7 @@ _DELIMITERS = '"/:-.'
 class ReplacementPath:
     """One place of a parameter.
 
-    ``delimiter`` is empty if the parameter is the whole value; else ``index`` is its part between delimiters.
+    ``delimiter`` is empty if the parameter is the whole value; else ``index`` is the position of its part between delimiters.
     """
 
     parameter: str

@@ -1,4 +1,4 @@
-"""Checks a driver's values: errors, and warnings about likely mistakes. Each is a sentence that begins with its path."""
+"""Checks a driver's values. Errors, and warnings about likely mistakes, are sentences that begin with the path of the value."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ REFUSED = (
         "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off",
     ),
 )
-"""Features that conflict, and why. ``!`` means that the feature is off."""
+"""Features that conflict, and the error for them. ``!`` before a feature means that the feature is off."""
 
 
 def _applies(features: Sequence[str], on: Set[str]) -> bool:
-    """Returns whether all features are on; a feature with ``!`` must be off."""
+    """Whether all these features are on, and all features with ``!`` are off."""
     return all((feature.lstrip("!") in on) is not feature.startswith("!") for feature in features)
 
 
 _ROLES = (Settings, ControllerSettings, WebhookSettings)
-_CLOSE = 0.85  # higher than the default, because a driver's own option names may resemble the framework's
+_CLOSE = (
+    0.85  # higher than the default, because names of a driver's options may resemble names of the framework's options
+)
 
 
 def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
-    """Yields the errors of values as written. With ``driver``, also checks the driver's own options."""
+    """Yields the errors of the values in ``raw``. With ``driver``, also checks the options that the driver defines."""
     if wrong := [name for name in OTHERS if not isinstance(raw.get(name) or {}, dict)]:
         yield from (f"{name}: {_shown(raw[name])}, not a mapping of names to values" for name in wrong)
         raw = {key: value for key, value in raw.items() if key not in wrong}
     names = (*source.parameters, *OTHERS)
-    hints = {
-        name: did_you_mean(str(name), names) for name in raw if name not in names and name != "global"
-    }  # reserved by Helm
+    # Helm reserves the name "global".
+    hints = {name: did_you_mean(str(name), names) for name in raw if name not in names and name != "global"}
     for name, known in hints.items():
         yield f"{name}: no such value" + (known or f"; there are {', '.join(names)}")
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
@@ -97,7 +98,8 @@ def warnings(raw: JSON) -> Iterator[str]:
     for name in raw.get("options") or {}:
         if name not in known and (hint := did_you_mean(str(name), known, _CLOSE)):
             yield f"options.{name}: no option of the framework{hint} It is passed on, for the driver's own"
-    on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}  # both pods are off by default
+    # controller and webhook are off by default
+    on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}
     yield from pod_values_validation.warnings(raw.get("pods") or {}, on)
     driver = str(raw["driverName"])
     for name, spec in (raw.get("deviceClasses") or {}).items():
@@ -108,7 +110,7 @@ def warnings(raw: JSON) -> Iterator[str]:
 
 
 def framework_options() -> set[str]:
-    """The environment variables of all options of the framework."""
+    """Returns the names of the environment variables of all options of the framework."""
     return {f.metadata["env"] for role in _ROLES for f in role.options()}
 
 
@@ -130,7 +132,7 @@ def _option_faults(source: Source, options: JSON) -> Iterator[str]:
 
 
 def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
-    """Errors of a variable as a setting of one role; empty if the role does not read it."""
+    """Returns the errors of a variable as a setting of one role; none if the role does not read the variable."""
     try:
         settings = load({}, {name: value}, role)
     except SettingsError as e:
@@ -147,7 +149,7 @@ def _class_faults(name: str, spec: Any, version: str) -> Iterator[str]:
         return
     from ...localcluster.apiserver import offline  # imported only if there is a class
 
-    if version != "v1":  # the chart omits the field there
+    if version != "v1":  # for such a version, the chart omits the field
         spec = {key: value for key, value in spec.items() if key != "extendedResourceName"}
     head = {"apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceClass", "metadata": {"name": name}}
     try:

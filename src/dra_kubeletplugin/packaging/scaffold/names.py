@@ -1,6 +1,4 @@
-"""Checks and derives the names of a new driver: one name that is valid for a folder, a Python package, an image and
-Kubernetes objects.
-"""
+"""Checks and derives the names of a new driver from one name that is valid for a folder, a Python package, an image and objects."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ...base.yaml.loader import is_text
 from ...errors import SettingsError
 
 MAX_NAME = 32
-"""The maximum number of characters. Object names are made from it, see ``manifests/source/parameters.yaml``."""
+"""The maximum number of characters, because names of objects begin with this name; see ``manifests/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _VENDOR = re.compile(r"(0x)?([0-9a-f]{4})")
 _YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
@@ -39,7 +37,7 @@ _RESERVED = {
 class Names:
     """The names of one package.
 
-    ``vendor`` is the PCI vendor id, four hex digits; empty for kinds of drivers without one.
+    ``vendor`` is the PCI vendor id, four hex digits; empty unless ``kind`` is ``pci``.
     """
 
     kind: str
@@ -52,7 +50,7 @@ class Names:
         return module_of(self.name)
 
     def words(self) -> Mapping[str, str]:
-        """The variables of the templates: value by name."""
+        """Returns the values of the templates' variables, by name."""
         major, minor, *_ = (int(part) for part in __version__.split("."))
         return {
             "name": self.name,
