@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
 """Settings that `dra dev` sets itself."""
 OF_DRIVERS = ("run", "controller", "inspect", "dev")
-"""Commands that accept the options of the drivers in their arguments."""
+"""Commands that accept, in addition to their own options, the options that a driver defines."""
 KINDS = ("pci", "chardev", "sdk")
 HOST = "described host to use instead of this machine: a YAML file, or the name of one in the package"
 DRIVER = "driver: a Python file, a package's folder, or module:Class"
@@ -374,7 +374,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
-    """Loads the drivers and adds their own flags, only if the words need that: a pod's command has no such flags."""
+    """Loads the drivers and adds flags for the options that they define. Does nothing if the words have no such flag, as in a pod."""
     unknown, targets, candidates = sorted_out(command, words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}

@@ -45,7 +45,7 @@ def claims(args: argparse.Namespace) -> int:
 
 
 def _journals(settings: Settings) -> list[tuple[str, Path]]:
-    """Returns the record journal of the chosen driver, or those of all drivers on this node."""
+    """Returns the record journal of the driver in the settings, or the journals of all drivers on this node."""
     folder = settings.kubelet_root / "plugins"
     names = [settings.driver_name] if settings.driver_name else sorted(p.name for p in folder.glob("*") if p.is_dir())
     paths = [(n, folder / n / "records.journal") for n in names]

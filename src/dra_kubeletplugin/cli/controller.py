@@ -23,9 +23,9 @@ from .shell.signals import StopSignal
 
 
 async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
-    """When the Lease is lost, ends all work before another replica can lead, also threads in a vendor's library.
+    """When the Lease is lost, ends the process before another replica can lead, and with it threads in a vendor's library.
 
-    Until then, returns the memory of large claims to the kernel.
+    Until the loss, returns the memory of large claims to the kernel.
     """
     trim = asyncio.create_task(keep_trimmed(), name="trim memory")
     try:
@@ -44,8 +44,8 @@ def controller(
     """Runs the controller and exits the process.
 
     Args:
-        target: a driver class, or how the command line names it.
-        args: the settings and the driver's own options.
+        target: a driver class, or a driver in the form of the command line, such as a file.
+        args: the settings, and the options that the driver defines.
         beside: runs while the controller serves.
 
     Raises :class:`DraError` for a user's mistake, before anything is started.

@@ -20,7 +20,7 @@ from .shell.style import Style
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` for invalid values and for files that cannot be read or written."""
+    """Runs the command. Raises :class:`SettingsError` for invalid values and for files that cannot be read or written."""
     if bool(args.values) == bool(args.shared_dir):
         raise SettingsError("give VALUES, a driver's values.yaml, or --shared-dir FOLDER")
     if args.shared_dir:
@@ -59,7 +59,10 @@ def deploy(args: argparse.Namespace) -> int:
 
 
 def _driver(target: str | None, values: Path, warnings: list[str]) -> type[Driver] | None:
-    """Returns the named driver, or the driver of the package that contains the values. Its faults are added to ``warnings``."""
+    """Returns the driver ``target``, or the driver of the package that contains the values; None if there is none.
+
+    If the driver of the package cannot be loaded, adds the cause to ``warnings``.
+    """
     if target:
         return _given(target)
     if folder := driver_beside(values):

@@ -39,7 +39,7 @@ _READY = 60.0  # seconds that a driver may take to become ready
 
 
 def dev(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for a user's mistakes."""
+    """Runs the command. Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for a user's mistakes."""
     plan = planned(args)
     need_files()
     configure(plan.settings.log_format, plan.settings.log_level if "log_level" in given(args) else "warning")
@@ -57,7 +57,7 @@ def dev(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _locked(state: Path | None) -> Iterator[None]:
-    """Locks the state folder, because only one process may use it. Raises :class:`SettingsError`."""
+    """Locks the state folder, because only one `dra dev` may use it. Raises :class:`SettingsError`."""
     if state is None:
         yield
         return
@@ -111,7 +111,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         runtime = await factory(plan.images) if plan.containers else simulated
 
         def on_its_host(name: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
-            """Builds the host before the kubelet starts, because the kubelet may have pods of an earlier run. It ends with the cluster."""
+            """Builds the host before the kubelet starts, because the kubelet may start pods of an earlier run at once."""
             given_host = plan.hosts[plan.nodes.index(name)] if plan.hosts else ""
             real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
             hosts[name] = NodeHost.build(folder.parent / "host", given_host) if given_host else real
@@ -177,7 +177,7 @@ def _why_none(host: NodeHost) -> str:
 async def _welcome(running: DevEnvironment, style: Style) -> str:
     cluster = running.cluster
     lines = [f"{style.bold('local cluster')} as Kubernetes {cluster.features.version} at {cluster.api.public_url}"]
-    # Devices of these drivers may belong to no node.
+    # The names of drivers with a controller: their devices may belong to no node.
     controlled = {p.program.driver for p in running.drivers if p.place not in cluster.nodes}
     for node in cluster.nodes.values():
         lines.append(f"\n{style.bold(node.name)}: kubelet root {node.kubelet_root}, CDI folder {node.cdi_root}")

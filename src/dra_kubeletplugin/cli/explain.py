@@ -79,7 +79,7 @@ def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
 
 
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:
-    """Reads the cluster, with events of the chosen object. Returns it with the chosen namespace."""
+    """Reads the cluster, and the events of the object on the command line. Returns the snapshot and the namespace."""
     config = config_of(args)
     namespace = args.namespace or config.namespace or "default"
 

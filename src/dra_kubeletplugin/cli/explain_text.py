@@ -1,4 +1,4 @@
-"""Formats an explanation as text that fits one screen, whatever the number of nodes."""
+"""Formats an explanation as text that fits on one screen for any number of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shell.style import Style
 _GROUPS = 5
 _REASONS = 4
 _EXAMPLES = 3
-_TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # the holders differ on every node, so one example is enough
+_TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # the holders are different on each node, so one example is enough
 _WIDTH = 118
 _GOOD = {ExplanationState.RUNS, ExplanationState.ENDED, ExplanationState.SCHEDULED, ExplanationState.FITS}
 

@@ -1,4 +1,4 @@
-"""``dra new``: creates a driver's package; asks on a terminal for missing options."""
+"""``dra new``: creates a driver's package. On a terminal, it asks for missing options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS = "pci (PCI functions), chardev (device files), sdk (a vendor's library)"
 
 
 def new(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` for invalid names or an unusable folder."""
+    """Runs the command. Raises :class:`SettingsError` for invalid names, or if the folder cannot be used."""
     name = check_name(args.name)
     kind = _option_or_input(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
     if args.vendor_id is not None and kind != "pci":

@@ -68,7 +68,7 @@ def _described(
 
 
 def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]) -> Iterator[str]:
-    """Yields what drivers would reject at prepare, although the scheduler allocates the devices."""
+    """Yields a sentence for each object whose parameters a driver would reject at prepare, after the scheduler allocated devices."""
     readers = [opaque.ConfigReader.of(make(d), name) for d in drivers]
     classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
     for obj in objects:

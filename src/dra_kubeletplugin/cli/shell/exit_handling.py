@@ -1,4 +1,4 @@
-"""Ends a command with an exit code and at most one sentence per fault, whatever ends it."""
+"""Ends a command with an exit code and at most one sentence per fault, whatever caused the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ended(command: Callable[[], int]) -> int:
             try:
                 return command()
             finally:
-                sys.stdout.flush()  # here, where an error is handled
+                sys.stdout.flush()  # flushed here, because the handlers below catch an error of this flush
         except DraError as e:
             return report(e)
         except KeyboardInterrupt:
@@ -56,7 +56,7 @@ def report(e: DraError) -> int:
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Prints on standard error, or on ``stream``. If its reader is gone, this and later output is discarded."""
+    """Prints on standard error, or on ``stream``. If the stream has no reader any more, discards this text and all later output."""
     stream = stream or sys.stderr
     try:
         print(text, file=stream, flush=True)
@@ -91,9 +91,10 @@ def _interrupt() -> None:
 
 @contextlib.contextmanager
 def _signals(signalled: list[int]) -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP unwind like Ctrl-C, so that temporary files are deleted; appends the signal to ``signalled``.
+    """Makes SIGTERM and SIGHUP raise an exception like Ctrl-C, so that temporary files are deleted.
 
-    Ignored signals stay ignored, as under nohup and in a shell's background. Servers have their own handling (:mod:`.signals`).
+    Appends each received signal to ``signalled``. Ignored signals stay ignored, as under nohup and in background jobs of a shell.
+    Servers handle signals with :mod:`.signals`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -107,9 +108,8 @@ def _signals(signalled: list[int]) -> Iterator[None]:
         loop = running() if running else None
         if loop is None or len(signalled) > 1:  # a second signal interrupts, because the loop did not handle the first
             raise Interrupted
-        loop.call_soon_threadsafe(
-            _interrupt
-        )  # between two steps of the loop: within a step, an incomplete transport would log an error
+        # Interrupts between two steps of the loop: within a step, an incomplete transport would log an error.
+        loop.call_soon_threadsafe(_interrupt)
 
     for number in taken:
         signal.signal(number, unwind)

@@ -52,7 +52,7 @@ What is shown is what the cluster says; nothing is written to it.
 
 
 class Sheet(ModalScreen[None]):
-    """Text over the screen, until Escape is pressed."""
+    """Text that covers the screen until Escape is pressed."""
 
     BINDINGS: ClassVar = [Binding("escape,q,enter,question_mark", "dismiss", "close")]
 
@@ -68,7 +68,7 @@ class Sheet(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """Shows ``live`` until q is pressed. ``where`` names the cluster."""
+    """Shows ``live`` until q is pressed. ``where`` is the URL of the cluster."""
 
     TITLE = "dra top"
     ENABLE_COMMAND_PALETTE = False
@@ -140,7 +140,7 @@ class Top(App[None]):
         self._minute = minute
 
     def _arrange(self) -> None:
-        """Rebuilds the rows by filter, group and order."""
+        """Rebuilds the rows with the current filter, grouping and order."""
         found = self.shown
         if found is None:
             return
