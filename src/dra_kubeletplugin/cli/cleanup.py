@@ -34,12 +34,12 @@ def cleanup(args: argparse.Namespace) -> int:
         raise SettingsError(*faults)
     sockets = list(_sockets(settings))
     if alive := [*(p for p in sockets if is_live(p)), *_alive(settings)]:
-        raise SettingsError(f"{alive[0]} is served by a living plugin: delete its DaemonSet first")
+        raise SettingsError(f"{alive[0]} is in use by a running plugin: delete its DaemonSet first")
     held = _held(settings)
     if held and not args.force:
         raise SettingsError(
-            f"{counted(len(held), 'claim')} still prepared ({', '.join(held)}): delete the pods while the driver runs, or use --force, "
-            "which frees the devices without calling the driver"
+            f"{counted(len(held), 'claim is', 'claims are')} still prepared ({', '.join(held)}): delete the pods while the driver runs, "
+            "or use --force, which frees the devices without calling the driver"
         )
     slices = asyncio.run(_delete_slices(settings))
     removed = sum(remove_stale(path) for path in sockets)

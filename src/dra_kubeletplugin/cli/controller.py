@@ -16,13 +16,13 @@ from ..driver import Driver, Role, load_driver, make
 from ..host.memory import fix_thresholds, keep_trimmed
 from ..plugin.controller.controller import Controller
 from .serving import serve
-from .shell.driver_options import given_own, together, variables
+from .shell.driver_options import given_own, load_options, variables
 from .shell.exit_codes import Exit
 from .shell.options import given
 from .shell.signals import StopSignal
 
 
-async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
+async def exit_when_lease_lost(process: Controller, stop: StopSignal) -> None:
     """When the Lease is lost, ends the process before another replica can lead, and with it threads in a vendor's library.
 
     Until the loss, returns the memory of large claims to the kernel.
@@ -39,7 +39,7 @@ async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
 def controller(
     target: str | type[Driver],
     args: argparse.Namespace,
-    beside: Callable[[Controller, StopSignal], Awaitable[object]] = cut_when_lost,
+    beside: Callable[[Controller, StopSignal], Awaitable[object]] = exit_when_lease_lost,
 ) -> NoReturn:
     """Runs the controller and exits the process.
 
@@ -54,7 +54,7 @@ def controller(
     stop = StopSignal()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
-    settings, options = together(
+    settings, options = load_options(
         lambda: load(given(args, ControllerSettings), None, ControllerSettings), driver, given_own(args, driver)
     )
     if not settings.driver_name:

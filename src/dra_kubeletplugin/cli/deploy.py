@@ -46,7 +46,7 @@ def deploy(args: argparse.Namespace) -> int:
             values = values_of(source, paths, warnings, driver)
             if driver is None and (unchecked := sorted(values.options.keys() - framework_options())):
                 warnings.append(
-                    f"options: the driver's own, {join_names(unchecked)}, are not validated: add the driver with --driver"
+                    f"options: {join_names(unchecked)} of the driver are not validated: add the driver with --driver"
                 )
             write_driver(source, values, out, args.kustomize_base)
             for warning in warnings:

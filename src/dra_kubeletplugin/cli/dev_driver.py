@@ -28,7 +28,7 @@ from ..plugin.controller.controller import Controller
 from ..plugin.node import Plugin
 from ..resourceapi.types import Taint
 from ..testing.health_override import with_health_overrides
-from .controller import controller, cut_when_lost
+from .controller import controller, exit_when_lease_lost
 from .run import run, tidy
 from .shell.driver_options import add_own_options
 from .shell.exit_handling import report
@@ -131,7 +131,7 @@ async def _beside_plugin(plugin: Plugin, stop: StopSignal) -> None:
 async def _beside_controller(process: Controller, stop: StopSignal) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_report_readiness(process))
-        tasks.create_task(cut_when_lost(process, stop))
+        tasks.create_task(exit_when_lease_lost(process, stop))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,8 +42,10 @@ class DevPage:
         self._links: set[str] = set()
         self._tokens: set[str] = set()
         self._live: asyncio.Future[LiveOverview | None] | None = None
-        self._following: set[asyncio.Task[None]] = set()  # more than one while an old task ends and a new one starts
-        self._stay: asyncio.Timeout | None = None  # the timeout that stops `_follow` when no request came in time
+        self._follow_tasks: set[asyncio.Task[None]] = set()  # more than one while an old task ends and a new one starts
+        self._idle_timeout: asyncio.Timeout | None = (
+            None  # the timeout that stops `_follow` when no request came in time
+        )
         self._fault = ""
 
     @contextlib.asynccontextmanager
@@ -54,9 +56,9 @@ class DevPage:
             yield self
         finally:
             await self._http.close()
-            for task in self._following:
+            for task in self._follow_tasks:
                 task.cancel()
-            await asyncio.gather(*self._following, return_exceptions=True)
+            await asyncio.gather(*self._follow_tasks, return_exceptions=True)
 
     def link(self) -> str:
         """Returns a new link. The key is in the fragment (after #), because browsers do not send a fragment and servers do not log it."""
@@ -75,10 +77,10 @@ class DevPage:
             case "/overview.json" | "/explanation" if not self._known(request):
                 return usage_page.text(_NO_KEY, 401)
             case "/overview.json":
-                live = await self._followed()
+                live = await self._live_overview()
                 return usage_page.rows(request, self._shown(live)) if live else usage_page.text(self._fault, 503)
             case "/explanation":
-                live = await self._followed()
+                live = await self._live_overview()
                 return await _explained(live, request) if live else usage_page.text(self._fault, 503)
         return usage_page.text("/\n", 404)
 
@@ -103,18 +105,18 @@ class DevPage:
 
     # --- overview -------------------------------------------------------------------------------
 
-    async def _followed(self) -> LiveOverview | None:
+    async def _live_overview(self) -> LiveOverview | None:
         """Returns the overview; None if the API server does not respond, with the cause in ``_fault``."""
         loop = asyncio.get_running_loop()
-        if self._stay is not None and self._stay.expired():  # the task of `_follow` is ending
-            self._live = self._stay = None
-        elif self._stay is not None:
-            self._stay.reschedule(loop.time() + _FOLLOW_SECONDS)
+        if self._idle_timeout is not None and self._idle_timeout.expired():  # the task of `_follow` is ending
+            self._live = self._idle_timeout = None
+        elif self._idle_timeout is not None:
+            self._idle_timeout.reschedule(loop.time() + _FOLLOW_SECONDS)
         if self._live is None:
             self._live = loop.create_future()
             task = asyncio.create_task(self._follow(self._live))
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
+            self._follow_tasks.add(task)
+            task.add_done_callback(self._follow_tasks.discard)
         return await asyncio.shield(self._live)
 
     async def _follow(self, ready: asyncio.Future[LiveOverview | None]) -> None:
@@ -124,13 +126,13 @@ class DevPage:
                 async with live.running():
                     ready.set_result(live)
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_FOLLOW_SECONDS) as self._stay:
+                        async with asyncio.timeout(_FOLLOW_SECONDS) as self._idle_timeout:
                             await asyncio.get_running_loop().create_future()  # wait until the timeout
         except Exception as e:  # shown to the user; the next request tries again
             self._fault = str(e) if isinstance(e, DraError) else describe(e)
         finally:
             if self._live is ready:
-                self._live = self._stay = None
+                self._live = self._idle_timeout = None
             if not ready.done():
                 ready.set_result(None)
 

@@ -89,7 +89,7 @@ def planned(args: argparse.Namespace) -> Plan:
     state = Path(args.state_dir).absolute() if args.state_dir else None
     if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
         faults.append(
-            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET}"
+            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET} bytes"
         )
     certificate = _certificate(args, faults)
     features = _features(args, faults)
@@ -163,7 +163,7 @@ def _loaded(target: str) -> type[Driver]:
 def _nodes(args: argparse.Namespace, settings: Settings, faults: list[str]) -> list[str]:
     nodes = [settings.node_name or "node-1"] if args.nodes == 1 else [f"node-{i + 1}" for i in range(args.nodes)]
     if not 1 <= args.nodes <= _MAX_NODES:
-        faults.append(f"--nodes {args.nodes}: from 1 to {_MAX_NODES}")
+        faults.append(f"--nodes {args.nodes} is not a number from 1 to {_MAX_NODES}")
     elif args.nodes > 1 and settings.node_name:
         faults.append("--node-name is for one node, but --nodes is above 1")
     if args.hosts and len(args.hosts) not in {1, args.nodes}:

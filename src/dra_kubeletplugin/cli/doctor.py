@@ -148,7 +148,7 @@ async def _collect_findings(what: Examination, progress: Progress) -> list[Findi
     findings = []
     async for finding in examine(what):
         findings.append(finding)
-        progress(f"looked at {finding.topic}")
+        progress(f"checked {finding.topic}")
     return findings
 
 

@@ -166,7 +166,7 @@ def inspect(args: argparse.Namespace) -> int:
             Progress() as progress,
             without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),
         ):
-            progress(f"asking {args.driver} for its devices")
+            progress(f"querying the devices of {args.driver}")
             inventory, node, faults = _query(args, settings, host, root)
         found = Inspection(_pools(inventory, node), inventory.rejected, _functions(host, inventory), tuple(faults))
 

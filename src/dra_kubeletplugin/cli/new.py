@@ -14,7 +14,7 @@ from .output_models import Made
 from .shell.exit_codes import Exit
 from .shell.output import put
 
-_NEXT = """its tests on a local cluster, then that cluster with a pod on it:
+_NEXT = """run its tests on a local cluster, then start such a cluster with a pod:
 
   cd {folder}
   make test

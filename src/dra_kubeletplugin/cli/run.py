@@ -12,7 +12,7 @@ from ..driver import Driver, load_driver, make
 from ..host.memory import keep_trimmed
 from ..plugin.node import Plugin
 from .serving import serve
-from .shell.driver_options import given_own, together, variables
+from .shell.driver_options import given_own, load_options, variables
 from .shell.options import given
 from .shell.signals import StopSignal
 
@@ -46,5 +46,5 @@ def run(
     stop = StopSignal()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
-    settings, options = together(lambda: settings_for(driver, given(args)), driver, given_own(args, driver))
+    settings, options = load_options(lambda: settings_for(driver, given(args)), driver, given_own(args, driver))
     serve(lambda: Plugin(make(driver, options=options), settings), settings, stop, beside, variables([driver]))

@@ -68,7 +68,7 @@ def serve(
     try:
         code = asyncio.run(_until_signal(process, stop, beside))
     except (SystemExit, KeyboardInterrupt) as e:
-        log.critical("the driver ended the process: %s; only a signal may", describe(e))
+        log.critical("the driver tried to end the process: %s; only a signal may end it", describe(e))
         code = Exit.NEGATIVE
     # A thread of a plain driver method may still block; os._exit does not wait for it.
     logging.shutdown()

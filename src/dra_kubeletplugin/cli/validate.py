@@ -127,13 +127,13 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
             continue
         shown.append(checked)
         if file in in_folders and isinstance(value, dict) and not value.keys() & {"apiVersion", "kind"}:
-            checked.warn("not validated: it has neither apiVersion nor kind, such as values of Helm")
+            checked.warn("not validated: it has neither apiVersion nor kind, so it may be values of Helm")
         else:
             objects.append(checked)
     for folder, (first, *others) in parts.items():
-        more = f", with {wording.counted(len(others), 'other')}," if others else ""
+        more = f" and {wording.counted(len(others), 'other')}" if others else ""
         first.warn(
-            f"not validated: it is{more} a part of a kustomization, which changes it: validate the output of `kubectl kustomize {folder}`"
+            f"not validated: a kustomization changes this object{more}: validate the output of `kubectl kustomize {folder}`"
         )
         shown.append(first)
     return shown, objects
@@ -159,9 +159,9 @@ def _check(checked: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> No
 
 def _warn_duplicates(found: Sequence[ValidatedFile]) -> None:
     keys = {id(j): _key(j.value) for j in found if not j.manifest.faults}
-    twice = {key for key, n in Counter(keys.values()).items() if n > 1}
+    duplicates = {key for key, n in Counter(keys.values()).items() if n > 1}
     for checked in found:
-        if keys.get(id(checked)) in twice:
+        if keys.get(id(checked)) in duplicates:
             checked.warn("this object is defined more than once: the last definition wins")
 
 

@@ -195,7 +195,7 @@ class AsyncApi:
             return not why
 
         try:
-            await self.wait(f"what {driver} publishes", check_once, timeout)
+            await self.wait(f"the expected devices of {driver}", check_once, timeout)
         except TimeoutError as e:
             hint = "" if now else did_you_mean(driver, {s["spec"]["driver"] for s in await self.slices()} - {driver})
             raise PublishedError(f"{e}{hint}: {why}", now) from None
@@ -297,7 +297,7 @@ class AsyncApi:
             return await self.get("Pod", name, namespace) is None
 
         try:
-            await self.wait(f"pod {name} to go", gone, timeout)
+            await self.wait(f"pod {name} to be deleted", gone, timeout)
         except TimeoutError as e:
             raise PodError(str(e), await self._events_of(None, name, namespace)) from None
 
@@ -383,7 +383,7 @@ class AsyncApi:
     def _local_cluster(self, fault: str) -> LocalCluster:
         __tracebackhide__ = True
         if not self.cluster.has_own_api:
-            raise FaultError(f"{fault} is a fault of the local API server: unset KUBEBUILDER_ASSETS for this test")
+            raise FaultError(f"{fault}() works only with the local API server: unset KUBEBUILDER_ASSETS for this test")
         return self.cluster
 
 
@@ -403,7 +403,7 @@ def version_of(kind: str) -> str:
         return "v1"
     if kind in _DRA:
         return f"{GROUP}/v1"
-    raise ValueError(f"{kind}: give its api_version, e.g. apps/v1")
+    raise ValueError(f"{kind}: set api_version, e.g. apps/v1")
 
 
 __all__ = ["AsyncApi", "FaultError"]

@@ -104,7 +104,7 @@ class ControlPlane:
         path = self.assets / name
         if not os.access(path, os.X_OK):
             raise ControlPlaneError(
-                f"KUBEBUILDER_ASSETS is {self.assets}, and there is no {name} in it that can be run"
+                f"KUBEBUILDER_ASSETS is {self.assets}, but this folder contains no executable {name}"
             )
         return path
 

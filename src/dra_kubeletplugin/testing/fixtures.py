@@ -303,7 +303,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         try:
             lines = [str(e) for e in cluster.api.events()]
         except Exception as e:  # the cluster itself may be the cause
-            lines = [f"they cannot be read: {e}"]
+            lines = [f"the events cannot be read: {e}"]
         report.sections.append(("events of the local cluster", "\n".join(lines) or "none"))
     return report
 

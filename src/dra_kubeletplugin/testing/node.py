@@ -70,7 +70,7 @@ class DriverNode(Generic[D]):
         """The plugin object. Raises :class:`FaultError` if the driver was not started, or runs in a separate process."""
         if isinstance(self._running, InProcessDriver):
             return self._running.plugin
-        raise FaultError("there is no plugin object: the driver runs in a process of its own, or not at all")
+        raise FaultError("there is no plugin object: the driver runs in a separate process, or was not started")
 
     @property
     def driver(self) -> D:
@@ -201,13 +201,13 @@ class DriverNode(Generic[D]):
                 f"{self.driver_class.__name__} has no health() method, so it cannot report a broken device"
             )
         if self.plugin.inventory.get(device) is None:
-            raise FaultError(f"{device} is no device of {self.settings.driver_name}")
+            raise FaultError(f"{device} is not a device of {self.settings.driver_name}")
         self._health_overrides[device] = Health(healthy=healthy, message=message)
 
         async def seen() -> bool:
             return self.plugin.inventory.healthy(device) is healthy
 
-        await self.api.wait(f"the report that {device} is {'well' if healthy else 'broken'}", seen)
+        await self.api.wait(f"the report that {device} is {'healthy' if healthy else 'unhealthy'}", seen)
         await self.plugin.published(TIMEOUT)
 
     def _described_sysfs(self, verb: str) -> Path:
@@ -296,7 +296,7 @@ class DriverNode(Generic[D]):
         oci_of(self.cluster, pod, container)
         runtime = self.cluster.nodes[pod["spec"]["nodeName"]].runtime
         if not isinstance(runtime, _EndableRuntime):
-            raise FaultError("this cluster runs real containers: end one with a command in it")
+            raise FaultError("this cluster runs real containers: to end the container, run a command in it")
         runtime.end(pod["metadata"]["uid"], container or pod["spec"]["containers"][0]["name"], exit_code)
 
     async def claim_of(self, pod_name: str) -> JSON:

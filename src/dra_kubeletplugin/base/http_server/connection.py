@@ -18,7 +18,7 @@ from .limits import LIVENESS, READINESS, ClientConnection, Connections, Phase
 from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
 
 log = logging.getLogger(__name__)
-CLOSE = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
+CLOSE_TIMEOUT = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
 _DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")  # independent of the locale
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _READ = 16 * 1024  # bytes of one read
@@ -95,7 +95,7 @@ class Session:
         if self.writer.can_write_eof():  # TLS cannot
             self.writer.write_eof()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 while await self._read():
                     pass
 
@@ -170,7 +170,7 @@ class Session:
             self._between = False
             self._pipelined_since = None
         else:
-            await self._take_turn()
+            await self._delay_pipelined()
         if self.connection.phase is not Phase.UNFINISHED:
             self.connection.enter(Phase.UNFINISHED)
         async with within(self.limits.head_timeout):
@@ -195,7 +195,7 @@ class Session:
             head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self.connection.peer
         )
 
-    async def _take_turn(self) -> None:
+    async def _delay_pipelined(self) -> None:
         """Delays pipelined requests, so that single requests such as probes need not wait for them."""
         if self._pipelined_since is None:
             self._pipelined_since = asyncio.get_running_loop().time()
@@ -320,4 +320,4 @@ def _head_and_body(response: Response) -> tuple[h11.Event, ...]:
     return (head, h11.Data(data=response.body), h11.EndOfMessage()) if response.stream is None else (head,)
 
 
-__all__ = ["CLOSE", "Reader", "Session", "within"]
+__all__ = ["CLOSE_TIMEOUT", "Reader", "Session", "within"]

@@ -15,7 +15,7 @@ import ssl
 
 import h11
 
-from .connection import CLOSE, Reader, Session, within
+from .connection import CLOSE_TIMEOUT, Reader, Session, within
 from .limits import PROBES, ClientConnection, Connections, Limits, Phase
 from .messages import Handler, Request, Response, Tunnel
 
@@ -191,7 +191,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             if tls:
-                await self._take_turn(connection, client)
+                await self._wait_for_handshake(connection, client)
         except BaseException:
             client.close()
             raise
@@ -201,7 +201,7 @@ class HttpServer:
         )
         return asyncio.StreamWriter(transport, protocol, reader, loop)
 
-    async def _take_turn(self, connection: ClientConnection, client: socket.socket) -> None:
+    async def _wait_for_handshake(self, connection: ClientConnection, client: socket.socket) -> None:
         """Waits for the client's first byte, and then until its handshake may begin."""
         async with within(self._limits.head_timeout):
             await _readable(client)
@@ -218,7 +218,7 @@ async def _close(writer: asyncio.StreamWriter, *, at_once: bool) -> None:
     if not at_once:
         writer.close()
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            async with asyncio.timeout(CLOSE):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 await writer.wait_closed()
     writer.transport.abort()
 
@@ -243,7 +243,7 @@ async def _readable(sock: socket.socket) -> None:
 async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket.socket]:
     """Returns a listening socket for each address of the host; without a host, one for all addresses of the machine. Raises ``OSError``."""
     if not host:
-        listeners = [_any(port)]
+        listeners = [_listen_on_all_addresses(port)]
     else:
         loop = asyncio.get_running_loop()
         # Bytes, because for text Python loads a codec whose tables stay in memory.
@@ -265,7 +265,7 @@ async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket
     return listeners
 
 
-def _any(port: int) -> socket.socket:
+def _listen_on_all_addresses(port: int) -> socket.socket:
     """Returns a listening socket for all addresses of the machine: IPv6 and IPv4, or IPv4 only."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # IPv6 may be switched off in the kernel

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_PAUSES = 4  # pause after a run, as a multiple of its duration: runs take at most a fifth of the time
-_LONGEST_PAUSE = 0.5  # seconds
+_PAUSE_FACTOR = 4  # pause after a run, as a multiple of its duration: runs take at most a fifth of the time
+_MAX_PAUSE = 0.5  # seconds
 
 
 class SharedRun(Generic[T]):
@@ -41,7 +41,7 @@ class SharedRun(Generic[T]):
                 return await self._job()
             finally:
                 ended = now()
-                self._not_before = ended + min((ended - began) * _PAUSES, _LONGEST_PAUSE)
+                self._not_before = ended + min((ended - began) * _PAUSE_FACTOR, _MAX_PAUSE)
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:

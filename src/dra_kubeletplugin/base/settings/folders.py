@@ -25,14 +25,16 @@ def folder_faults(settings: Settings) -> list[str]:
     missing = [p.name for p in (settings.registry_dir, plugins) if not p.is_dir()]
     if missing:
         out.append(
-            f"{kubelet} {settings.kubelet_root} has no folder {' and no folder '.join(missing)}: give the kubelet's "
-            "--root-dir (k0s, k3s and microk8s use others than /var/lib/kubelet) and mount both folders into the pod"
+            f"{kubelet} {settings.kubelet_root} has no folder {' and no folder '.join(missing)}: set it to the kubelet's "
+            "--root-dir (k0s, k3s and microk8s do not use /var/lib/kubelet) and mount both folders into the pod"
         )
     elif is_inside and (own := [p for p in (settings.registry_dir, plugins) if on_root(p)]):
         out += [_not_mounted(kubelet, p) for p in own]
     else:
         if not os.access(settings.registry_dir, os.W_OK | os.X_OK):
-            out.append(f"{settings.registry_dir} cannot be written by uid {os.getuid()}: run as a user who can")
+            out.append(
+                f"{settings.registry_dir} cannot be written by uid {os.getuid()}: run the plugin as a user that can write there"
+            )
         if not settings.name_faults():  # a name such as ../x must not become a path
             out += _unwritable(settings.plugin_dir, kubelet)
     if is_inside and on_root(settings.cdi_root):
@@ -51,7 +53,7 @@ def _unwritable(folder: Path, option: str) -> list[str]:
         folder.mkdir(exist_ok=True)
         _make_file(folder)
     except OSError as e:
-        return [f"{option}: {folder} cannot be written ({e.strerror}): mount it read-write, or name another folder"]
+        return [f"{option}: {folder} cannot be written ({e.strerror}): mount it read-write, or use another folder"]
     return []
 
 
@@ -72,6 +74,6 @@ def _make_file(folder: Path) -> None:
 
 def _not_mounted(option: str, folder: Path) -> str:
     return (
-        f"{option}: {folder} is on this container's own file system, which kubelet and runtime cannot see: mount the host's with "
+        f"{option}: {folder} is on this container's own file system, which kubelet and runtime cannot see: mount the host's folder with "
         f"hostPath {folder}"
     )

@@ -187,9 +187,8 @@ class Metrics:
         for family in self._families.values():
             lines.append(f"# HELP {family.name} {_escaped(family.help)}")
             lines.append(f"# TYPE {family.name} {family.kind.value}")
-            measured = self._measured(
-                family
-            )  # outside the lock, because a ``read`` function may itself change a metric
+            # Measured outside the lock, because a ``read`` function may itself change a metric.
+            measured = self._measured(family)
             with self._lock:
                 for key, value in (family.values | measured).items():
                     lines.append(_sample(family.name, family.labels, key, value))

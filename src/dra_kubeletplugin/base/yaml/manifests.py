@@ -79,7 +79,7 @@ def read(paths: Iterable[Path], unreadable: list[str]) -> list[Manifest]:
         m
         for file in documents.files(list(paths))
         for document in documents.read(file, unreadable)
-        for m in _apart(document, whole=True)
+        for m in _split_lists(document, whole=True)
     ]
 
 
@@ -96,7 +96,7 @@ def objects(paths: Iterable[Path]) -> list[Manifest]:
     return found
 
 
-def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
+def _split_lists(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
     """Splits lists. ``whole`` is True for a document of a file, False for an item of a list."""
     value = document.value
     kind = value.get("kind") if isinstance(value, dict) else None
@@ -104,7 +104,8 @@ def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
         yield Manifest(document, tuple(_faults(value)))
     elif not whole:
         yield Manifest(
-            document, ("a list within a list, which kubectl leaves whole: put its items into the outer one",)
+            document,
+            ("this list is inside another list, so kubectl does not split it: put its items into the outer list",),
         )
     elif value["items"] is not None and not isinstance(value["items"], list):
         yield Manifest(document, (f"items: {_described(value['items'])} in place of a list",))
@@ -113,7 +114,7 @@ def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
         for item in document.items("items") if value["items"] else ():
             if isinstance(item.value, dict) and not item.value.get("apiVersion") and not item.value.get("kind"):
                 item.value = head | item.value  # in a server's list, only the list has apiVersion and kind
-            yield from _apart(item, whole=False)
+            yield from _split_lists(item, whole=False)
 
 
 def _faults(value: Any) -> Iterator[str]:

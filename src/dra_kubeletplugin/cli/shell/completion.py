@@ -18,20 +18,22 @@ _FILES = frozenset({"FILE", "DRIVER", "HOST", "HOST=NUMBER", "ADDRESS|FILE", "CE
 _FOLDERS = frozenset({"ACCOUNT", "DIR", "FOLDER", "ROOT"})
 # Each claim that is prepared on this node has a CDI file: `k8s.DRIVER-claim_UID.json`.
 # The pattern accepts only characters of UIDs, because bash expands the words of `compgen -W`, also `$(...)`.
-_LISTED = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
+_LIST_UIDS = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
 _UIDS = {
     "bash": "_dra_uids",
     "zsh": "_dra_uids",
     "fish": "(_dra_uids)",
     "preamble": {
-        "bash": f'_dra_uids() {{ compgen -W "$({_LISTED})" -- "$1"; }}',
-        "zsh": f"_dra_uids() {{ compadd -- $({_LISTED}) }}",
-        "fish": f"function _dra_uids; {_LISTED}; end",
+        "bash": f'_dra_uids() {{ compgen -W "$({_LIST_UIDS})" -- "$1"; }}',
+        "zsh": f"_dra_uids() {{ compadd -- $({_LIST_UIDS}) }}",
+        "fish": f"function _dra_uids; {_LIST_UIDS}; end",
     },
 }
 # The end of a command line that prints a driver's flags. The line begins with the words before the cursor, in which the functions
 # below expand `~`, because the shell passes it as it was typed.
-_ASKED = r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+_PRINT_FLAGS = (
+    r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+)
 _OWN_OPTIONS = {
     "bash": r"""
 _dra_and_own() {
@@ -95,11 +97,11 @@ def script(shell: str, parser: Parser, takers: Sequence[str]) -> str:
         commands.choices[listed.dest].description = listed.help
     _set_completers(parser)
     text: str = shtab.complete(parser, shell)
-    for wrong, right in _REPLACEMENTS[shell]:
-        text = text.replace(wrong, right)
+    for old, new in _REPLACEMENTS[shell]:
+        text = text.replace(old, new)
     own = (
         _OWN_OPTIONS[shell]
-        .replace("ASKED", _ASKED)
+        .replace("ASKED", _PRINT_FLAGS)
         .replace("TAKERS", "|".join(takers))
         .replace("TAKING", " ".join(takers))
     )

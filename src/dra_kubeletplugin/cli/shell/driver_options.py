@@ -13,7 +13,7 @@ from .options import add_option
 from .parsing import Parser
 
 S = TypeVar("S")
-_CLOSE = 0.8  # similarity from which an unknown flag counts as a misspelt flag of this package
+_SIMILARITY = 0.8  # similarity from which an unknown flag counts as a misspelt flag of this package
 _DEST = "own "  # prefix that no other argument uses
 
 
@@ -30,7 +30,7 @@ def add_own_options(parser: Parser, drivers: Sequence[type[Driver]]) -> None:
             if known is not None:
                 if (known.nargs == 0) is not switch:
                     raise SettingsError(
-                        f"{flag} has a value for one of these drivers, and none for another: give variables"
+                        f"{flag} needs a value for one of these drivers and none for another: set environment variables instead"
                     )
                 continue
             group = group or parser.add_argument_group(
@@ -65,13 +65,13 @@ def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str])
         if not unknown:
             parser.add_argument_group("options of the driver", f"cannot be listed: {printable(e)}".replace("%", "%%"))
         # If a flag is misspelt, the parser reports it; otherwise the driver's error is raised.
-        elif not any(did_you_mean(flag, parser.flags, _CLOSE) for flag in unknown):
+        elif not any(did_you_mean(flag, parser.flags, _SIMILARITY) for flag in unknown):
             raise
     return loaded
 
 
-def together(settings: Callable[[], S], driver: type[Driver], own: Mapping[str, Any]) -> tuple[S, object]:
-    """Returns the settings and the driver's options. Raises :class:`SettingsError` with the faults of both together."""
+def load_options(settings: Callable[[], S], driver: type[Driver], own: Mapping[str, Any]) -> tuple[S, object]:
+    """Returns the settings and the driver's options. Raises :class:`SettingsError` with all their faults."""
     faults: list[str] = []
     found: list[S] = []
     options = None

@@ -17,7 +17,7 @@ from ...base.terminal import indented
 from ...errors import DraError
 from .exit_codes import Exit
 
-_LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # errno of an output that cannot be written
+_OUTPUT_ERRORS = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # errno of an output that cannot be written
 
 
 def ended(command: Callable[[], int]) -> int:
@@ -40,7 +40,7 @@ def ended(command: Callable[[], int]) -> int:
         except OSError as e:
             if e.filename is not None:  # a file or folder that vanished or became inaccessible during the work
                 print_line(f"dra: {indented(e.filename)}: {e.strerror}")
-            elif e.errno in _LOST:
+            elif e.errno in _OUTPUT_ERRORS:
                 _discard(sys.stdout)
                 print_line(f"dra: the output cannot be written: {e.strerror}")
             else:

@@ -9,20 +9,22 @@ import resource
 
 from ...errors import SettingsError
 
-_LEAST = 256  # a plugin or webhook uses half of them for clients, at most 128; a local cluster with one driver needs 95
-_WELL = 1024  # with a higher limit, select() in a vendor's library may fail
+_MIN_FILES = (
+    256  # a plugin or webhook uses half of them for clients, at most 128; a local cluster with one driver needs 95
+)
+_MAX_FILES = 1024  # with a higher limit, select() in a vendor's library may fail
 
 
 def need_files() -> None:
-    """Raises the limit to at most ``_WELL``, also for child processes.
+    """Raises the limit to at most ``_MAX_FILES``, also for child processes.
 
     Raises :class:`SettingsError` if the permitted limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _WELL if hard == resource.RLIM_INFINITY else min(hard, _WELL)
-    if most < _LEAST:
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if most < _MIN_FILES:
         raise SettingsError(
-            f"a process may have {hard} files open here, and {_LEAST} are needed: raise the limit (ulimit -n {_LEAST})"
+            f"a process may have {hard} files open here, and {_MIN_FILES} are needed: raise the limit (ulimit -n {_MIN_FILES})"
         )
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

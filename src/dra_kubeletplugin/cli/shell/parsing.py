@@ -95,7 +95,7 @@ class Parser(argparse.ArgumentParser):
         sentence = _OF_ARGUMENT.sub(r"\1: ", message)
         sentence = sentence.replace(": expected one argument", " needs a value")
         sentence = re.sub(r"^the following arguments are required: (.+)$", self._needed, sentence)
-        sentence = re.sub(r"invalid int value: (.+)$", r"\1 is no whole number", sentence)
+        sentence = re.sub(r"invalid int value: (.+)$", r"\1 is not a whole number", sentence)
         self.exit(
             Exit.USAGE, f"dra: {sentence}\n" if sentence.endswith("?") else f"dra: {sentence}; see {self.prog} --help\n"
         )
@@ -115,7 +115,7 @@ def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: P
     return list(words)
 
 
-def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+def classify_words(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Returns unknown options, positional words, and words that may be values of the unknown options."""
     unknown: list[str] = []
     others: list[str] = []

@@ -80,7 +80,7 @@ class StopSignal:
 
     def _signalled(self, name: str) -> None:
         if self.requested:
-            _log_line(f"{name} again: ended at once, {self.hanging()}")
+            _log_line(f"{name} again: the process ends at once; {self.hanging()}")
             self._end(Exit.UNKNOWN)
         self.requested = True
         if self._loop is None or self._event is None:
@@ -101,7 +101,7 @@ class StopSignal:
         self._cut.start()
 
     def _cut_now(self, seconds: float) -> None:
-        _log_line(f"the stop has taken {seconds:g} s and is cut, {self.hanging()}")
+        _log_line(f"the stop has taken {seconds:g} s, so the process ends now; {self.hanging()}")
         self._end(Exit.UNKNOWN)
 
     def cut_ending(self, code: int, seconds: float = MARGIN) -> None:
@@ -130,15 +130,15 @@ class StopSignal:
         """Describes where the process hangs: the innermost call of its main task, and of threads in a driver's methods."""
         out = []
         if self._body is not None and not self._body.done():
-            out.append(f"it waits in {_innermost(self._body)}")
+            out.append(f"the main task waits in {_innermost(self._body)}")
         frames = sys._current_frames()
         for thread in threading.enumerate():
             frame = frames.get(thread.ident or 0)
             if frame is not None and thread.name == "driver":
                 out.append(f"a thread of the driver is in {_place(frame)}")
             elif frame is not None and thread is threading.main_thread() and not _in_loop(frame):
-                out.append(f"the event loop is held by {_place(frame)}")
-        return "; ".join(dict.fromkeys(out)) or "nothing of it hangs"
+                out.append(f"the event loop is blocked by {_place(frame)}")
+        return "; ".join(dict.fromkeys(out)) or "no task or thread hangs"
 
 
 class _ForkHandlers:

@@ -87,9 +87,8 @@ def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progr
 async def _run_screen(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
     from .screen import Top
 
-    logging.getLogger("dra_kubeletplugin").addHandler(
-        logging.NullHandler()
-    )  # the screen shows faults instead of the log
+    # The screen shows faults instead of the log.
+    logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())
     async with KubeClient(config, _TIMEOUT) as client:
         live = LiveOverview(client, args.node, namespace)
         async with live.running():

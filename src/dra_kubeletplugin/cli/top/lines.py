@@ -138,5 +138,5 @@ def pod_line(row: PodRow, now: float) -> Text:
     if row.reason:
         text.append(row.reason, style="yellow")
     else:
-        text.append(f"{row.message or 'not looked at yet'} …", style="dim italic")
+        text.append(f"{row.message or 'not explained yet'} …", style="dim italic")
     return text

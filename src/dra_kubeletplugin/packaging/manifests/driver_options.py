@@ -35,7 +35,7 @@ def faults(driver: type[Driver], option_texts: Mapping[str, str], others: Iterab
     for name in option_texts if own else ():
         if name not in known:
             hint = did_you_mean(name, known) or ": set variables for other programs in pods.all.env"
-            yield f"options.{name}: no option of {driver.__name__} or the framework{hint}"
+            yield f"options.{name}: not an option of {driver.__name__} or of the framework{hint}"
     try:
         read_options(driver, {}, {name: value for name, value in option_texts.items() if name in own})
     except SettingsError as e:

@@ -11,7 +11,9 @@ from . import pod_fields
 from .source import JSON, PARAMETER, Source, parse_yaml
 
 _KNOWN = (pod_fields.ALL, *pod_fields.PODS.values())
-TAKES_NODE_LABEL = "it would replace the affinity of nodeLabel: add that label to it, or switch nodeLabel off"
+REPLACES_NODE_LABEL = (
+    "this affinity would replace the affinity of the feature nodeLabel: add the label here, or switch nodeLabel off"
+)
 OWN_LABEL = "app.kubernetes.io/name"
 # The path of an error: metadata, the only container or the spec; then the field's name, and for a list the index.
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
@@ -27,7 +29,7 @@ def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[st
         if pod not in _KNOWN:
             yield f"pods.{pod}: no such pod" + (did_you_mean(str(pod), _KNOWN) or f"; there are {', '.join(_KNOWN)}")
         elif not isinstance(fields or {}, dict):
-            yield f"pods.{pod}: no fields with values"
+            yield f"pods.{pod}: not a mapping of fields to values"
         for name in fields if isinstance(fields, dict) else ():
             if name not in pod_fields.FIELDS:
                 known = did_you_mean(str(name), pod_fields.FIELDS) or f"; there are {', '.join(pod_fields.FIELDS)}"
@@ -36,7 +38,7 @@ def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[st
     for pod, own in valid.items():
         yield from _reserved_names(source, pod, own)
     if "nodeLabel" in on and (where := _origin(valid, "plugin", "affinity")):
-        yield f"pods.{where}.affinity: {TAKES_NODE_LABEL}"
+        yield f"pods.{where}.affinity: {REPLACES_NODE_LABEL}"
     yield from dict.fromkeys(fault for file in pod_fields.PODS for fault in _of_pod(source, file, valid, on))
 
 

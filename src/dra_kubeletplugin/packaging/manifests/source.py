@@ -192,9 +192,9 @@ def load(folder: Path = SOURCE) -> Source:
     )
     for manifest in source.all:
         if unknown := (manifest.features | {manifest.feature}) - {*source.features, ""}:
-            raise SourceError(f"{', '.join(sorted(unknown))} is marked with `#?` and no feature of parameters.yaml")
+            raise SourceError(f"{', '.join(sorted(unknown))} is in a mark `#?` but is not a feature in parameters.yaml")
         if unknown := set(PARAMETER.findall(manifest.text)) - set(source.parameters):
-            raise SourceError(f"${{{', '.join(sorted(unknown))}}} is no parameter of parameters.yaml")
+            raise SourceError(f"${{{', '.join(sorted(unknown))}}} is not a parameter in parameters.yaml")
     return source
 
 

@@ -74,7 +74,7 @@ def values_of(
             if not isinstance(document.value, dict):
                 faults.append(f"{document.place()}: not a mapping of names to values")
         if len(in_file) > 1:
-            faults.append(f"{in_file[1].place()}: a second document: all values stand in one")
+            faults.append(f"{in_file[1].place()}: a second document: put all values into one document")
         found += in_file
     if faults:
         raise SourceError(*faults)

@@ -75,13 +75,9 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or "--" in name or len(name) > MAX_NAME:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
         suggestion = re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-0123456789")[:MAX_NAME].strip("-")
-        hint = (
-            f": {suggestion}?"
-            if suggestion and suggestion != name and not _conflict(suggestion)
-            else ", such as acme-fpga"
-        )
+        hint = suggestion if suggestion and suggestion != name and not _conflict(suggestion) else "acme-fpga"
         raise SettingsError(
-            f"NAME {name!r}: use at most {MAX_NAME} lower case letters, digits and single '-', a letter first{hint}"
+            f"NAME {name!r}: use at most {MAX_NAME} lower case letters, digits and single '-', and begin with a letter, such as {hint}"
         )
     if where := _conflict(name):
         raise SettingsError(f"NAME {name!r} has another meaning in {where}: choose another name, such as {name}-driver")
@@ -119,6 +115,6 @@ def check_vendor(text: str) -> str:
     found = _VENDOR.fullmatch(text.lower())
     if not found or found[2] in {"0000", "ffff"}:
         raise SettingsError(
-            f"--vendor-id {text!r} is no PCI vendor: four hex digits, such as 10ee; `lspci -nn` shows them"
+            f"--vendor-id {text!r} is not a PCI vendor id: use four hex digits, such as 10ee; `lspci -nn` shows the id"
         )
     return found[2]
