@@ -179,7 +179,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
         def test_what_cannot_be_done_reports_how_it_could(node, api):
             with pytest.raises(FaultError, match="process=True"):
                 node.kill()
-            with pytest.raises(FaultError, match="nothing is no device of fpga.example.com"):
+            with pytest.raises(FaultError, match="nothing is not a device of fpga.example.com"):
                 node.health("nothing")
             with pytest.raises(FaultError, match="no PCI function '0000:99:00.0' on this host, only 0000:17:00.0"):
                 node.unplug("0000:99:00.0")

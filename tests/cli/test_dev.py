@@ -323,7 +323,7 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
         assert "which driver?" in dev.verb("kill-driver")
         second = run_dev_command("--state-dir", str(short / "s"))
         assert second.returncode == 2
-        assert f"belongs to another `dra dev` that runs (process {dev.process.pid})" in second.stderr
+        assert f"is in use by another `dra dev` (process {dev.process.pid})" in second.stderr
         pids = [d["pid"] for d in status["drivers"]]
         dev.process.kill()
         dev.process.wait()
@@ -359,7 +359,7 @@ def _alive(pid: int) -> bool:
         ([GPU, "--api-address", "nonsense"], "--api-address 'nonsense' is not HOST:PORT"),
         ([GPU, "--api-address", "127.0.0.1:99999"], "is not HOST:PORT"),
         (["--api-address", "192.0.2.1:0"], "--api-address 192.0.2.1:0 cannot be used"),
-        (["--nodes", "0"], "--nodes 0: from 1 to 100"),
+        (["--nodes", "0"], "--nodes 0 is not a number from 1 to 100"),
         (
             ["--nodes", "2", "--host", "virtual-machine", "--host", "a", "--host", "b"],
             "once for all nodes, or once for each",

@@ -154,7 +154,7 @@ def test_a_fleet_of_described_hosts_is_filled(tmp_path: Path, capsys: pytest.Cap
     assert main(["simulate", "-f", manifest(tmp_path, 5, 4), *HOSTS, "--fill"]) == 0
     said = capsys.readouterr().out
     assert "Deployment default/w   5      5        1" in said
-    assert "3 nodes; 24 devices; 4 free in the end" in said
+    assert "3 nodes; 24 devices; 4 free afterwards" in said
     assert "--allocatable" in said
 
 

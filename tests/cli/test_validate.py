@@ -89,36 +89,36 @@ def test_a_file_without_objects_is_reported_in_one_sentence(
 # --- texts that cannot be read ------------------------------------------------------------------------
 
 UNREADABLE: dict[str, tuple[str | bytes, str]] = {
-    "unclosed list": ("a: [", "2:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed"),
-    "tab": ("a:\n\tb: 1\n", "2:1: no YAML: a tab: YAML is indented with spaces"),
+    "unclosed list": ("a: [", "2:1: not valid YAML: a value is missing, or a '[' or '{' is not closed"),
+    "tab": ("a:\n\tb: 1\n", "2:1: not valid YAML: a tab: YAML is indented with spaces"),
     "colon": (
         "a: 1\nb: c: d\n",
-        "2:5: no YAML: a ':' where none may stand: check the indentation, or put the text in quotes",
+        "2:5: not valid YAML: a ':' in a place where none is allowed: check the indentation, or put the text in quotes",
     ),
     "indentation": (
         "a:\n  b: 1\n c: 2\n",
-        "3:2: no YAML: neither a key nor the end of what is above: check the indentation",
+        "3:2: not valid YAML: this line is neither a key nor the end of the mapping above: check the indentation",
     ),
-    "no colon": ("a: 1\nb\nc: 2\n", "3:1: no YAML: a key without ':' after it"),
-    "item": ("a: - 1\n", "1:4: no YAML: an item of a list where none may stand"),
-    "quote": ("a: 'x\n", ":2:1: no YAML: a quote that is not closed"),
-    "alias": ("a: *.x\n", "no YAML: "),
+    "no colon": ("a: 1\nb\nc: 2\n", "3:1: not valid YAML: a key without ':' after it"),
+    "item": ("a: - 1\n", "1:4: not valid YAML: a list item in a place where none is allowed"),
+    "quote": ("a: 'x\n", ":2:1: not valid YAML: a quote that is not closed"),
+    "alias": ("a: *.x\n", "not valid YAML: "),
     "template": ("a: {{ .Values.a }}\n", "what Helm has between {{ }} must be rendered first"),
-    "no UTF-8": (b"a: 1\nb: \xff\n", ":2: byte 0xff is no UTF-8: save the file as UTF-8"),
-    "half of UTF-16": ("a: 1".encode("utf-16")[:-1], ":1: byte 0x31 is no UTF-16: save the file as UTF-8"),
-    "UTF-16 without a mark": ("a: 1".encode("utf-16-le"), ":1:2: the character U+0000 may not stand in YAML"),
+    "no UTF-8": (b"a: 1\nb: \xff\n", ":2: byte 0xff is not UTF-8: save the file as UTF-8"),
+    "half of UTF-16": ("a: 1".encode("utf-16")[:-1], ":1: byte 0x31 is not UTF-16: save the file as UTF-8"),
+    "UTF-16 without a mark": ("a: 1".encode("utf-16-le"), ":1:2: the character U+0000 is not allowed in YAML"),
     "control character": (
         "a: \u00e9\u00e9\u00e9\u00e9\u00e9\nb: \x01\n",
-        ":2:4: the character U+0001 may not stand in YAML",
+        ":2:4: the character U+0001 is not allowed in YAML",
     ),
-    "number": ("a: !!int b\n", "1:4: no YAML: the text 'b' is no int"),
+    "number": ("a: !!int b\n", "1:4: not valid YAML: the text 'b' is not of type int"),
     "endless": (
         "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: &s {containers: [*s]}\n",
-        ":4:7: no YAML: an alias is inside its own anchor",
+        ":4:7: not valid YAML: an alias is inside its own anchor",
     ),
-    "deep": ("[" * 100_000 + "]" * 100_000, "no YAML: nested too deeply"),
-    "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), ":201:201: no YAML: nested too deeply"),
-    "deep in one line": ("- " * 100_000, "no YAML: nested too deeply"),
+    "deep": ("[" * 100_000 + "]" * 100_000, "not valid YAML: nested too deeply"),
+    "deep in blocks": ("\n".join(" " * i + "a:" for i in range(1000)), ":201:201: not valid YAML: nested too deeply"),
+    "deep in one line": ("- " * 100_000, "not valid YAML: nested too deeply"),
 }
 
 
@@ -139,7 +139,7 @@ def test_a_text_that_is_no_yaml_is_reported_with_file_line_and_column(
 
 def test_what_is_nested_too_deeply_ends_no_other_command_either(tmp_path: Path) -> None:
     (tmp_path / "deep.yaml").write_text("- " * 100_000)
-    with pytest.raises(ManifestError, match=r"deep\.yaml:1:401: no YAML: nested too deeply"):
+    with pytest.raises(ManifestError, match=r"deep\.yaml:1:401: not valid YAML: nested too deeply"):
         from_files([tmp_path / "deep.yaml"])
 
 
@@ -178,7 +178,7 @@ def test_folders_json_lists_and_standard_input_are_read(
         "- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: b}\n  dta: {}\n"
     )
     (tmp_path / "in/b.json").write_text('{\n\t"apiVersion": "v1",\n\t"kind": "Pd", "metadata": {"name": "c"}\n}')
-    (tmp_path / "in/notes.txt").write_text("no YAML: [")
+    (tmp_path / "in/notes.txt").write_text("not valid YAML: [")
     (tmp_path / "in/kustomization.yaml").write_text(
         "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n"
     )
@@ -283,8 +283,8 @@ MISTAKES: dict[str, tuple[str, str, str, str]] = {  # what is replaced with what
     "number too large": (CLAIM, "count: 1", "count: 100000000000000000000", "100000000000000000000 is out of the range of the field"),
     "quantity": (CLAIM, "count: 1", "capacity: {requests: {memory: 80 GB}}", "requests.memory: '80 GB' is not a quantity such as 2, 500m or 80Gi"),
     "choice": (CLAIM, "count: 1", "allocationMode: Al", 'supported values: "All", "ExactCount", did you mean \'All\'?'),
-    "key twice": (CLAIM, "        count: 1", "        count: 1\n        count: 2", ":11: ResourceClaim c: the key 'count' stands here again, first in "
-                  "line 10: one of them is lost"),
+    "key twice": (CLAIM, "        count: 1", "        count: 1\n        count: 2", ":11: ResourceClaim c: the key 'count' was already used in "
+                  "line 10: one of the values is lost"),
     "version": (CLAIM, "k8s.io/v1", "k8s.io/v1beta3", ":1: ResourceClaim c: apiVersion: 'resource.k8s.io/v1beta3' has no ResourceClaim: use "
                 "resource.k8s.io/v1, "),
     "kind": (CLAIM, "ResourceClaim", "ResourceClaims", ":2: ResourceClaims c: kind: resource.k8s.io/v1 has no 'ResourceClaims', did you mean "

@@ -129,7 +129,7 @@ class Shell:
         )  # fmt: skip
         assert process.stdout
         said = ""
-        while "Ctrl-C ends it" not in said:
+        while "Ctrl-C stops the cluster" not in said:
             line = process.stdout.readline()
             assert line, f"{command} ended:\n{said}"
             said += line

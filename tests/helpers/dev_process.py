@@ -85,7 +85,7 @@ def run_dev(folder: Path, *args: str, **env: str) -> Iterator[DevProcess]:
         dev = DevProcess(process, folder)
         assert process.stdout
         try:
-            while "Ctrl-C ends it" not in dev.told:
+            while "Ctrl-C stops the cluster" not in dev.told:
                 line = process.stdout.readline()
                 assert line, dev.told + dev.log()
                 dev.told += line

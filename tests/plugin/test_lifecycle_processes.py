@@ -161,7 +161,7 @@ async def test_a_start_that_holds_the_event_loop_is_cut_after_a_signal_with_a_li
     p = Process(tmp_path, HOLDS_THE_LOOP)
     (await p.start("in start")).terminate()
     assert await p.ends() == 3
-    assert "the stop has taken 5.5 s and is cut" in p.log
+    assert "the stop has taken 5.5 s, so the process ends now" in p.log
     assert "Slow.start" in p.log
 
 
@@ -252,7 +252,7 @@ async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     assert (await process.stdout.readline()).strip() == b"in stop"
     process.terminate()
     assert await p.ends() == 3
-    assert "SIGTERM again: ended at once" in p.log
+    assert "SIGTERM again: the process ends at once" in p.log
 
 
 FORKS = """
@@ -459,5 +459,5 @@ async def test_cleanup_takes_no_name_that_is_a_path_and_nothing_of_a_plugin_that
     await p.start("in start")
     code, told = await cleanup("slow.example.com")
     assert code == 2
-    assert "is served by a living plugin" in told
+    assert "is in use by a running plugin" in told
     assert list((tmp_path / "plugins" / "slow.example.com" / "processes").glob("*.lock"))

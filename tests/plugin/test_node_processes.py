@@ -336,12 +336,12 @@ async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_
 
         living = await clean()
         assert living.returncode == 2
-        assert "is served by a living plugin: delete its DaemonSet first" in living.stderr
+        assert "is in use by a running plugin: delete its DaemonSet first" in living.stderr
         await b.node.kubelet.stop()  # or it would wipe the slices some time after the plugin's end
         await b.kill()  # leaves both sockets, the slices, a record and a CDI file
         holding = await clean()
         assert holding.returncode == 2
-        assert "1 claim still prepared (default/pod-t0-" in holding.stderr
+        assert "1 claim is still prepared (default/pod-t0-" in holding.stderr
         done = await clean("--force")
         assert done.returncode == 0, done.stderr
         assert "removed 1 ResourceSlices, 2 sockets, 1 CDI files" in done.stdout

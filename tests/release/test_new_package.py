@@ -97,7 +97,7 @@ def _dev(package: Path) -> None:
     assert process.stdout
     said = ""
     try:
-        while "Ctrl-C ends it" not in said:
+        while "Ctrl-C stops the cluster" not in said:
             line = process.stdout.readline()
             assert line, said + log.read_text()
             said += line
@@ -145,14 +145,14 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["Acme_FPGA", "--kind", "sdk"], "NAME 'Acme_FPGA': use at most 32 lower case letters, digits and single '-', a letter first: acme-fpga?"),
+        (["Acme_FPGA", "--kind", "sdk"], "NAME 'Acme_FPGA': use at most 32 lower case letters, digits and single '-', and begin with a letter, such as acme-fpga"),
         (["9", "--kind", "sdk"], "such as acme-fpga"),
         (["../x", "--kind", "sdk"], "NAME '../x'"),
         (["a--b", "--kind", "sdk"], "NAME 'a--b'"),
         (["", "--kind", "sdk"], "NAME ''"),
         (["z" * 33, "--kind", "sdk"], "use at most 32"),
-        (["Ünï Code", "--kind", "sdk"], "a letter first: uni-code?"),
-        (["TEST", "--kind", "sdk"], "a letter first, such as acme-fpga"),
+        (["Ünï Code", "--kind", "sdk"], "begin with a letter, such as uni-code"),
+        (["TEST", "--kind", "sdk"], "begin with a letter, such as acme-fpga"),
         (["class", "--kind", "sdk"], "NAME 'class' has another meaning in Python: choose another name, such as class-driver"),
         (["json", "--kind", "sdk"], "NAME 'json' has another meaning in Python"),
         (["dra-kubeletplugin", "--kind", "sdk"], "NAME 'dra-kubeletplugin' has another meaning in Python"),
@@ -164,7 +164,7 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
         (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is not text in YAML"),
         (["acme"], "--kind is needed without a terminal"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
-        (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is no PCI vendor"),
+        (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is not a PCI vendor id"),
         (["acme", "--kind", "sdk", "--vendor-id", "10ee"], "--vendor-id is only for --kind pci"),
         (["acme", "--kind", "sdk", "--driver-name", "Acme!"], "--driver-name 'Acme!' is not a DNS subdomain"),
         (["acme", "--kind", "sdk", "-C", "nowhere"], "--directory nowhere is not a folder: create it first, or use another"),

@@ -70,7 +70,7 @@ def _while_up(command: str, folder: Path) -> str:
     assert process.stdout
     said = ""
     try:
-        while "Ctrl-C ends it" not in said:
+        while "Ctrl-C stops the cluster" not in said:
             line = process.stdout.readline()
             assert line, said + log.read_text()
             said += line

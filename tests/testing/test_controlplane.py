@@ -81,7 +81,7 @@ def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_list
 
 
 def test_a_folder_without_the_programs_is_reported_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ControlPlaneError, match="there is no etcd in it that can be run"):
+    with pytest.raises(ControlPlaneError, match="this folder contains no executable etcd"):
         ControlPlane(tmp_path, tmp_path / "plane").__enter__()
 
 

@@ -125,7 +125,7 @@ async def test_the_server_takes_it_strictly_and_reports_what_it_does_not_know() 
         await api.remove("ResourceClaim", "c", "monitoring")
         assert await api.get("ResourceClaim", "c", "monitoring") is None
         assert await api.get("Namespace", "monitoring")
-        with pytest.raises(ValueError, match=r"Deployment: give its api_version, e\.g\. apps/v1"):
+        with pytest.raises(ValueError, match=r"Deployment: set api_version, e\.g\. apps/v1"):
             await api.get_all("Deployment")
 
 

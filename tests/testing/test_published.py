@@ -117,7 +117,7 @@ async def test_what_is_published_instead_is_reported_a_line_for_each_device(want
         with pytest.raises(PublishedError) as e:
             await node.wait_published(wanted, timeout=0)
     first, *lines = str(e.value).splitlines()
-    assert first.startswith(f"waited 0 s for what {NAME} publishes: ") and why in first
+    assert first.startswith(f"waited 0 s for the expected devices of {NAME}: ") and why in first
     assert lines == [
         "  pool node-1 has card-0: model='x1', index=0, fast=True, firmware=1.2.3, memory 40Gi",
         "  pool node-1 has card-1: other.example.com/rack='r1', memory 8Gi",

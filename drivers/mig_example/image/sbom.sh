@@ -1,6 +1,6 @@
 #!/bin/sh
 # Lists the contents of an image, with licences, as CycloneDX 1.6: sbom.sh PYPROJECT ENVIRONMENT FOLDER BASE
-# Runs in the image's build. Lists the Python environment, the interpreter of the base image, and the Debian packages.
+# Runs while the image is built. Lists the Python environment, the interpreter of the base image, and the Debian packages.
 set -eu
 pyproject=$1 python=$2/bin/python folder=$3 base=$4
 parts=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$parts"' EXIT
 
 cyclonedx-py environment --sv 1.6 --output-reproducible --gather-license-texts --pyproject "$pyproject" -o "$parts/environment.cdx.json" "$python"
 debsbom generate -t cdx --cdx-schema-version 1.6 --with-licenses --distro-name "$base" --distro-version "$(cat /etc/debian_version)" -o "$parts/debian"
-# Neither tool lists the interpreter of python:3.13-slim, because it is no Debian package.
+# Neither tool lists the interpreter of python:3.13-slim, because it is not a Debian package.
 "$python" - >"$parts/interpreter.cdx.json" <<'PYTHON'
 import json
 import platform

@@ -23,9 +23,9 @@ def page() -> str:
     lines = [
         "# Errors",
         "",
-        "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. The reason comes first in a pod's event, the",
-        "code last, and the same fault has the same text each time it is tried. Search the plugin's log for that text: its",
-        "line has the fields `error_code` and `claim`, and the operation id that all other lines of that call have too.",
+        "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. In a pod's event, the reason comes first and the",
+        "code last. The text is the same at each attempt. Search the plugin's log for this text: the line has the fields",
+        "`error_code` and `claim`, and an operation id. All other lines of the same call have the same operation id.",
         "",
         "| code | reason | class | what to do |",
         "|---|---|---|---|",

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 NOT_NOW = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""``errno`` of an ``open`` that fails for lack of resources of the process or the machine, whatever the file."""
+"""Values of ``errno`` when ``open`` fails because the process or the machine lacks resources, and not because of the file."""
 
 
 def at_home(path: str) -> Path:
@@ -16,10 +16,10 @@ def at_home(path: str) -> Path:
 
 
 def named(folder: Path, start: str, end: str = "") -> list[Path]:
-    """Returns the paths in ``folder`` whose names have that start and end, sorted; an empty list if the folder does not exist.
+    """Returns the sorted paths in ``folder`` whose names begin with ``start`` and end with ``end``; no paths if the folder does not exist.
 
-    Raises ``OSError`` if the folder cannot be read now, for example without a free file descriptor. ``Path.glob`` of Python 3.13
-    would return no paths then.
+    Raises ``OSError`` if the folder cannot be read now, for example because no file descriptor is free. ``Path.glob`` of
+    Python 3.13 would then return no paths.
     """
     try:
         return sorted(p for p in folder.iterdir() if p.name.startswith(start) and p.name.endswith(end))

@@ -11,14 +11,14 @@ from pathlib import Path
 from . import forks
 
 _ATTEMPTS = 5
-_PAUSE = 0.002  # seconds between two attempts; a mere check holds the lock for a hundredth of that
+_PAUSE = 0.002  # seconds between two attempts; a check for a live owner holds the lock for a hundredth of that
 
 
 def try_lock(fd: int) -> bool:
     """Takes the lock of the open file ``fd``. Returns False if a running process holds it.
 
-    Another process may hold the lock briefly, to check whether its owner is alive or to delete a dead owner's file. So this
-    function retries for 8 ms.
+    Another process may hold the lock briefly, to check whether the lock's owner is alive or to delete the file of a dead owner.
+    So this function retries for 8 ms.
 
     Raises ``OSError`` if the file cannot be locked.
     """

@@ -2,7 +2,8 @@
 
 A forked child shares open files with its parent. If the parent is killed, the child would keep its locks, so that the parent counts
 as alive, and its listening sockets, so that the next instance cannot bind them. Source: fork(2), flock(2).
-Python's forks only: a C library that calls fork(2) itself gets no hook. In a container the kernel kills its children with the plugin.
+This works only for forks that Python makes, because a C library's own call of fork(2) runs no hook. In a container, the kernel kills
+such children together with the plugin.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _addresses: set[str | int] = set()
 def _open_null() -> None:
     """Opens /dev/null before the first fork, because a child may have no descriptor left.
 
-    Not at import: a program that was started with a closed standard output would get it under that number.
+    Not called at import: if a program was started with standard output closed, /dev/null would get the number of standard output.
     """
     global _null
     if _null < 0:
@@ -30,7 +31,7 @@ def _open_null() -> None:
 
 
 def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
-    """Opens a file that forked children do not get; as :func:`os.open`, and never through a symbolic link. :func:`close` closes it."""
+    """Opens a file like :func:`os.open`, but closed in forked children and never through a symbolic link. :func:`close` closes it."""
     with _lock:
         _open_null()
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -57,14 +58,14 @@ def close_address(address: str | int) -> None:
 
 
 def keep_address(address: str | int) -> None:
-    """Ends :func:`close_address`."""
+    """Undoes :func:`close_address`: forked children keep the sockets with this address."""
     with _lock:
         _addresses.discard(address)
 
 
 def _after_in_child() -> None:
     try:
-        # The number stays in use: gRPC or Python may still close it in the child, and must not close another file.
+        # Keeps the descriptor's number in use. gRPC or Python may still close this number in the child, and must not close another file.
         for fd in _files:
             os.dup2(_null, fd, inheritable=False)
         for fd in _sockets():
@@ -76,7 +77,7 @@ def _after_in_child() -> None:
 
 def _sockets() -> set[int]:
     found = set()
-    for name in os.listdir("/dev/fd") if _addresses else ():  # noqa: PTH208 - names are all
+    for name in os.listdir("/dev/fd") if _addresses else ():  # noqa: PTH208 - only the names are needed
         with contextlib.suppress(OSError):  # not a socket, or the folder's own descriptor
             opened = socket.socket(fileno=int(name))
             try:
@@ -90,8 +91,8 @@ def _sockets() -> set[int]:
     return found
 
 
-# gRPC's own fork handlers start its threads again in the child, which then crashes at random (gRPC 1.85: SIGSEGV, SIGABRT). gRPC reads
-# the variable when it is imported.
+# With its own fork handlers, gRPC starts its threads again in the child, which then crashes at random (gRPC 1.85: SIGSEGV, SIGABRT).
+# gRPC reads this variable at import.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_in_child)
 

@@ -9,7 +9,7 @@ _LAYERED = {"overlay", "fuse.fuse-overlayfs", "aufs"}  # file systems that conta
 
 
 def in_container(mountinfo: Path = MOUNTINFO) -> bool:
-    """Whether the root file system is a container's; False if that is unknown, as on other systems than Linux."""
+    """Whether the process runs on the root file system of a container; False if that is unknown, as on systems other than Linux."""
     try:
         lines = mountinfo.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,13 +1,13 @@
 """Replaces the content of a file that is mounted into containers.
 
-A container's bind mount refers to the inode, so a running container never sees a file renamed over the name (tested with runc,
-see tests/base/test_rewrite.py). Therefore the content is replaced within the inode. Go drivers truncate the
-file first; here the file contains a whole stream of JSON at every step:
+A container's bind mount refers to the inode, so a running container never sees a new file renamed to the same name (tested with
+runc, see tests/base/test_rewrite.py). Therefore the content is replaced in the same inode. Go drivers truncate the file first.
+This module keeps a complete JSON stream in the file at every step:
 
-1. Whitespace, which may end a JSON stream, is appended until the new content fits. Only this step can fail for lack of space.
-2. One write puts the new content over the old. Whitespace replaces the rest of the old content, and is then cut off.
+1. Append whitespace, which may end a JSON stream, until the file is as long as the new content. Only this step can fail for lack of space.
+2. Overwrite the old content with the new content in one write, padded with whitespace to the old length. Then cut the padding off.
 
-A reader may see a half-done write, and a process killed during the write may leave one. Readers detect it: in a complete
+A reader may see a partial write, and a process killed during the write may leave one. Readers detect it: in a complete
 file, both versions in the stream have the same content.
 """
 
@@ -19,7 +19,7 @@ _BLANK = b"\n"
 
 
 def rewrite(path: str, data: bytes) -> None:
-    """Writes ``data`` into the existing file. Raises ``OSError``; if space is missing, the old content remains, followed by blanks."""
+    """Writes ``data`` into the existing file. Raises ``OSError``; if the disk is full, the old content remains."""
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         before = os.fstat(fd).st_size

@@ -16,8 +16,8 @@ class SharedCall(Generic[T]):
 
     Args:
         call: the function. It ends within a bounded time.
-        name: of the task, for debuggers.
-        keep: seconds after its end for which a result is kept for :meth:`since`.
+        name: name of the task, for debuggers.
+        keep: seconds for which :meth:`since` can still return a result after its call ended.
     """
 
     def __init__(self, call: Callable[[], Awaitable[T]], name: str, keep: float = 0.0) -> None:
@@ -60,7 +60,7 @@ class SharedCall(Generic[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # retrieved, also if no caller waits any more
+            task.exception()  # asyncio would log an exception that no caller retrieves
             task.get_loop().call_later(self._keep, self._forget, task)
 
     def _forget(self, task: asyncio.Task[T]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-_LONGEST_NAME = 512  # a longer name is not checked for misspelling
+_MAX_NAME = 512  # a longer name is not checked for misspelling
 
 
 def join_names(names: Iterable[str], most: int = 3) -> str:
@@ -16,7 +16,7 @@ def join_names(names: Iterable[str], most: int = 3) -> str:
 
 
 def join_first(sentences: Sequence[str], between: str, most: int = 10, limit: int = 700) -> str:
-    """Joins the first sentences: at most ``most`` and ``limit`` bytes, but at least one; then the number of the others."""
+    """Joins the first sentences: at least one, at most ``most``, at most ``limit`` bytes. Appends the number of omitted sentences."""
     sizes = itertools.accumulate(len(s.encode(errors="replace")) for s in sentences)
     fitting = max(1, sum(size <= limit for size in itertools.islice(sizes, most)))
     more = [f"and {len(sentences) - fitting} more"] if len(sentences) > fitting else []
@@ -30,7 +30,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Returns ``, did you mean 'x'?`` with the nearest ``known`` name; empty if no name is near."""
-    if len(name) > _LONGEST_NAME:
+    if len(name) > _MAX_NAME:
         return ""
     import difflib  # only needed for a mistake
 

@@ -17,7 +17,7 @@ from .shell.exit_codes import Exit, epilog
 from .shell.exit_handling import ended
 from .shell.options import add_settings, given
 from .shell.output import add_output
-from .shell.parsing import Parser, command_first, sorted_out
+from .shell.parsing import Parser, classify_words, command_first
 
 if TYPE_CHECKING:
     from ..driver import Driver
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEV_PLACES = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
 """Settings that `dra dev` sets itself."""
 OF_DRIVERS = ("run", "controller", "inspect", "dev")
-"""Commands that accept the options of the drivers in their arguments."""
+"""Commands that accept, in addition to their own options, the options that a driver defines."""
 KINDS = ("pci", "chardev", "sdk")
 HOST = "described host to use instead of this machine: a YAML file, or the name of one in the package"
 DRIVER = "driver: a Python file, a package's folder, or module:Class"
@@ -52,7 +52,7 @@ def parser() -> Parser:
     _add_dev(commands.add_parser(
         "dev",
         help="run a local cluster with drivers, or change a running one",
-        description="Starts a local cluster in one process, with drivers on its nodes, or changes a running one.",
+        description="Starts a local cluster in one process, with drivers on its nodes, or changes a running cluster.",
         epilog="Verbs that change a cluster in another shell (`dra dev VERB --help`): " + ", ".join(dev_client_args.VERBS),
     ))  # fmt: skip
     claims = commands.add_parser(
@@ -71,7 +71,9 @@ def parser() -> Parser:
         help="remove the files and slices of an uninstalled driver from this node",
         description="Removes an uninstalled driver's ResourceSlices, sockets, CDI specs and records of this node, unless its plugin runs.",
     )
-    cleanup.add_argument("--force", action="store_true", help="remove them even if claims are still prepared")
+    cleanup.add_argument(
+        "--force", action="store_true", help="remove the files and slices even if claims are still prepared"
+    )
     add_output(cleanup)
     add_settings(
         cleanup,
@@ -82,7 +84,7 @@ def parser() -> Parser:
     inspect = commands.add_parser(
         "inspect",
         help="show the PCI functions and what a driver would publish",
-        description="Shows this machine's PCI functions, the pools that a driver would publish, and why some devices would not be. "
+        description="Shows this machine's PCI functions, the pools that a driver would publish, and why it would not publish some devices. "
         "Needs no cluster.",
     )
     inspect.add_argument("driver", metavar="DRIVER", nargs="?", help=DRIVER)
@@ -179,7 +181,7 @@ def _add_doctor(commands: Any) -> None:
         command.add_argument(
             "--permissions",
             choices=("reader", "plugin"),
-            help="role whose permissions are checked for this account; in a plugin's pod: plugin",
+            help="role whose permissions this account must have; in a plugin's pod, use plugin",
         )
         add_settings(
             command,
@@ -223,16 +225,18 @@ def _add_own_package(commands: Any) -> None:
     deploy.add_argument("values", metavar="VALUES", nargs="?", help="values.yaml of a driver, or its folder")
     deploy.add_argument(
         "-f", "--values", dest="above", metavar="FILE", action="append", default=[],
-        help="further values that replace those of VALUES, as in Helm; may be repeated",
+        help="further values file, whose values replace values of VALUES, as in Helm; may be repeated",
     )  # fmt: skip
     deploy.add_argument(
         "--driver", metavar="DRIVER",
-        help=DRIVER + "; its options are validated, with --shared-dir by the chart; by default the package of VALUES",
+        help=DRIVER + "; its options are validated; with --shared-dir, by the chart; by default, the driver in the package of VALUES",
     )  # fmt: skip
-    deploy.add_argument("-C", "--directory", metavar="FOLDER", help="folder to write to, instead of that of VALUES")
+    deploy.add_argument(
+        "-C", "--directory", metavar="FOLDER", help="folder to write to; by default, the folder of VALUES"
+    )
     deploy.add_argument(
         "--kustomize-base", metavar="PLACE", default="",
-        help="folder or URL of an existing `kustomize` base, as seen from FOLDER; no base is written then",
+        help="folder or URL of an existing `kustomize` base, relative to FOLDER; no base is written",
     )  # fmt: skip
     deploy.add_argument(
         "--shared-dir",
@@ -265,7 +269,7 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         "drivers",
         metavar="DRIVER",
         nargs="*",
-        help=DRIVER + "; without one, start a driver in any language yourself",
+        help=DRIVER + "; without a DRIVER, start a driver in any language yourself",
     )
     dev.add_argument(
         "--nodes",
@@ -280,7 +284,7 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
         dest="hosts",
         action="append",
         default=[],
-        help=HOST + "; once for all nodes, or once for each node",
+        help=HOST + "; give it once for all nodes, or once for each node",
     )
     dev.add_argument(
         "--kubernetes",
@@ -327,7 +331,7 @@ def _add_dev(dev: argparse.ArgumentParser) -> None:
     )
     dev.add_argument(
         "--image", metavar="NAME=FOLDER", dest="images", action="append", default=[],
-        help="with --containers: root folder or OCI layout of an image, * for all other images; busybox is built in",
+        help="with --containers: root folder or OCI layout of an image; NAME * is for all other images; busybox is built in",
     )  # fmt: skip
     dev.add_argument("--no-reload", action="store_true", help="do not restart a driver when its file changes")
     add_settings(dev, without=DEV_PLACES)
@@ -365,7 +369,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
         if rest[0] in of_dev.commands:
             return of_dev.parse_args(rest, argparse.Namespace(command="dev VERB", version=False))
     if words[:1] and words[0] in dev_client_args.VERBS:
-        top.error(f"{words[0]} happens to a cluster that runs: did you mean `dra dev {words[0]}`?")
+        top.error(f"{words[0]} changes a running cluster: did you mean `dra dev {words[0]}`?")
     loaded = _with_own_flags(top.commands[words[0]], words[1:]) if words and words[0] in OF_DRIVERS else {}
     args = top.parse_args(words, argparse.Namespace(loaded=loaded))
     if args.command is None and not args.version:
@@ -374,8 +378,8 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
-    """Loads the drivers and adds their own flags, only if the words need that: a pod's command has no such flags."""
-    unknown, targets, candidates = sorted_out(command, words)
+    """Loads the drivers and adds flags for the options that they define. Does nothing if the words have no such flag, as in a pod."""
+    unknown, targets, candidates = classify_words(command, words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}
     from .shell.driver_options import add_flags_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from .shell.output import add_output
 
 _CODES = (
-    "Exit code: 0 it runs, is scheduled or would fit now; 1 it waits; 2 the question cannot be answered; 3 the result depends on "
+    "Exit code: 0 the pod runs, is scheduled or would fit now; 1 the pod waits; 2 the question cannot be answered; 3 the result depends on "
     "objects that may not be read."
 )
 
@@ -23,7 +23,7 @@ def add_explain(explain: argparse.ArgumentParser) -> None:
         "what",
         metavar="pod/NAME|claim/NAME",
         nargs="?",
-        help="pod or claim; a name alone is a pod's; by default all pods that wait for devices",
+        help="pod or claim; a name alone is the name of a pod; by default all pods that wait for devices",
     )
     add_cluster(explain)
     explain.add_argument(
@@ -71,7 +71,10 @@ def add_top(top: argparse.ArgumentParser) -> None:
     )
     top.add_argument("--node", metavar="NAME", default="", help="name of a node; by default all nodes")
     top.add_argument(
-        "--filter", metavar="WORDS", default="", help="words that a device must contain; !word: must not contain"
+        "--filter",
+        metavar="WORDS",
+        default="",
+        help="words that a device must contain; !word: a word that it must not contain",
     )
     top.add_argument("--once", action="store_true", help="print a table once and exit, as -o json does")
     add_cluster(top)
@@ -86,8 +89,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         help="path of a kubeconfig (KUBECONFIG, or ~/.kube/config); in a pod without one, its service account is used",
     )
     parser.add_argument(
-        "--context", metavar="NAME", default="", help="context of the kubeconfig; by default its current one"
+        "--context", metavar="NAME", default="", help="context of the kubeconfig; by default its current context"
     )
     parser.add_argument(
-        "-n", "--namespace", metavar="NAME", help="namespace; by default that of the context, or default"
+        "-n", "--namespace", metavar="NAME", help="namespace; by default the namespace of the context, or default"
     )

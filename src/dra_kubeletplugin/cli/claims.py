@@ -29,7 +29,7 @@ _HEAD = ("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")
 def claims(args: argparse.Namespace) -> int:
     settings = load(given(args))
     if args.action == "list":
-        refuse(args, {"uid": "a UID", "yes": "--yes"}, "belongs to `dra claims forget UID`")
+        refuse(args, {"uid": "a UID", "yes": "--yes"}, "is only for `dra claims forget UID`")
     elif not args.uid:
         raise SettingsError("the UID of the record is missing: dra claims forget UID")
     found = _journals(settings)
@@ -45,14 +45,14 @@ def claims(args: argparse.Namespace) -> int:
 
 
 def _journals(settings: Settings) -> list[tuple[str, Path]]:
-    """Returns the record journal of the chosen driver, or those of all drivers on this node."""
+    """Returns the record journal of the driver in the settings, or the journals of all drivers on this node."""
     folder = settings.kubelet_root / "plugins"
     names = [settings.driver_name] if settings.driver_name else sorted(p.name for p in folder.glob("*") if p.is_dir())
     paths = [(n, folder / n / "records.journal") for n in names]
     found = [(n, path) for n, path in paths if path.exists()]
     if not found:
         raise SettingsError(
-            f"no record journal below {folder}: see --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
+            f"there is no record journal below {folder}: check --kubelet-root (KUBELET_ROOT) and --driver-name (DRIVER_NAME)"
         )
     return found
 
@@ -113,7 +113,10 @@ def _forget(args: argparse.Namespace, settings: Settings, found: list[tuple[str,
             _print(f"claim {record.shown} is {record.state} and holds {devices}.")
         _print("Forgetting frees these devices without calling the driver: the hardware stays as it is.")
         if not args.yes and not _confirmed():
-            _print("Nothing was changed: there is no terminal to confirm on. Repeat the command with --yes.")
+            why = (
+                "" if sys.stdin.isatty() else ": without a terminal, you cannot confirm. Repeat the command with --yes"
+            )
+            _print(f"Nothing was changed{why}.")
             return Exit.NEGATIVE
         specs = ClaimSpecs(settings.cdi_root, driver)
         specs.remove(record.uid)

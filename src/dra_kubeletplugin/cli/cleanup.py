@@ -1,4 +1,7 @@
-"""``dra cleanup``: removes the files and slices of an uninstalled driver from a node. Refuses while it runs or holds devices."""
+"""``dra cleanup``: removes the files and slices of an uninstalled driver from a node.
+
+Refuses while a plugin of the driver runs, or while a claim holds one of its devices.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +30,16 @@ def cleanup(args: argparse.Namespace) -> int:
     needed = {"--driver-name (DRIVER_NAME)": settings.driver_name, "--node-name (NODE_NAME)": settings.node_name}
     if missing := [name for name, value in needed.items() if not value]:
         raise SettingsError(*(f"{name} is required: it names the driver to clean up" for name in missing))
-    if faults := settings.name_faults():  # a name such as ../x would be a folder of another program
+    if faults := settings.name_faults():  # a name such as ../x would select a folder of another program
         raise SettingsError(*faults)
     sockets = list(_sockets(settings))
     if alive := [*(p for p in sockets if is_live(p)), *_alive(settings)]:
-        raise SettingsError(f"{alive[0]} is served by a living plugin: delete its DaemonSet first")
+        raise SettingsError(f"{alive[0]} is in use by a running plugin: delete its DaemonSet first")
     held = _held(settings)
     if held and not args.force:
         raise SettingsError(
-            f"{counted(len(held), 'claim')} still prepared ({', '.join(held)}): delete the pods while the driver runs, or use --force, "
-            "which frees the devices without calling the driver"
+            f"{counted(len(held), 'claim is', 'claims are')} still prepared ({', '.join(held)}): delete the pods while the driver runs, "
+            "or use --force, which frees the devices without calling the driver"
         )
     slices = asyncio.run(_delete_slices(settings))
     removed = sum(remove_stale(path) for path in sockets)
@@ -61,7 +64,7 @@ def cleanup(args: argparse.Namespace) -> int:
 
 
 def _sockets(settings: Settings) -> Iterator[Path]:
-    """Yields the sockets of this driver. Socket names contain the pod's UID, or a hash if they would be too long."""
+    """Yields the sockets of this driver. A socket's name contains the pod's UID, or a hash of it if the path would be too long."""
     folder = settings.plugin_dir
     uids = [p.name[len("dra-") : -len(".sock")] for p in folder.glob("dra-*.sock")] if folder.is_dir() else []
     seen: set[Path] = set()

@@ -1,4 +1,4 @@
-"""Shared by commands that query a cluster: the choice of the cluster, and the client."""
+"""Selects the cluster, and runs a query with a client, for all commands that query a cluster."""
 
 from __future__ import annotations
 

@@ -16,16 +16,16 @@ from ..driver import Driver, Role, load_driver, make
 from ..host.memory import fix_thresholds, keep_trimmed
 from ..plugin.controller.controller import Controller
 from .serving import serve
-from .shell.driver_options import given_own, together, variables
+from .shell.driver_options import given_own, load_options, variables
 from .shell.exit_codes import Exit
 from .shell.options import given
 from .shell.signals import StopSignal
 
 
-async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
-    """When the Lease is lost, ends all work before another replica can lead, also threads in a vendor's library.
+async def exit_when_lease_lost(process: Controller, stop: StopSignal) -> None:
+    """When the Lease is lost, ends the process before another replica can lead, and with it threads in a vendor's library.
 
-    Until then, returns the memory of large claims to the kernel.
+    Until the loss, returns the memory of large claims to the kernel.
     """
     trim = asyncio.create_task(keep_trimmed(), name="trim memory")
     try:
@@ -39,13 +39,13 @@ async def cut_when_lost(process: Controller, stop: StopSignal) -> None:
 def controller(
     target: str | type[Driver],
     args: argparse.Namespace,
-    beside: Callable[[Controller, StopSignal], Awaitable[object]] = cut_when_lost,
+    beside: Callable[[Controller, StopSignal], Awaitable[object]] = exit_when_lease_lost,
 ) -> NoReturn:
     """Runs the controller and exits the process.
 
     Args:
-        target: a driver class, or how the command line names it.
-        args: the settings and the driver's own options.
+        target: a driver class, or a driver in the form of the command line, such as a file.
+        args: the settings, and the options that the driver defines.
         beside: runs while the controller serves.
 
     Raises :class:`DraError` for a user's mistake, before anything is started.
@@ -54,7 +54,7 @@ def controller(
     stop = StopSignal()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
-    settings, options = together(
+    settings, options = load_options(
         lambda: load(given(args, ControllerSettings), None, ControllerSettings), driver, given_own(args, driver)
     )
     if not settings.driver_name:

@@ -20,7 +20,7 @@ from .shell.style import Style
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` for invalid values and for files that cannot be read or written."""
+    """Runs the command. Raises :class:`SettingsError` for invalid values and for files that cannot be read or written."""
     if bool(args.values) == bool(args.shared_dir):
         raise SettingsError("give VALUES, a driver's values.yaml, or --shared-dir FOLDER")
     if args.shared_dir:
@@ -46,7 +46,7 @@ def deploy(args: argparse.Namespace) -> int:
             values = values_of(source, paths, warnings, driver)
             if driver is None and (unchecked := sorted(values.options.keys() - framework_options())):
                 warnings.append(
-                    f"options: the driver's own, {join_names(unchecked)}, are not validated: add the driver with --driver"
+                    f"options: {join_names(unchecked)} of the driver are not validated: add the driver with --driver"
                 )
             write_driver(source, values, out, args.kustomize_base)
             for warning in warnings:
@@ -59,7 +59,10 @@ def deploy(args: argparse.Namespace) -> int:
 
 
 def _driver(target: str | None, values: Path, warnings: list[str]) -> type[Driver] | None:
-    """Returns the named driver, or the driver of the package that contains the values. Its faults are added to ``warnings``."""
+    """Returns the driver ``target``, or the driver of the package that contains the values; None if there is none.
+
+    If the driver of the package cannot be loaded, adds the cause to ``warnings``.
+    """
     if target:
         return _given(target)
     if folder := driver_beside(values):

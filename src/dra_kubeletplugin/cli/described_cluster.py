@@ -1,4 +1,4 @@
-"""Builds a cluster of described hosts: nodes, and the slices that a driver's code would publish on each node."""
+"""Builds a cluster from described hosts: the nodes, and the slices that a driver would publish on each node."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def allocatable(text: str) -> dict[str, str]:
 
 
 def class_files(target: str) -> list[Path]:
-    """Returns the DeviceClass files in the folder ``deploy`` of a driver. It is beside the driver or beside the ``src`` of its package."""
+    """Returns the DeviceClass files in the folder ``deploy``, which is beside the driver or beside the folder ``src`` of its package."""
     path = Path(target.partition(":")[0]).absolute()
     folder = path if path.is_dir() else path.parent
     if folder.parent.name == "src":
@@ -76,13 +76,13 @@ def class_files(target: str) -> list[Path]:
 
 
 def classes_of(target: str) -> list[JSON]:
-    """Returns the DeviceClasses in these files."""
+    """Returns the DeviceClasses in the files of :func:`class_files`."""
     return [o for o in from_files(class_files(target)) if o["kind"] == "DeviceClass"]
 
 
 @dataclass(frozen=True)
 class DescribedCluster:
-    """Nodes, slices and classes; ``notes`` are the devices that a driver would not publish."""
+    """Nodes, slices and classes. ``notes`` are sentences about devices that a driver would not publish."""
 
     objects: Sequence[JSON]
     notes: Sequence[str]
@@ -95,7 +95,10 @@ def cluster_of(
     free: Mapping[str, str],
     progress: Callable[[str], None],
 ) -> DescribedCluster:
-    """Builds the cluster. ``drivers`` are by their names on the command line. Raises :class:`DriverError`, :class:`SettingsError`."""
+    """Builds the cluster. The keys of ``drivers`` are their names on the command line.
+
+    Raises :class:`DriverError` and :class:`SettingsError`.
+    """
     objects = [c for d in drivers for c in classes_of(d)]
     notes: list[str] = []
     number, total = 0, sum(k.count for k in hosts)
@@ -126,7 +129,7 @@ def _node(name: str, free: Mapping[str, str]) -> JSON:
 
 
 def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str]) -> Iterator[JSON]:
-    """Yields slices as a plugin's publisher would make them for an empty cluster."""
+    """Yields the slices that a plugin's publisher would write into an empty cluster."""
     driver = make(cls, role)
     settings = dataclasses.replace(settings, driver_name=settings.driver_name or cls.name)
     driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings, role)

@@ -39,13 +39,13 @@ _READY = 60.0  # seconds that a driver may take to become ready
 
 
 def dev(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for a user's mistakes."""
+    """Runs the command. Raises :class:`SettingsError`, :class:`DriverError` and :class:`NotReadyError` for a user's mistakes."""
     plan = planned(args)
     need_files()
     configure(plan.settings.log_format, plan.settings.log_level if "log_level" in given(args) else "warning")
     with _locked(plan.state):
         try:
-            return asyncio.run(_stay(plan))
+            return asyncio.run(_run_until_stopped(plan))
         except DriverFailed as e:
             *others, last = map(NotReadyError, e.faults)
             for other in others:
@@ -57,7 +57,7 @@ def dev(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _locked(state: Path | None) -> Iterator[None]:
-    """Locks the state folder, because only one process may use it. Raises :class:`SettingsError`."""
+    """Locks the state folder, because only one `dra dev` may use it. Raises :class:`SettingsError`."""
     if state is None:
         yield
         return
@@ -72,8 +72,8 @@ def _locked(state: Path | None) -> Iterator[None]:
         except OSError:
             lock.seek(0)
             raise SettingsError(
-                f"--state-dir {state} belongs to another `dra dev` that runs (process {lock.read().strip() or 'unknown'}): "
-                "give another folder"
+                f"--state-dir {state} is in use by another `dra dev` (process {lock.read().strip() or 'unknown'}): "
+                "use another folder"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")
@@ -81,7 +81,7 @@ def _locked(state: Path | None) -> Iterator[None]:
         yield
 
 
-async def _stay(plan: Plan) -> int:
+async def _run_until_stopped(plan: Plan) -> int:
     stop, started, work = asyncio.Event(), asyncio.Event(), asyncio.current_task()
 
     def request_stop() -> None:
@@ -110,8 +110,8 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
             progress("unpacking images")
         runtime = await factory(plan.images) if plan.containers else simulated
 
-        def on_its_host(name: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
-            """Builds the host before the kubelet starts, because the kubelet may have pods of an earlier run. It ends with the cluster."""
+        def build_runtime(name: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
+            """Builds the host before the kubelet starts, because the kubelet may start pods of an earlier run at once."""
             given_host = plan.hosts[plan.nodes.index(name)] if plan.hosts else ""
             real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
             hosts[name] = NodeHost.build(folder.parent / "host", given_host) if given_host else real
@@ -121,7 +121,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
 
         cluster = LocalCluster(
             plan.nodes, state=plan.state, serving=SecureServing(plan.address, plan.certificate),
-            features=plan.features, runtimes=on_its_host,
+            features=plan.features, runtimes=build_runtime,
         )  # fmt: skip
         progress(f"starting the API server and {counted(len(plan.nodes), 'node')}")
         try:
@@ -165,7 +165,7 @@ def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions
     return EnvironmentOptions(output, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
 
-def _why_none(host: NodeHost) -> str:
+def _no_devices_hint(host: NodeHost) -> str:
     if not host.description:
         return "The driver finds no devices on this machine; --host runs it on a described host."
     return (
@@ -177,7 +177,7 @@ def _why_none(host: NodeHost) -> str:
 async def _welcome(running: DevEnvironment, style: Style) -> str:
     cluster = running.cluster
     lines = [f"{style.bold('local cluster')} as Kubernetes {cluster.features.version} at {cluster.api.public_url}"]
-    # Devices of these drivers may belong to no node.
+    # The names of drivers with a controller: their devices may belong to no node.
     controlled = {p.program.driver for p in running.drivers if p.place not in cluster.nodes}
     for node in cluster.nodes.values():
         lines.append(f"\n{style.bold(node.name)}: kubelet root {node.kubelet_root}, CDI folder {node.cdi_root}")
@@ -187,7 +187,7 @@ async def _welcome(running: DevEnvironment, style: Style) -> str:
                 lines.append(f"  {process.program.driver}: {counted(len(devices), 'device')}")
                 lines += [f"    {style.red(note)}" for note in process.notes]
                 if not devices and not process.notes and process.program.driver not in controlled:
-                    lines.append(f"    {_why_none(running.hosts[node.name])}")
+                    lines.append(f"    {_no_devices_hint(running.hosts[node.name])}")
         if (host := running.hosts[node.name]).description:
             lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")
     lines.append(
@@ -200,4 +200,4 @@ async def _welcome(running: DevEnvironment, style: Style) -> str:
         lines.append(
             "A driver in any language registers in a node's kubelet root: it needs NODE_NAME, KUBECONFIG, and the folders above.\n"
         )
-    return "\n".join([*lines, "Ctrl-C ends it."])
+    return "\n".join([*lines, "Ctrl-C stops the cluster."])

@@ -19,7 +19,7 @@ from .shell.output import put
 
 
 def run_verb(args: argparse.Namespace) -> int:
-    """Sends the verb and prints the result. Returns 0, or 2 on failure; then no document is printed."""
+    """Sends the verb and prints the result. Returns 0. On a failure, prints only the error and returns 2."""
     try:
         response = control.ask(_state(args.state_dir), _verb(args))
     except control.ControlError as e:

@@ -86,13 +86,13 @@ def parser(prog: str = "dra dev") -> Parser:
         "fields",
         metavar="FIELD",
         nargs="*",
-        help="names of fields, such as taints; without one, no field is dropped any more",
+        help="names of fields, such as taints; without a FIELD, no field is dropped any more",
     )
     made["serve-versions"].add_argument(
         "versions",
         metavar="VERSION",
         nargs="*",
-        help="versions, such as v1beta2; without one, all versions are served again",
+        help="versions, such as v1beta2; without a VERSION, all versions are served again",
     )
     for name in ("api-conflicts", "api-throttling"):
         made[name].add_argument("count", metavar="COUNT", nargs="?", type=int, default=1, help="number of requests (1)")
@@ -113,5 +113,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         found = math.nan
     if not math.isfinite(found):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return found

@@ -1,4 +1,4 @@
-"""Runs a driver for ``dra dev``: like ``dra run`` or ``dra controller``, but it ends with its parent, and verbs set its health.
+"""Runs a driver for ``dra dev``, like ``dra run`` or ``dra controller``. The process ends with its parent, and verbs set its health.
 
 ``python -m dra_kubeletplugin.cli.dev_driver node|controller DRIVER [OPTIONS]``
 """
@@ -28,7 +28,7 @@ from ..plugin.controller.controller import Controller
 from ..plugin.node import Plugin
 from ..resourceapi.types import Taint
 from ..testing.health_override import with_health_overrides
-from .controller import controller, cut_when_lost
+from .controller import controller, exit_when_lease_lost
 from .run import run, tidy
 from .shell.driver_options import add_own_options
 from .shell.exit_handling import report
@@ -39,13 +39,13 @@ from .shell.signals import StopSignal
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 NODE, CONTROLLER = "node", "controller"
 HEALTH = "DRA_DEV_HEALTH"
-"""Path of a file with the health that verbs set: JSON, by device name."""
+"""The environment variable with the path of a file: the health that verbs set, in JSON by device name."""
 READY = "DRA_DEV_READY"
-"""Path of a file for the causes why the process is not ready; `dra dev` reads it."""
+"""The environment variable with the path of a file: the causes why the process is not ready. `dra dev` reads the file."""
 PARENT = "DRA_DEV_PARENT"
-"""The process id of the parent `dra dev`; this process ends with it."""
+"""The environment variable with the process id of `dra dev`, the parent. This process ends when the parent ends."""
 _CHECK_INTERVAL = 0.5  # seconds between two readiness checks
-_FAILING_LIMIT = 1.5  # seconds for which a driver's methods may fail before it counts as hopeless
+_FAILING_LIMIT = 1.5  # seconds for which a driver's discovery may fail until `dra dev` stops waiting for the driver
 
 
 class _HealthOverride(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class _HealthOverride(msgspec.Struct, frozen=True):
 
 
 def with_health_from_file(driver: type[Driver], file: Path) -> type[Driver]:
-    """Returns a subclass of the driver that reports the health in ``file`` in place of its own."""
+    """Returns a subclass of the driver that reports the health in ``file`` for the devices in it."""
 
     def overrides(self: Driver) -> dict[str, Health]:
         out = {}
@@ -94,9 +94,9 @@ class _DriverProcess(Protocol):
 
 
 async def _report_readiness(process: _DriverProcess, health: HealthMonitor | None = None) -> None:
-    """Writes the readiness into the file of ``DRA_DEV_READY`` until the process is ready, then its notes.
+    """Writes the readiness into the file of ``DRA_DEV_READY`` until the process is ready, then the process's notes.
 
-    It waits for the first health report before the notes, but only for a short time.
+    Before it writes the notes, it waits a short time for the first health report, which may add notes.
     """
     file, clock = Path(os.environ[READY]), asyncio.get_running_loop().time
     last_success = clock()
@@ -109,9 +109,8 @@ async def _report_readiness(process: _DriverProcess, health: HealthMonitor | Non
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(health.first_call_done.wait(), _FAILING_LIMIT)
         last_success = last_success if process.discovery.fault else clock()
-        failed_for_good = (
-            bool(why) and clock() - last_success > _FAILING_LIMIT
-        )  # a slow machine may take longer, but a failing driver may not
+        # A slow driver may take longer; only failures count.
+        failed_for_good = bool(why) and clock() - last_success > _FAILING_LIMIT
         temporary = file.with_suffix(".tmp")
         temporary.write_bytes(
             msgspec.json.encode(
@@ -132,7 +131,7 @@ async def _beside_plugin(plugin: Plugin, stop: StopSignal) -> None:
 async def _beside_controller(process: Controller, stop: StopSignal) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_report_readiness(process))
-        tasks.create_task(cut_when_lost(process, stop))
+        tasks.create_task(exit_when_lease_lost(process, stop))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """The page of `dra dev`, which shows the content of `dra top` to a user with a link from the terminal.
 
-A link works once, because other users can see a browser's command line. The page exchanges it for a token, which the browser's
-tab keeps and only this page sends. A cookie would also be sent by other pages, and to servers on other ports of this machine.
-The cluster is followed only while a browser shows the page, and for 30 s after that, so that an unused page costs nothing.
+A link works once, because other users can see a browser's command line. The page exchanges the link for a token. The browser's tab
+keeps the token, and only this page sends it. A cookie would also be sent by other pages, and to servers on other ports.
+The cluster is watched only while a browser shows the page, and for 30 s after that, so that an unused page costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..resourceapi.usage.rows import Overview
 from .explain_text import text as explanation
 from .shell.style import Style
 
-_FOLLOW_SECONDS = 30.0  # seconds without a request after which the cluster is no longer followed
+_FOLLOW_SECONDS = 30.0  # seconds without a request after which the cluster is no longer watched
 _REASONS = 50  # maximum number of pods that are explained
 _LIMITS = replace(PROBES, send_timeout=30, connections=32)
 _NO_KEY = "This page needs a link that was not used before: `dra dev print-link` prints a new one."
@@ -32,7 +32,7 @@ _NO_KEY = "This page needs a link that was not used before: `dra dev print-link`
 class DevPage:
     """Serves the page until closed.
 
-    ``address`` is HOST:PORT, a free port of the loopback by default.
+    ``address`` is HOST:PORT; by default, a free port of the loopback address.
     """
 
     def __init__(self, config: ApiConfig, address: str = "127.0.0.1:0") -> None:
@@ -42,8 +42,10 @@ class DevPage:
         self._links: set[str] = set()
         self._tokens: set[str] = set()
         self._live: asyncio.Future[LiveOverview | None] | None = None
-        self._following: set[asyncio.Task[None]] = set()  # more than one while an old task ends and a new one starts
-        self._stay: asyncio.Timeout | None = None  # ends the following at its deadline
+        self._follow_tasks: set[asyncio.Task[None]] = set()  # more than one while an old task ends and a new one starts
+        self._idle_timeout: asyncio.Timeout | None = (
+            None  # the timeout that stops `_follow` when no request came in time
+        )
         self._fault = ""
 
     @contextlib.asynccontextmanager
@@ -54,12 +56,12 @@ class DevPage:
             yield self
         finally:
             await self._http.close()
-            for task in self._following:
+            for task in self._follow_tasks:
                 task.cancel()
-            await asyncio.gather(*self._following, return_exceptions=True)
+            await asyncio.gather(*self._follow_tasks, return_exceptions=True)
 
     def link(self) -> str:
-        """Returns a new link. The key is in the fragment (#), which browsers do not send and servers do not log."""
+        """Returns a new link. The key is in the fragment (after #), because browsers do not send a fragment and servers do not log it."""
         key = secrets.token_urlsafe(24)
         self._links.add(key)
         return f"{self._url}/#key={key}"
@@ -75,10 +77,10 @@ class DevPage:
             case "/overview.json" | "/explanation" if not self._known(request):
                 return usage_page.text(_NO_KEY, 401)
             case "/overview.json":
-                live = await self._followed()
+                live = await self._live_overview()
                 return usage_page.rows(request, self._shown(live)) if live else usage_page.text(self._fault, 503)
             case "/explanation":
-                live = await self._followed()
+                live = await self._live_overview()
                 return await _explained(live, request) if live else usage_page.text(self._fault, 503)
         return usage_page.text("/\n", 404)
 
@@ -103,18 +105,18 @@ class DevPage:
 
     # --- overview -------------------------------------------------------------------------------
 
-    async def _followed(self) -> LiveOverview | None:
+    async def _live_overview(self) -> LiveOverview | None:
         """Returns the overview; None if the API server does not respond, with the cause in ``_fault``."""
         loop = asyncio.get_running_loop()
-        if self._stay is not None and self._stay.expired():  # the task is ending
-            self._live = self._stay = None
-        elif self._stay is not None:
-            self._stay.reschedule(loop.time() + _FOLLOW_SECONDS)
+        if self._idle_timeout is not None and self._idle_timeout.expired():  # the task of `_follow` is ending
+            self._live = self._idle_timeout = None
+        elif self._idle_timeout is not None:
+            self._idle_timeout.reschedule(loop.time() + _FOLLOW_SECONDS)
         if self._live is None:
             self._live = loop.create_future()
             task = asyncio.create_task(self._follow(self._live))
-            self._following.add(task)
-            task.add_done_callback(self._following.discard)
+            self._follow_tasks.add(task)
+            task.add_done_callback(self._follow_tasks.discard)
         return await asyncio.shield(self._live)
 
     async def _follow(self, ready: asyncio.Future[LiveOverview | None]) -> None:
@@ -124,13 +126,13 @@ class DevPage:
                 async with live.running():
                     ready.set_result(live)
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_FOLLOW_SECONDS) as self._stay:
+                        async with asyncio.timeout(_FOLLOW_SECONDS) as self._idle_timeout:
                             await asyncio.get_running_loop().create_future()  # wait until the timeout
         except Exception as e:  # shown to the user; the next request tries again
             self._fault = str(e) if isinstance(e, DraError) else describe(e)
         finally:
             if self._live is ready:
-                self._live = self._stay = None
+                self._live = self._idle_timeout = None
             if not ready.done():
                 ready.set_result(None)
 

@@ -31,9 +31,8 @@ _HEALTH = "1s"  # short, because a developer waits for it
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]*):(\d{1,5})")
 _MAX_NODES = 100
 _MAX_SOCKET = 107  # bytes of a Unix socket's path
-_BELOW = len(
-    "/node-100/kubelet/plugins_registry/dra-0123456789012345678901-reg.sock"
-)  # the longest path that a driver needs
+# The length of the longest path below the state folder that a driver needs.
+_BELOW = len("/node-100/kubelet/plugins_registry/dra-0123456789012345678901-reg.sock")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,11 @@ class Plan:
 
 
 def planned(args: argparse.Namespace) -> Plan:
-    """Raises :class:`SettingsError` with all mistakes, or :class:`DriverError`; faults of further drivers are reported before."""
+    """Returns the checked arguments.
+
+    Raises :class:`SettingsError` with all mistakes. If drivers cannot be loaded, prints all their errors but the last, and raises the
+    last :class:`DriverError`.
+    """
     drivers = _drivers(args)
     options = given(args)
     settings = load(options | {"kubeconfig": ""})
@@ -86,7 +89,7 @@ def planned(args: argparse.Namespace) -> Plan:
     state = Path(args.state_dir).absolute() if args.state_dir else None
     if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
         faults.append(
-            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET}"
+            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET} bytes"
         )
     certificate = _certificate(args, faults)
     features = _features(args, faults)
@@ -150,7 +153,7 @@ def _loaded(target: str) -> type[Driver]:
     try:
         return load_driver(target)
     except DriverError:
-        # A module's name may resemble a verb (`driver`, `kill-driver`), so only a name without a module gets the hint.
+        # The name of a module may resemble a verb (`driver`, `kill-driver`), so only a name that is not a module gets the hint.
         known = not re.fullmatch("[a-z-]+", target) or Path(target).exists() or find_spec(target) is not None
         if not known and (verb := did_you_mean(target, VERBS, cutoff=0.4)):
             raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}") from None
@@ -160,7 +163,7 @@ def _loaded(target: str) -> type[Driver]:
 def _nodes(args: argparse.Namespace, settings: Settings, faults: list[str]) -> list[str]:
     nodes = [settings.node_name or "node-1"] if args.nodes == 1 else [f"node-{i + 1}" for i in range(args.nodes)]
     if not 1 <= args.nodes <= _MAX_NODES:
-        faults.append(f"--nodes {args.nodes}: from 1 to {_MAX_NODES}")
+        faults.append(f"--nodes {args.nodes} is not a number from 1 to {_MAX_NODES}")
     elif args.nodes > 1 and settings.node_name:
         faults.append("--node-name is for one node, but --nodes is above 1")
     if args.hosts and len(args.hosts) not in {1, args.nodes}:

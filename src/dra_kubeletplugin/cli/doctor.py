@@ -45,7 +45,7 @@ _PERMISSIONS = {"reader": cluster.READER, "plugin": cluster.PLUGIN}
 
 
 def doctor(args: argparse.Namespace) -> int:
-    with without_log("dra_kubeletplugin"):  # everything important is a finding
+    with without_log("dra_kubeletplugin"):  # no log, because the findings contain everything important
         return _doctor(args)
 
 
@@ -148,7 +148,7 @@ async def _collect_findings(what: Examination, progress: Progress) -> list[Findi
     findings = []
     async for finding in examine(what):
         findings.append(finding)
-        progress(f"looked at {finding.topic}")
+        progress(f"checked {finding.topic}")
     return findings
 
 

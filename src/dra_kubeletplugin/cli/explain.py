@@ -52,14 +52,14 @@ def explain_command(args: argparse.Namespace) -> int:
         snapshot, namespace = _of_files(args) if args.files else _of_cluster(args, progress)
         if args.what is None:
             return _all(args, snapshot, progress)
-        progress(f"looking at {args.what} on {counted(len(snapshot.nodes), 'node')}")
+        progress(f"explaining {args.what} on {counted(len(snapshot.nodes), 'node')}")
         found = explain(snapshot, args.what, namespace)
     put(found, args.output, lambda shown: text(shown, Style.of(sys.stdout)))
     return EXIT[found.state]
 
 
 def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> int:
-    found = waiting(snapshot, args.namespace or "", lambda done, of: progress(f"looking at pods: {done} of {of}"))
+    found = waiting(snapshot, args.namespace or "", lambda done, of: progress(f"explaining pods: {done} of {of}"))
     progress.done()
     notes = [f"note: {on_one_line(gap.why)}" for gap in snapshot.gaps]
     put(Waiting(tuple(found)), args.output, lambda shown: [*_listed(shown.waiting), *notes])
@@ -79,7 +79,7 @@ def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
 
 
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:
-    """Reads the cluster, with events of the chosen object. Returns it with the chosen namespace."""
+    """Reads the cluster, and the events of the object on the command line. Returns the snapshot and the namespace."""
     config = config_of(args)
     namespace = args.namespace or config.namespace or "default"
 

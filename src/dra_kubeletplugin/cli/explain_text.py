@@ -1,4 +1,4 @@
-"""Formats an explanation as text that fits one screen, whatever the number of nodes."""
+"""Formats an explanation as text that fits on one screen for any number of nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .shell.style import Style
 _GROUPS = 5
 _REASONS = 4
 _EXAMPLES = 3
-_TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # the holders differ on every node, so one example is enough
+_TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # the holders are different on each node, so one example is enough
 _WIDTH = 118
 _GOOD = {ExplanationState.RUNS, ExplanationState.ENDED, ExplanationState.SCHEDULED, ExplanationState.FITS}
 
@@ -36,11 +36,11 @@ def text(found: Explanation, style: Style) -> list[str]:
         number = sum(len(g.nodes) for g in rest)
         lines += [
             "",
-            f"{counted(number, 'more node')} for {counted(len(rest), 'other set')} of reasons: -o json has them",
+            f"{counted(number, 'more node')} for {counted(len(rest), 'other set')} of reasons: -o json lists them",
         ]
     lines += _changes(found, style)
     if found.state is ExplanationState.FITS and found.message:
-        lines += ["", "The scheduler tries it again when something changes that may help, or after five minutes."]
+        lines += ["", "The scheduler tries the pod again after a change that may help, or after five minutes."]
     if found.message:
         lines += ["", *_wrapped(f"Kubernetes says: {found.message}", 0)]
     for note in (*found.notes, *(g.why for g in found.gaps)):
@@ -50,7 +50,7 @@ def text(found: Explanation, style: Style) -> list[str]:
 
 def _changes(found: Explanation, style: Style) -> Iterator[str]:
     if found.changes:
-        yield from ("", style.bold("would be enough, each alone (tried with the allocator):"))
+        yield from ("", style.bold("each of these changes alone would be enough (tried with the allocator):"))
     for change in found.changes[:_GROUPS]:
         where = f"on {change.example}" if change.nodes == 1 else f"on {change.nodes} nodes, such as {change.example}"
         yield from _wrapped(f"{change.text} ({where})", 2, "- ")
@@ -58,7 +58,7 @@ def _changes(found: Explanation, style: Style) -> Iterator[str]:
         return
     reasons = [r for g in found.groups for r in (*g.reasons, *(r for q in g.requests for r in q.reasons))]
     if wanted := list(dict.fromkeys(r.change for r in reasons if r.change)):
-        yield from ("", style.bold("what would have to change (nothing that was tried is enough alone):"))
+        yield from ("", style.bold("necessary changes (no single change that was tried is enough):"))
     for text in wanted[:_GROUPS]:
         yield from _wrapped(text, 2, "- ")
 
@@ -98,14 +98,16 @@ def _group(group: NodeGroup, style: Style) -> Iterator[str]:
 def _request(request: RequestOnNodes, names: list[str]) -> Iterator[str]:
     """Formats one request, or several consecutive requests with the same reasons."""
     wanted = "all devices" if request.wanted is None else counted(request.wanted, "device")
-    have = "no node of these has one" if not request.usable else f"no node of these has more than {request.usable}"
+    have = (
+        "none of these nodes has one" if not request.usable else f"none of these nodes has more than {request.usable}"
+    )
     head = f"claim {request.claim.partition('/')[2]}, request{'s' if len(names) > 1 else ''} {', '.join(names)}"
     each = " each" if len(names) > 1 else ""
     yield from _wrapped(f"{head}: {wanted}{each} of class {request.device_class}; {have}", 2, "- ")
     for reason in request.reasons[:_REASONS]:
         yield from _wrapped(_of_devices(reason), 6)
     if more := request.reasons[_REASONS:]:
-        yield f"      {counted(sum(r.devices for r in more), 'device')} for {counted(len(more), 'other reason')}: -o json has them"
+        yield f"      {counted(sum(r.devices for r in more), 'device')} for {counted(len(more), 'other reason')}: -o json lists them"
 
 
 def _of_devices(reason: Reason) -> str:

@@ -53,7 +53,7 @@ def host_root(description: str | None, default: Path) -> Iterator[Path]:
 
 
 def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Style) -> list[str]:
-    """Returns lines: PCIe root → function → vendor, class, driver, NUMA. ``notes``, by address, follow a function's lines."""
+    """Returns a tree as lines: PCIe root, function, and its vendor, class, driver, NUMA node. ``notes`` are by a function's address."""
     roots: dict[str, list[PciFunction]] = {}
     for fn in functions:
         roots.setdefault(fn.pcie_root or "(no PCIe root)", []).append(fn)
@@ -87,11 +87,11 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
     """Returns the devices that a driver would publish in its role.
 
     Args:
-        driver: an attached driver; it is started and stopped here.
+        driver: an attached driver; this function starts and stops it.
         settings: the settings with the time limits.
-        health: if not None, the devices' health is queried too, and a failed query adds its cause to this list.
+        health: if not None, the devices' health is queried too, and the cause of a failed query is added to this list.
 
-    Raises :class:`DriverError` if the driver takes longer than a plugin would wait.
+    Raises :class:`DriverError` if the driver exceeds a time limit of a plugin.
     """
     calls = Calls()
     node = settings.node_name if driver.role is Role.NODE else ""
@@ -114,7 +114,7 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
 
 
 async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: float) -> str:
-    """Queries the driver's health. Returns why that failed, or an empty string."""
+    """Queries the driver's health. Returns why the query failed, or an empty string."""
     if driver.role is not Role.NODE or not driver.reports_health:
         return ""
     try:
@@ -130,7 +130,7 @@ async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: f
 
 
 def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
-    """Returns lines with each pool, its counters and devices as in slices, and the devices that are not published."""
+    """Returns lines: each pool with its counters and devices as in slices, devices that are not published, and unhealthy devices."""
     lines = []
     for pool in inventory.contents():
         where = node if pool.nodes.where is Where.THIS else json.dumps(pool.nodes.of_slice(node))
@@ -161,18 +161,19 @@ def inspect(args: argparse.Namespace) -> int:
             found = Inspection((), {}, _functions(host, None), ())
             put(found, args.output, lambda _: tree(host.pci(), {}, style))
             return Exit.SUCCESS
+        # Without the log, because each fault is shown beside its device.
         with (
             Progress() as progress,
             without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),
-        ):  # each fault is shown beside its device
-            progress(f"asking {args.driver} for its devices")
+        ):
+            progress(f"querying the devices of {args.driver}")
             inventory, node, faults = _query(args, settings, host, root)
         found = Inspection(_pools(inventory, node), inventory.rejected, _functions(host, inventory), tuple(faults))
 
         def lines(_: Inspection) -> Iterator[str]:
             yield from (*listed(inventory, node, style), *(style.red(on_one_line(fault)) for fault in faults))
             notes = _notes(inventory, style)
-            if notes or not any(True for _ in inventory):  # otherwise its devices are not PCI functions
+            if notes or not any(True for _ in inventory):  # no tree for a driver whose devices are not PCI functions
                 yield from tree(host.pci(), notes, style)
 
         put(found, args.output, lines)
@@ -180,7 +181,7 @@ def inspect(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raises :class:`SettingsError` for options that have no effect together."""
+    """Raises :class:`SettingsError` for options that cannot be combined."""
     if not args.driver:
         of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
         refuse(args, of_driver, "needs a DRIVER")
@@ -197,7 +198,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _query(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:
-    """Queries the driver. Returns the inventory, the node's name, and the faults of the health report."""
+    """Queries the driver. Returns the inventory, the node's name, and the faults of the health query."""
     cls = args.loaded.get(args.driver) or load_driver(args.driver)
     role = Role.CONTROLLER if args.controller else Role.NODE
     driver = make(cls, role, given_own(args, cls))
@@ -222,7 +223,7 @@ def _pools(inventory: Inventory, node: str) -> tuple[InspectedPool, ...]:
 
 @dataclass
 class _Devices:
-    """The devices of a PCI function: names of the published ones, and why others are not published."""
+    """The devices of a PCI function: the names of its published devices, and why its other devices are not published."""
 
     published: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -233,7 +234,7 @@ class _Devices:
 
 
 def _by_function(inventory: Inventory) -> dict[str, _Devices]:
-    """Returns devices by PCI address: of ``data`` if that is the function, else of the standard attribute, as for partitions."""
+    """Returns devices by PCI address. The address is from ``data`` if it is a function, else from the standard attribute."""
     out: dict[str, _Devices] = {}
     for key, device in inventory.items():
         of = device.data.address if is_a(device.data, PciFunction) else device.attributes.get(PCI_BUS_ID)
@@ -277,5 +278,5 @@ def without_log(*names: str) -> Iterator[None]:
 
 
 def _notes(inventory: Inventory, style: Style) -> dict[str, str]:
-    """Returns the notes about published devices, by PCI address."""
+    """Returns the notes about published and rejected devices, by PCI address."""
     return {address: devices.note(style) for address, devices in _by_function(inventory).items()}

@@ -1,4 +1,4 @@
-"""Reads the objects of ``-f FILE``, which replace a cluster or would be applied to one."""
+"""Reads the objects of ``-f FILE``: the objects of a cluster, or manifests that a user would apply to a cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ JSON = dict[str, Any]
 def from_files(paths: Iterable[Path]) -> list[JSON]:
     """Reads the objects. Warns about objects that the API server would reject, with the texts of ``dra validate``.
 
-    These are only warnings, because another release, or one with other feature gates, may accept the object.
+    These are only warnings, because an API server of another release or with other feature gates may accept the object.
     Raises :class:`ManifestError` for documents that are not objects.
     """
     found = objects(paths)
-    for text in _faults(
-        [m for m in found if not m.value["metadata"].get("uid")]
-    ):  # a server has already validated objects with a UID
+    # An API server has already validated objects with a UID.
+    for text in _faults([m for m in found if not m.value["metadata"].get("uid")]):
         print(f"{Style.of(sys.stderr).yellow('warning')} {indented(text)}", file=sys.stderr)
     return [m.value for m in found]
 
@@ -31,7 +30,7 @@ def from_files(paths: Iterable[Path]) -> list[JSON]:
 def _faults(written: list[Manifest]) -> Iterator[str]:
     if not written:
         return
-    from ..localcluster.apiserver import offline  # only needed for objects that a user wrote
+    from ..localcluster.apiserver import offline  # imported only for objects that a user wrote
 
     for manifest in written:
         faults, _ = offline.manifest_errors(manifest)

@@ -1,4 +1,4 @@
-"""``dra new``: creates a driver's package; asks on a terminal for missing options."""
+"""``dra new``: creates a driver's package. On a terminal, it asks for missing options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .output_models import Made
 from .shell.exit_codes import Exit
 from .shell.output import put
 
-_NEXT = """its tests on a local cluster, then that cluster with a pod on it:
+_NEXT = """run its tests on a local cluster, then start such a cluster with a pod:
 
   cd {folder}
   make test
@@ -23,7 +23,7 @@ _KINDS = "pci (PCI functions), chardev (device files), sdk (a vendor's library)"
 
 
 def new(args: argparse.Namespace) -> int:
-    """Raises :class:`SettingsError` for invalid names or an unusable folder."""
+    """Runs the command. Raises :class:`SettingsError` for invalid names, or if the folder cannot be used."""
     name = check_name(args.name)
     kind = _option_or_input(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
     if args.vendor_id is not None and kind != "pci":

@@ -1,4 +1,4 @@
-"""Types of commands' results that no other package defines. ``-o json|yaml`` prints their fields; docs/commands.md lists them."""
+"""Types of results that only commands use. ``-o json|yaml`` prints their fields; docs/commands.md lists the types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RecordedDevice:
-    """A device of a record. ``share`` is the UID of the claim's share of a shared device."""
+    """A device in a record. ``share`` is the share id (a UID) if several claims share the device."""
 
     request: str
     pool: str
@@ -44,7 +44,7 @@ class RecordedClaim:
 
 @dataclass(frozen=True)
 class ClaimFile:
-    """A claim with a CDI file of this driver on the node, or with the note beside it, with or without a record."""
+    """A claim for which the node has a CDI file of this driver, or the note beside a CDI file. It may have no record."""
 
     driver: str
     uid: str
@@ -58,7 +58,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Function:
-    """A PCI function. Ids are hexadecimal. ``published`` are the names of its devices, ``faults`` why others are not published."""
+    """A PCI function. Ids are hexadecimal. ``published`` has the names of its published devices, ``faults`` why others are missing."""
 
     address: str
     vendor: str
@@ -88,7 +88,9 @@ class InspectedPool:
 
 @dataclass(frozen=True)
 class Inspection:
-    """``rejected`` maps devices, pools and counter sets that are not published to the reasons; ``faults`` are the other faults."""
+    """The result of `dra inspect`. ``rejected`` maps each device, pool and counter set that is not published to the reason. ``faults``
+    are errors of the driver's ``health()``.
+    """
 
     pools: tuple[InspectedPool, ...]
     rejected: Mapping[str, str]
@@ -124,7 +126,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Removed:
-    """The remains of an uninstalled driver that were removed."""
+    """The result of `dra cleanup`: the numbers of removed objects and files, and the removed folder."""
 
     resource_slices: int
     sockets: int
@@ -134,7 +136,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class Made:
-    """The created package of a driver. ``vendor_id`` is empty except for the kind pci."""
+    """The package that `dra new` created. ``vendor_id`` is empty unless ``kind`` is pci."""
 
     folder: Path
     kind: str

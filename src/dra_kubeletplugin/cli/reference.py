@@ -1,4 +1,4 @@
-"""Renders the page of all commands from parsers and types: arguments, options, exit codes, and the fields of ``-o json|yaml``."""
+"""Renders the documentation page of all commands: arguments, options, exit codes, and the fields of ``-o json|yaml``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHAPES: Mapping[str, tuple[type, ...]] = {
     "simulate": (Simulation,),
     "top": (Overview,),
 }
-"""Types of the output of commands with ``-o``; ``schema`` prints a JSON Schema, verbs of ``dra dev`` print their own objects."""
+"""Types of the output of commands with ``-o``. ``schema`` and the verbs of ``dra dev`` are not here: they print other documents."""
 _HEAD = """# Commands
 
 Generated from the command line's own parsers by `make docs`.

@@ -12,19 +12,19 @@ from ..driver import Driver, load_driver, make
 from ..host.memory import keep_trimmed
 from ..plugin.node import Plugin
 from .serving import serve
-from .shell.driver_options import given_own, together, variables
+from .shell.driver_options import given_own, load_options, variables
 from .shell.options import given
 from .shell.signals import StopSignal
 
 
 def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
-    """Loads the settings; the driver's name is the class's own by default."""
+    """Loads the settings. By default, the driver's name is the name in its class."""
     settings = load(options)
     return settings if settings.driver_name else dataclasses.replace(settings, driver_name=driver.name)
 
 
 async def tidy(plugin: Plugin, stop: StopSignal) -> None:
-    """Returns the memory that the start and bursts needed to the kernel, so that an idle plugin is small."""
+    """Returns unused memory to the kernel after the start and after peaks of work, so that an idle plugin is small."""
     await plugin.ready()
     await keep_trimmed()
 
@@ -37,8 +37,8 @@ def run(
     """Runs the plugin and exits the process.
 
     Args:
-        target: a driver class, or how the command line names it.
-        args: the settings and the driver's own options.
+        target: a driver class, or a driver in the form of the command line, such as a file.
+        args: the settings, and the options that the driver defines.
         beside: runs while the plugin serves.
 
     Raises :class:`DraError` for a user's mistake, before anything is started.
@@ -46,5 +46,5 @@ def run(
     stop = StopSignal()
     stop.handle()
     driver = load_driver(target) if isinstance(target, str) else target
-    settings, options = together(lambda: settings_for(driver, given(args)), driver, given_own(args, driver))
+    settings, options = load_options(lambda: settings_for(driver, given(args)), driver, given_own(args, driver))
     serve(lambda: Plugin(make(driver, options=options), settings), settings, stop, beside, variables([driver]))

@@ -1,4 +1,4 @@
-"""Runs a process until a signal or a failure: shared by ``dra run``, ``dra controller`` and ``dra webhook``.
+"""Runs a server process until a signal or a failure, for ``dra run``, ``dra controller`` and ``dra webhook``.
 
 Exit codes: 0 after a signal, 1 after a failure, 2 for a user's mistake before the start, 3 after a second signal or if a stop
 exceeded its time limit.
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
-    """A process with one lifespan."""
+    """A server that runs once: a plugin, a controller or a webhook."""
 
     def running(self) -> AbstractAsyncContextManager[object]: ...
 
@@ -46,14 +46,14 @@ def serve(
     beside: Callable[[P, StopSignal], Awaitable[object]],
     own: Iterable[str] = (),
 ) -> NoReturn:
-    """Runs the process and exits with its exit code.
+    """Runs the server, and then exits the process with the exit code.
 
     Args:
-        build: creates the process.
+        build: creates the server.
         settings: the settings of the process.
         stop: handles the signals.
-        beside: runs while the process serves.
-        own: environment variables that the driver reads.
+        beside: an additional coroutine that runs while the server serves.
+        own: names of environment variables that the driver reads.
 
     Raises :class:`DraError` for a user's mistake, before anything is started.
     """
@@ -68,7 +68,7 @@ def serve(
     try:
         code = asyncio.run(_until_signal(process, stop, beside))
     except (SystemExit, KeyboardInterrupt) as e:
-        log.critical("the driver ended the process: %s; only a signal may", describe(e))
+        log.critical("the driver tried to end the process: %s; only a signal may end it", describe(e))
         code = Exit.NEGATIVE
     # A thread of a plain driver method may still block; os._exit does not wait for it.
     logging.shutdown()
@@ -78,7 +78,7 @@ def serve(
 
 
 def misspelt(settings: Settings, environment: Iterable[str], own: Iterable[str] = ()) -> list[str]:
-    """Returns a warning for each environment variable whose name resembles an option's, because it would be ignored silently."""
+    """Returns a warning for each environment variable whose name resembles the variable of an option. It has no effect otherwise."""
     known = [*(f.metadata["env"] for f in fields(settings)), *own]
     out = []
     for name in environment:
@@ -101,11 +101,11 @@ async def _until_signal(process: P, stop: StopSignal, beside: Callable[[P, StopS
     leave.set()
     if not serving.is_set() and not body.done():
         log.info("stopping during the start")
-        body.cancel()  # the parts that were started stop in reverse order
+        body.cancel()  # its context managers stop the started parts in reverse order
     await asyncio.wait({body})
     stopping.cancel()
     code = _code(body, serving=serving.is_set(), stopping=stop.requested)
-    stop.cut_ending(code)  # asyncio.run waits for remaining tasks and threads
+    stop.cut_ending(code)  # a time limit, because asyncio.run waits for remaining tasks and threads
     return code
 
 

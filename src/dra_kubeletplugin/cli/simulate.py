@@ -68,13 +68,13 @@ def _described(
 
 
 def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]) -> Iterator[str]:
-    """Yields what drivers would reject at prepare, although the scheduler allocates the devices."""
+    """Yields a sentence for each object whose parameters a driver would reject at prepare, after the scheduler allocated devices."""
     readers = [opaque.ConfigReader.of(make(d), name) for d in drivers]
     classes = {str(o["metadata"].get("name")): o for o in objects if o["kind"] == "DeviceClass"}
     for obj in objects:
         for fault in (*opaque.config_faults(obj, readers), *opaque.faults_with_classes(obj, classes, readers)):
             which = f"{obj['kind']} {obj['metadata'].get('name') or obj['metadata'].get('generateName')}"
-            yield printable(f"{which}: {fault}: a pod with it would be placed, and fail at prepare")
+            yield printable(f"{which}: {fault}: a pod that uses it would be scheduled, but fail at prepare")
 
 
 def _live(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:
@@ -91,7 +91,7 @@ def shown(found: Simulation, style: Style) -> Iterator[str]:
     head, *rows = columns([("WORKLOAD", "PODS", "PLACED", "MORE", "NODES"), *map(_row, found.workloads)])
     yield head
     yield from (row if fit.fits else style.red(row) for row, fit in zip(rows, found.workloads, strict=True))
-    yield f"{counted(found.nodes, 'node')}; {counted(found.devices, 'device')}; {found.free} free in the end"
+    yield f"{counted(found.nodes, 'node')}; {counted(found.devices, 'device')}; {found.free} free afterwards"
     for fit in found.workloads:
         if fit.stopped is not None:
             yield from ("", *text(fit.stopped, style))

@@ -1,4 +1,4 @@
-"""``dra validate``: validates claims, templates, classes and pods in files as an API server and the drivers would, without either.
+"""``dra validate``: validates claims, templates, classes and pods in files as an API server and the drivers do. Needs no cluster.
 
 ``dra schema``: prints the JSON Schema of a driver's parameters.
 """
@@ -43,7 +43,7 @@ _GROUP = "resource.k8s.io/"
 
 @dataclass
 class ValidatedFile:
-    """One object. ``faults`` and ``warnings`` are pairs of place and sentence."""
+    """One object of a file. ``faults`` and ``warnings`` are pairs of place and sentence."""
 
     manifest: Manifest
     faults: list[tuple[str, str]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class ValidatedFile:
 
 
 def validate(args: argparse.Namespace) -> int:
-    """Validates files. Returns 0 if every object is valid, 1 if one is not, 2 if a file cannot be read completely."""
+    """Validates files. Returns 0 if every object is valid, 1 if an object is invalid, 2 if a file cannot be read completely."""
     if len(args.drivers) != 1:
         refuse(args, {"driver_name": "--driver-name"}, "is for one driver: use --driver once")
     if not args.drivers:
@@ -111,7 +111,7 @@ def validate(args: argparse.Namespace) -> int:
 def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[ValidatedFile], list[ValidatedFile]]:
     """Returns the objects to report, and the objects to validate.
 
-    Files in folders may be something else, such as Helm values: they get a warning. A file that the user named is always validated.
+    A document in a folder may be no object, such as values of Helm: it gets a warning. A file that the user named is always validated.
     """
     folders = [Path(f) for f in given if Path(f).is_dir()]
     in_folders = {str(file) for folder in folders for file in documents.files([folder])}.difference(given)
@@ -127,13 +127,13 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
             continue
         shown.append(checked)
         if file in in_folders and isinstance(value, dict) and not value.keys() & {"apiVersion", "kind"}:
-            checked.warn("not validated: it has neither apiVersion nor kind, such as values of Helm")
+            checked.warn("not validated: it has neither apiVersion nor kind, so it may be values of Helm")
         else:
             objects.append(checked)
     for folder, (first, *others) in parts.items():
-        more = f", with {wording.counted(len(others), 'other')}," if others else ""
+        more = f" and {wording.counted(len(others), 'other')}" if others else ""
         first.warn(
-            f"not validated: it is{more} a part of a kustomization, which changes it: validate the output of `kubectl kustomize {folder}`"
+            f"not validated: a kustomization changes this object{more}: validate the output of `kubectl kustomize {folder}`"
         )
         shown.append(first)
     return shown, objects
@@ -159,9 +159,9 @@ def _check(checked: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> No
 
 def _warn_duplicates(found: Sequence[ValidatedFile]) -> None:
     keys = {id(j): _key(j.value) for j in found if not j.manifest.faults}
-    twice = {key for key, n in Counter(keys.values()).items() if n > 1}
+    duplicates = {key for key, n in Counter(keys.values()).items() if n > 1}
     for checked in found:
-        if keys.get(id(checked)) in twice:
+        if keys.get(id(checked)) in duplicates:
             checked.warn("this object is defined more than once: the last definition wins")
 
 
@@ -173,7 +173,7 @@ def _key(value: JSON) -> tuple[str, ...]:
 
 
 def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str]) -> Iterator[JSON]:
-    """Yields the DeviceClasses beside the drivers, from files that are not validated themselves."""
+    """Yields the DeviceClasses of the drivers, from files that are not among the validated ``files``."""
     checked = {f.resolve() for f in files}
     for file in dict.fromkeys(f for d in drivers for f in class_files(d) if f.resolve() not in checked):
         for manifest in manifests.read([file], unreadable):
@@ -182,7 +182,7 @@ def _classes(drivers: Sequence[str], files: Sequence[Path], unreadable: list[str
 
 
 def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], host: str | None) -> Iterator[JSON]:
-    """Yields what the drivers would publish on a described host. Selectors are compared with these attributes."""
+    """Yields the slices that the drivers would publish on a described host. Selectors are compared with their attributes."""
     if host is None:
         return
     settings = load({}, {})
@@ -209,7 +209,7 @@ def _lines(found: Sequence[ValidatedFile], style: Style) -> Iterator[str]:
 
 
 def schema(args: argparse.Namespace) -> int:
-    """Prints the schema of the driver's parameters, or of the kind or version that ``--kind`` names."""
+    """Prints the schema of the driver's first kind of parameters, or of the kind or version that ``--kind`` selects."""
     kinds = _kinds(args.driver)
     chosen = [k for k in kinds if args.kind in (None, k.KIND, k.API_VERSION, f"{k.API_VERSION}/{k.KIND}", k.__name__)]
     if args.kind is None:

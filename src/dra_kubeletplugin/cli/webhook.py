@@ -33,7 +33,8 @@ def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
     drivers = [make(load_driver(t)) for t in targets]
     readers = [ConfigReader.of(d, settings.driver_name) for d in drivers]
     settings = dataclasses.replace(settings, driver_name=readers[0].driver)
-    if twice := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
-        raise SettingsError(f"two drivers are named {', '.join(sorted(twice))}")
-    own = variables([type(d) for d in drivers])  # a webhook's pod has the variables of the plugin's pod
+    if duplicates := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
+        raise SettingsError(f"two drivers are named {', '.join(sorted(duplicates))}")
+    # A webhook's pod has the same environment variables as the plugin's pod.
+    own = variables([type(d) for d in drivers])
     serve(lambda: Webhook(readers, settings), settings, stop, _trim, own)

@@ -1,1 +1,1 @@
-"""What a driver is shipped as: its manifests, and the scaffold of a new driver's package."""
+"""The files to deploy a driver: rendered manifests, and the scaffold of a new driver's package."""

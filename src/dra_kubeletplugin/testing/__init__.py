@@ -44,7 +44,8 @@ _NAMES = {
     ".pods": "claim device_class pod template",
     ".published": "Published PublishedError",
 }
-"""Modules of the public names, imported on first access: pytest loads this package for its fixtures in every project."""
+"""The public names of each module. A module is imported when one of its names is first used, because pytest loads this package
+for its fixtures in every project."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 
 

@@ -1,6 +1,4 @@
-"""The test client of a cluster: reads and writes objects over HTTP as kubectl does, waits for states, and injects API
-server faults.
-"""
+"""The test client of a cluster: reads and writes objects over HTTP as kubectl does, waits for states, and injects faults."""
 
 from __future__ import annotations
 
@@ -33,18 +31,20 @@ JSON = dict[str, Any]
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 TIMEOUT = 60.0  # seconds until a wait fails; long, because a test machine may be busy
-PATIENCE = 2.0  # seconds without any change until waiting for an unschedulable pod, or one whose claims fail, stops
+PATIENCE = 2.0  # seconds without a change until a wait fails for a pod that is unschedulable, or whose claims cannot be prepared
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between checks: the first pause, the longest pause
-_FIRST_CHECK = 10.0  # least seconds for the first check, so that an error can report what it saw
-_MAX_COUNTED = 0.2  # most seconds that one check adds: on a suspended machine nothing can change
+_FIRST_CHECK = 10.0  # minimum time limit of the first check in seconds, so that an error can report its result
+_MAX_COUNTED = (
+    0.2  # maximum seconds that one check adds to the waiting time: while the machine is suspended, nothing can change
+)
 _MANAGER, _APPLY = "dra-testing", "application/apply-patch+yaml"
 _CORE = {"ConfigMap", "Event", "Namespace", "Node", "Pod", "ResourceQuota", "Secret", "Service", "ServiceAccount"}
 _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"}
 
 
 class FaultError(RuntimeError):
-    """A fault that the cluster under test cannot inject. The text says how to make it possible."""
+    """Raised for a fault or a test step that is not possible in this cluster. The text says how to make it possible."""
 
 
 class AsyncApi:
@@ -103,7 +103,7 @@ class AsyncApi:
         return items
 
     async def delete(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
-        """Requests the deletion of an object. A missing object is no error. ``api_version`` as in :meth:`get`."""
+        """Requests the deletion of an object. A missing object is not an error. ``api_version`` as in :meth:`get`."""
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
         try:
             await self.cluster.client.delete(resource, name, namespace if resource.namespaced else "")
@@ -133,10 +133,10 @@ class AsyncApi:
     async def published(self, driver: str, pool: str = "", *, timeout: float = TIMEOUT) -> Published:
         """Returns the pools that a driver publishes, with their devices by name.
 
-        Waits for a pool whose slices are still being written.
+        Waits until all slices of each pool are written.
 
         Args:
-            pool: return this pool only; a node's pool has the node's name.
+            pool: return this pool only; the default pool of a node has the node's name.
 
         Raises :class:`PublishedError` if a pool is still incomplete after ``timeout`` seconds.
         """
@@ -181,7 +181,7 @@ class AsyncApi:
         Args:
             wanted: the names of all devices, in any order; or a function of :class:`Published` that returns a
                 true value on a match. A ``LookupError`` that the function raises counts as "not published yet".
-            pool: look at this pool only.
+            pool: compare only this pool.
 
         Raises :class:`PublishedError` with the devices that are published instead.
         """
@@ -195,7 +195,7 @@ class AsyncApi:
             return not why
 
         try:
-            await self.wait(f"what {driver} publishes", check_once, timeout)
+            await self.wait(f"the expected devices of {driver}", check_once, timeout)
         except TimeoutError as e:
             hint = "" if now else did_you_mean(driver, {s["spec"]["driver"] for s in await self.slices()} - {driver})
             raise PublishedError(f"{e}{hint}: {why}", now) from None
@@ -224,7 +224,7 @@ class AsyncApi:
         Raises :class:`PodError` with the pod's events:
 
         - at once if the pod failed, does not exist, or the driver rejects its claim permanently;
-        - after ``patience`` seconds without a change: the pod is unschedulable, the driver raises the same error each time, or
+        - after ``patience`` seconds without a change if the pod is unschedulable, the driver raises the same error each time, or
           the host lacks a path;
         - after ``timeout`` seconds in any case.
         """
@@ -297,18 +297,18 @@ class AsyncApi:
             return await self.get("Pod", name, namespace) is None
 
         try:
-            await self.wait(f"pod {name} to go", gone, timeout)
+            await self.wait(f"pod {name} to be deleted", gone, timeout)
         except TimeoutError as e:
             raise PodError(str(e), await self._events_of(None, name, namespace)) from None
 
     async def _events_of(self, pod: JSON | None, name: str, namespace: str) -> list[Event]:
-        """Returns the events of this pod, without the events of an earlier pod with the same name."""
+        """Returns the events of this pod, but not of an earlier pod with the same name. If ``pod`` is None, returns both."""
         found = [e for e in await self.get_all("Event", namespace) if e["involvedObject"].get("name") == name]
         uid = pod["metadata"]["uid"] if pod else None
         return merge_events(e for e in found if uid is None or e["involvedObject"].get("uid") == uid)
 
     async def _no_class(self, events: Sequence[Event]) -> str:
-        """Returns the end of an error that names a missing DeviceClass and the most similar existing one, or ""."""
+        """Returns a text for the end of an error, with the missing DeviceClass and the most similar existing one, or ""."""
         found = next((m for e in events if (m := _NO_CLASS.search(e.message))), None)
         if found is None:
             return ""
@@ -317,9 +317,7 @@ class AsyncApi:
         )
 
     async def _can_progress(self, pod: JSON) -> bool:
-        """Returns whether a pending pod can still progress: its claims are reserved for it, or some pod or claim is
-        being deleted.
-        """
+        """Whether a pending pod can still progress: a claim is reserved for it, or any pod or claim is being deleted."""
         pods, claims = await self.get_all("Pod"), await self.get_all("ResourceClaim")
         if any(o["metadata"].get("deletionTimestamp") for o in (*pods, *claims)):
             return True
@@ -329,7 +327,7 @@ class AsyncApi:
     # --- faults -----------------------------------------------------------------------------------
 
     def conflict(self, times: int = 1) -> None:
-        """Makes the server reject the next ``times`` updates with 409, as after another client's write."""
+        """Makes the server reject the next ``times`` updates with 409, as if another client had changed the object."""
         __tracebackhide__ = True
         self._local_cluster("conflict").api.injected_faults.conflicts = _amount("conflict", times)
 
@@ -341,7 +339,7 @@ class AsyncApi:
     def drop(self, *fields: str) -> None:
         """Makes the server drop these fields of slices (``taints``, ``sharedCounters``), as with a disabled gate.
 
-        No argument ends it.
+        A call without arguments ends this.
 
         Raises :class:`FaultError` for an unknown field.
         """
@@ -353,7 +351,7 @@ class AsyncApi:
             raise FaultError(str(e)) from None
 
     def serve(self, *versions: str) -> None:
-        """Makes the server serve only these versions of ``resource.k8s.io``, as another release does.
+        """Makes the server serve only these versions of ``resource.k8s.io``, as a different Kubernetes release does.
 
         No argument restores all versions.
 
@@ -367,7 +365,7 @@ class AsyncApi:
             raise FaultError(str(e)) from None
 
     def delay(self, seconds: float) -> None:
-        """Makes the server wait ``seconds`` before each response. 0 ends it."""
+        """Makes the server wait ``seconds`` before each response. 0 ends this."""
         __tracebackhide__ = True
         self._local_cluster("delay").api.injected_faults.delay = _amount("delay", seconds)
 
@@ -378,14 +376,14 @@ class AsyncApi:
 
     @contextlib.asynccontextmanager
     async def outage(self) -> AsyncIterator[None]:
-        """Makes the server respond with 503 to every request inside the block, also to the cluster's own components."""
+        """Makes the server respond with 503 to every request inside the block, also to requests of the cluster's components."""
         with self._local_cluster("outage").api_outage():
             yield
 
     def _local_cluster(self, fault: str) -> LocalCluster:
         __tracebackhide__ = True
         if not self.cluster.has_own_api:
-            raise FaultError(f"{fault} is a fault of the local API server: unset KUBEBUILDER_ASSETS for this test")
+            raise FaultError(f"{fault}() works only with the local API server: unset KUBEBUILDER_ASSETS for this test")
         return self.cluster
 
 
@@ -405,7 +403,7 @@ def version_of(kind: str) -> str:
         return "v1"
     if kind in _DRA:
         return f"{GROUP}/v1"
-    raise ValueError(f"{kind}: give its api_version, e.g. apps/v1")
+    raise ValueError(f"{kind}: set api_version, e.g. apps/v1")
 
 
 __all__ = ["AsyncApi", "FaultError"]

@@ -1,4 +1,4 @@
-"""Typed builders for the spec of a ResourceClaim. Their names are the names of ``resource.k8s.io/v1``.
+"""Typed builders for the spec of a ResourceClaim. They have the names that ``resource.k8s.io/v1`` uses.
 
     ClaimSpec(
         Request("gpus", count=2, selectors=['device.attributes["gpu.example.com"].index < 4']),
@@ -7,7 +7,7 @@
         config=[OpaqueConfig("gpu.example.com", {"apiVersion": "gpu.example.com/v1", "kind": "GpuConfig"})],
     )
 
-The builders validate nothing; the API server does, as it does for kubectl. Source: KEP-4381 and the KEPs named below.
+The builders validate nothing; the API server validates the claim. Source: KEP-4381 and the KEPs named below.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _RequestFields:
         all: every device that matches (``allocationMode: All``).
         selectors: CEL expressions; a device must satisfy all of them.
         capacity: how much of each device is requested: quantities by capacity name (KEP-5075).
-        tolerations: of device taints.
+        tolerations: tolerations of device taints.
     """
 
     count: int = 1
@@ -117,7 +117,7 @@ class FirstAvailable:
 class MatchAttribute:
     """Requires that all devices of ``requests`` have the same value of ``attribute``, a qualified name.
 
-    No ``requests`` means all.
+    Without ``requests``, it applies to all requests of the claim.
     """
 
     attribute: str
@@ -140,11 +140,11 @@ class DistinctAttribute:
 
 @dataclass(frozen=True)
 class OpaqueConfig:
-    """Opaque parameters for a driver. No ``requests`` means all.
+    """Opaque parameters for a driver. Without ``requests``, they apply to all requests of the claim.
 
     Args:
         driver: the name of the driver.
-        parameters: with ``apiVersion`` and ``kind``, as the driver documents them.
+        parameters: the parameters in the form that the driver documents, with ``apiVersion`` and ``kind``.
     """
 
     driver: str

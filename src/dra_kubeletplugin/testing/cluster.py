@@ -20,10 +20,10 @@ _READY = 60.0  # seconds
 async def plugin_on(
     cluster: LocalCluster, driver: type[Driver], node: str, *, options: object = None, **settings: Any
 ) -> AsyncIterator[Plugin]:
-    """Runs the driver's plugin on one node, and yields it when it is registered and has published.
+    """Runs the driver's plugin on one node, and yields the plugin when it is registered and has published.
 
     Args:
-        options: the driver's own options: an object, or values by name.
+        options: the options that the driver defines: an object of its options class, or values by name.
         settings: fields of :class:`Settings`.
     """
     check(driver)
@@ -46,7 +46,7 @@ async def plugin_on(
 async def controller_on(
     cluster: LocalCluster, driver: type[Driver], *, options: object = None, **settings: Any
 ) -> AsyncIterator[Controller]:
-    """Runs the driver's controller, and yields it when it is the leader and has published.
+    """Runs the driver's controller, and yields the controller when it is the leader and has published.
 
     Args:
         options: as for :func:`plugin_on`.

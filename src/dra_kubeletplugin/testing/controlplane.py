@@ -1,7 +1,7 @@
 """Runs a real API server from a folder of binaries, as envtest does: etcd and kube-apiserver only.
 
-The local cluster's scheduler, controllers and kubelets use it over HTTPS. Source: controller-runtime's envtest for
-the folder (``KUBEBUILDER_ASSETS``), Kubernetes' own help texts for the options.
+The local cluster's scheduler, controllers and kubelets use this server over HTTPS. Sources: controller-runtime's envtest for
+the folder (``KUBEBUILDER_ASSETS``); the help texts of etcd and kube-apiserver for the options.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ START = 60.0  # seconds until starting a server fails
 STOP = 20.0  # seconds that a process may take to stop after SIGTERM
 _CHECK_INTERVAL = 0.05  # seconds between checks
 _OUTPUT_CHARS = 3000  # characters of a process's output in an error
-# Without a controller manager nothing creates service accounts or removes the taint of a new node, so pods would
-# never be admitted or scheduled.
+# The admission plugins that are switched off. They need a controller manager, which creates service accounts and removes the taint
+# of a new node. Without a controller manager, they would prevent every pod from being admitted or scheduled.
 _ADMISSION_OFF = "ServiceAccount,TaintNodesByCondition"
 
 
 class ControlPlaneError(RuntimeError):
-    """The control plane cannot be started. The text has the command and the end of its output."""
+    """Raised if the control plane cannot be started. The text contains the command and the end of its output."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class _Server:
 
 
 class ControlPlane:
-    """A context manager that runs etcd and kube-apiserver. ``kubeconfig`` has an administrator's credentials.
+    """A context manager that runs etcd and kube-apiserver. The file ``kubeconfig`` contains an administrator's credentials.
 
     Args:
         assets: the folder with the binaries.
-        folder: for data, certificates and output.
-        feature_gates: as for ``--feature-gates``, e.g. ``DRAPartitionableDevices=false``.
+        folder: the folder for data, certificates and output.
+        feature_gates: in the form of ``--feature-gates``, e.g. ``DRAPartitionableDevices=false``.
 
     Entering raises :class:`ControlPlaneError`.
     """
@@ -104,7 +104,7 @@ class ControlPlane:
         path = self.assets / name
         if not os.access(path, os.X_OK):
             raise ControlPlaneError(
-                f"KUBEBUILDER_ASSETS is {self.assets}, and there is no {name} in it that can be run"
+                f"KUBEBUILDER_ASSETS is {self.assets}, but this folder contains no executable {name}"
             )
         return path
 
@@ -174,7 +174,7 @@ class ControlPlane:
         self.kubeconfig.write_text(json.dumps(config, indent=2) + "\n")
 
     def _stop(self) -> None:
-        """Stops the servers, the API server first: it needs etcd for an orderly stop."""
+        """Stops the API server first, and then etcd: the API server needs etcd for an orderly stop."""
         while self._running:
             process = self._running.pop().process
             self.ended.append(process)
@@ -189,7 +189,7 @@ class ControlPlane:
 
 
 def etcd_command(binary: Path, data: Path, client: int, peer: int) -> list[str]:
-    """The command that runs etcd for one test session: on the loopback address, without syncing data to disk."""
+    """Returns the command that runs etcd for one test session: on the loopback address, without syncing data to disk."""
     clients, peers = f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
     return [
         str(binary),
@@ -204,15 +204,13 @@ def etcd_command(binary: Path, data: Path, client: int, peer: int) -> list[str]:
 
 
 def apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list[str]:
-    """The command that runs kube-apiserver on the loopback address, with RBAC and the stable and beta versions of
-    ``resource.k8s.io``.
-    """
+    """Returns the command that runs kube-apiserver on the loopback address, with RBAC and with all stable and beta APIs."""
     key = folder / "service-accounts.key"
     return [
         str(binary),
         f"--etcd-servers=http://127.0.0.1:{etcd}",
         "--bind-address=127.0.0.1",
-        "--advertise-address=127.0.0.1",  # otherwise it looks for a default route, which a sandbox does not have
+        "--advertise-address=127.0.0.1",  # otherwise the server looks for a default route, which a sandbox does not have
         f"--secure-port={port}",
         f"--cert-dir={folder}",
         f"--token-auth-file={folder / 'tokens.csv'}",

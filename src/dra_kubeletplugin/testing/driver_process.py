@@ -33,7 +33,7 @@ _LOG_CHARS = 3000  # characters of a process's log in an error
 
 
 class Leftovers(TypedDict):
-    """UIDs of claims with a CDI file, UIDs of recorded claims, and names of held devices."""
+    """UIDs of claims with a CDI file, UIDs of claims with a record, and names of devices that a claim holds."""
 
     files: list[str]
     records: list[str]
@@ -59,14 +59,14 @@ class RunningDriver(Protocol):
         """Returns the plugin's warnings, such as devices that cannot be published."""
 
     async def leftovers(self) -> Leftovers:
-        """Returns what the plugin keeps on its node, also after it has ended."""
+        """Returns the plugin's files, records and held devices on its node, also after the plugin has ended."""
 
     def check(self) -> None:
-        """Raises if the plugin has ended by itself."""
+        """Raises the error of a plugin that has ended by itself."""
 
 
 class InProcessDriver:
-    """Runs the plugin as an object: it starts fast, and a test can inspect and change the driver while it runs."""
+    """Runs the plugin as an object: it starts fast, and a test can inspect and change the running driver."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
@@ -90,7 +90,7 @@ class InProcessDriver:
 
     async def _wait_ready(self, ready: asyncio.Task[None]) -> None:
         """Waits for ``ready``, but not longer than ``PATIENCE`` seconds while the driver's discovery fails."""
-        faulty_seconds = 0.0  # counted in pauses: on a suspended machine the clock runs although nothing can progress
+        faulty_seconds = 0.0  # the sum of the pauses, because the clock also runs while the machine is suspended
         while not ready.done():
             await asyncio.wait({ready}, timeout=_CHECK_INTERVAL)
             faulty_seconds = faulty_seconds + _CHECK_INTERVAL if self.plugin.discovery.fault else 0.0
@@ -127,7 +127,7 @@ class InProcessDriver:
 
 
 class SubprocessDriver:
-    """Runs ``dra run`` as a separate process, as in a pod. It starts about half a second slower than an object."""
+    """Runs ``dra run`` as a separate process, as in a pod. This starts about half a second slower than :class:`InProcessDriver`."""
 
     def __init__(self, driver: type[Driver], settings: Settings, cluster: LocalCluster, options: object = None) -> None:
         self._target = _target(driver)
@@ -142,7 +142,7 @@ class SubprocessDriver:
         self._watcher: Watcher | None = None
 
     async def start(self) -> None:
-        """Starts the process, as :meth:`InProcessDriver.start`. The error contains the end of the process's log."""
+        """Starts the process and waits as :meth:`InProcessDriver.start`. The error contains the end of the process's log."""
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *gated([sys.executable, "-m", "dra_kubeletplugin.cli", "run", self._target, *self._flags]),
@@ -192,7 +192,7 @@ class SubprocessDriver:
         return [line.removeprefix(_NOTE) for line in body.splitlines() if line.startswith(_NOTE)]
 
     async def leftovers(self) -> Leftovers:
-        """Reads the records with `dra claims`, which works whether the process is alive or not."""
+        """Reads the records with `dra claims`, which also works while no plugin process runs."""
         cli = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "dra_kubeletplugin.cli", "claims", "-o", "json"),
             env=self._environment,
@@ -240,7 +240,7 @@ def _http_get(url: str) -> str:
 
 
 def _target(driver: type[Driver]) -> str:
-    """The driver in the form that ``dra run`` takes.
+    """Returns the driver in the form that ``dra run`` accepts.
 
     Raises :class:`FaultError` for a class that another process cannot import.
     """
@@ -252,7 +252,7 @@ def _target(driver: type[Driver]) -> str:
 
 
 def _environment(settings: Settings) -> Mapping[str, str]:
-    """The settings as environment variables."""
+    """Returns the settings as environment variables."""
     out = {}
     for f in fields(settings):
         value = getattr(settings, f.name)

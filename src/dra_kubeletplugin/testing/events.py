@@ -28,7 +28,9 @@ _PERMANENT_CODES = tuple(f"[{e.code}]" for e in _PERMANENT)  # the end of `DraEr
 _RETRIED_CODES = tuple(f"[{e.code}]" for e in (DriverFailedError, HostPathMissingError))
 _KUBELET_PREFIX = re.compile(r"^Failed to prepare dynamic resources: .* for ResourceClaim [^ :]+: ", re.DOTALL)
 _UNSCHEDULABLE = ("FailedScheduling", "FailedResourceClaimCreation")
-_TRANSIENT = "device binding"  # failed or timed out: the scheduler retries by itself (KEP-5007)
+_TRANSIENT = (
+    "device binding"  # in the message if a binding failed or timed out: the scheduler then retries by itself (KEP-5007)
+)
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,11 @@ class Event:
 
 
 class PodError(AssertionError):
-    """A pod did not reach the expected state. The text lists its events, each once.
+    """Raised if a pod did not reach the expected state. The text lists the pod's events, each once.
 
     Args:
         why: one sentence.
-        events: the pod's, oldest first.
+        events: the pod's events, oldest first.
     """
 
     def __init__(self, why: str, events: Sequence[Event]) -> None:
@@ -82,7 +84,7 @@ def has_run(pod: Mapping[str, Any]) -> bool:
 
 
 def permanent_failure(name: str, pod: Mapping[str, Any] | None, events: Sequence[Event]) -> str:
-    """Returns one sentence that says why the pod will never run, or "" if it still may."""
+    """Returns one sentence that says why the pod will never run, or "" if it may still run."""
     if pod is None:
         return f"pod {name} is gone"
     if pod["metadata"].get("deletionTimestamp"):
@@ -95,19 +97,18 @@ def permanent_failure(name: str, pod: Mapping[str, Any] | None, events: Sequence
 
 
 def reason_of(event: Event) -> str:
-    """The event's message without the prefix that the kubelet puts before every failed claim."""
+    """Returns the event's message without the prefix that the kubelet adds for every failed claim."""
     return _KUBELET_PREFIX.sub("", event.message)
 
 
 def last_warning(events: Sequence[Event]) -> str:
-    """The message of the newest warning, to append to a sentence, or "" if there is none."""
+    """Returns the message of the newest warning, to append to a sentence, or "" if there is no warning."""
     found = next((e for e in reversed(events) if e.type == "Warning"), None)
     return f": {reason_of(found)}" if found else ""
 
 
 def prepare_failure(events: Sequence[Event]) -> str:
-    """Returns the failure of each attempt to prepare the pod's claims: the driver's exception, or a path that the host
-    lacks.
+    """Returns why the newest attempt to prepare the pod's claims failed: the driver's exception, or a path that the host lacks.
 
     Returns "" if preparing is not the cause of the delay.
     """
@@ -117,10 +118,7 @@ def prepare_failure(events: Sequence[Event]) -> str:
 
 
 def unschedulable_reason(pod: Mapping[str, Any], events: Sequence[Event]) -> str:
-    """Returns the reason why the pod is unschedulable, or "" while work progresses.
-
-    The text changes only when the cause changes.
-    """
+    """Returns the reason why the pod is unschedulable, or "" if it is not. The text changes only when the cause changes."""
     conditions = (pod.get("status") or {}).get("conditions") or []
     waits = [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"]
     refused = [e for e in events if e.reason in _UNSCHEDULABLE]

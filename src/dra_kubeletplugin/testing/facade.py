@@ -1,8 +1,7 @@
-"""The objects that the pytest fixtures return: a cluster in its own thread, usable from functions and from any event
-loop.
+"""The objects that the pytest fixtures return: a cluster in its own thread, usable from functions and from any event loop.
 
-``node.run_pod()`` blocks until the pod runs; ``await node.run_pod.aio()`` does not. Every method that waits has both
-forms.
+``node.run_pod()`` blocks the thread until the pod runs; ``await node.run_pod.aio()`` lets the event loop run. Every method that
+waits has both forms.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _Node = DriverNode[Any]
 
 
 class _Handle(Generic[S]):
-    """A handle of an object that lives in the cluster's thread."""
+    """A handle for the object ``inner``, which must be used in the cluster's thread only."""
 
     def __init__(self, thread: LoopThread, inner: S) -> None:
         self.thread = thread
@@ -49,9 +48,9 @@ class _Handle(Generic[S]):
 
 
 class Api(_Handle[AsyncApi]):
-    """The fixture ``api``: objects over HTTP, and API server faults. The methods are those of :class:`AsyncApi`.
+    """The fixture ``api``: objects over HTTP, and API server faults. It has the methods of :class:`AsyncApi`.
 
-    Each method that waits blocks until it has ended. A coroutine uses ``.aio``, as in ``await api.get.aio(...)``.
+    A plain call of a method that waits blocks the thread. A coroutine uses ``.aio``, as in ``await api.get.aio(...)``.
     """
 
     apply = both(AsyncApi.apply)
@@ -83,7 +82,7 @@ class Api(_Handle[AsyncApi]):
         return found
 
     def conflict(self, times: int = 1) -> None:
-        """Makes the server reject the next ``times`` updates with 409, as after another client's write."""
+        """Makes the server reject the next ``times`` updates with 409, as if another client had changed the object."""
         __tracebackhide__ = True
         self._call(self.inner.conflict, times)
 
@@ -93,12 +92,12 @@ class Api(_Handle[AsyncApi]):
         self._call(self.inner.throttle, times)
 
     def drop(self, *fields: str) -> None:
-        """Makes the server drop these fields of slices, as with a disabled gate. No argument ends it."""
+        """Makes the server drop these fields of slices, as with a disabled gate. A call without arguments ends this."""
         __tracebackhide__ = True
         self._call(self.inner.drop, *fields)
 
     def serve(self, *versions: str) -> None:
-        """Makes the server serve only these versions of ``resource.k8s.io``, as another release does.
+        """Makes the server serve only these versions of ``resource.k8s.io``, as a different Kubernetes release does.
 
         No argument restores all versions.
         """
@@ -106,7 +105,7 @@ class Api(_Handle[AsyncApi]):
         self._call(self.inner.serve, *versions)
 
     def delay(self, seconds: float) -> None:
-        """Makes the server wait ``seconds`` before each response. 0 ends it."""
+        """Makes the server wait ``seconds`` before each response. 0 ends this."""
         __tracebackhide__ = True
         self._call(self.inner.delay, seconds)
 
@@ -150,17 +149,17 @@ class Cluster(_Handle[LocalCluster]):
         return list(self.inner.nodes)
 
     def kubelet(self, node: str = "") -> Kubelet:
-        """The kubelet of a node, by default of the first one."""
+        """Returns the kubelet of a node, by default of the first node."""
         return Kubelet(self.thread, (self.inner.nodes[node] if node else self.inner.node).kubelet)
 
     def plugin(self, driver: type[Driver], node: str, **settings: Any) -> Scope[Plugin]:
-        """Runs the driver's plugin on a node inside the block, registered and published. For tests with several plugins."""
+        """Runs the driver's plugin on a node during the block, which begins when the plugin has published. For several plugins."""
         return Scope(
             self.thread, plugin_on(self.inner, driver, node, **settings), f"the plugin of {driver.name} on {node}"
         )
 
     def controller(self, driver: type[Driver], **settings: Any) -> Scope[Controller]:
-        """Runs the driver's controller inside the block, as leader and published."""
+        """Runs the driver's controller during the block, which begins when the controller is the leader and has published."""
         return Scope(self.thread, controller_on(self.inner, driver, **settings), f"the controller of {driver.name}")
 
     def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
@@ -180,9 +179,9 @@ class Cluster(_Handle[LocalCluster]):
 
 
 class Node(_Handle[DriverNode[D]], Generic[D]):
-    """The fixture ``node``: the driver under test on the first node. The methods are those of :class:`DriverNode`.
+    """The fixture ``node``: the driver under test on the first node. It has the methods of :class:`DriverNode`.
 
-    Each method that waits blocks until it has ended. A coroutine uses ``.aio``, as in ``await node.run_pod.aio()``.
+    A plain call of a method that waits blocks the thread. A coroutine uses ``.aio``, as in ``await node.run_pod.aio()``.
     """
 
     @property
@@ -195,7 +194,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
 
     @property
     def driver(self) -> D:
-        """The driver object, which lives in the cluster's thread."""
+        """The driver object, whose methods run in the cluster's thread."""
         return self.inner.driver
 
     start = both(_Node.start)
@@ -219,7 +218,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
     leftovers = both(_Node.leftovers)
 
     def controller(self, **settings: Any) -> Scope[Controller]:
-        """Runs the driver's controller inside the block, as leader and published."""
+        """Runs the driver's controller during the block, which begins when the controller is the leader and has published."""
         driver = self.inner.driver_class
         return Scope(
             self.thread, controller_on(self.inner.cluster, driver, **settings), f"the controller of {driver.name}"

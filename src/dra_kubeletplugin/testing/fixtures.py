@@ -1,8 +1,8 @@
-"""The fixtures: a local cluster, and a driver on one of its nodes. :mod:`dra_kubeletplugin.pytest_plugin` gives them to pytest.
+"""The fixtures: a local cluster, and a driver on one of its nodes. :mod:`dra_kubeletplugin.pytest_plugin` registers them.
 
     # pyproject.toml
     [tool.pytest.ini_options]
-    dra_driver = "driver.py"              # as `dra run` takes it
+    dra_driver = "driver.py"              # in any form that `dra run` accepts
     dra_host = "hosts/two-fpgas.yaml"     # a described host, or the name of one in the package
 
     def test_a_pod_gets_its_fpga(node):
@@ -14,15 +14,15 @@
 
 ``@pytest.mark.dra(...)`` sets these for a test, a class or a module:
 
-- ``driver``: a class, or a text as `dra run` takes it
+- ``driver``: a class, or a text in any form that `dra run` accepts
 - ``host``: as ``dra_host``
 - ``nodes``: the names of the nodes
-- ``timers``: of the kubelets
-- ``options``: the driver's own: an object, or values by name
+- ``timers``: intervals of the kubelets
+- ``options``: the options that the driver defines: an object of its options class, or values by name
 - ``environment``: variables that the driver reads
-- ``process``: whether the driver gets a process of its own, which ``node.kill()`` can kill
-- ``kubernetes``: the release that the cluster behaves as
-- ``feature_gates``: gate name → enabled
+- ``process``: whether the driver runs in a separate process, which ``node.kill()`` can kill
+- ``kubernetes``: the Kubernetes release that the cluster behaves as
+- ``feature_gates``: a mapping from the gate's name to True (on) or False (off)
 - any field of :class:`Settings`
 
 ``pytest --kubernetes 1.34`` sets the release for tests without a marker.
@@ -30,7 +30,7 @@
 The cluster runs in its own thread, so a test needs no event loop and may use any. With ``KUBEBUILDER_ASSETS`` (a
 folder with etcd and kube-apiserver, as in envtest) a real API server replaces the local one.
 
-The module imports only pytest until a fixture is used, because pytest loads it in every project of the environment.
+This module imports only pytest until a fixture is used, because pytest loads the module in every project of the environment.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _TestConfig:
     kubernetes: str
     feature_gates: dict[str, bool]
     settings: dict[str, Any] = field(default_factory=dict)
-    base_folder: Path = Path()  # the folder that relative files belong to
+    base_folder: Path = Path()  # relative paths of files start here
     origins: dict[str, str] = field(default_factory=dict)  # where the driver and the host were configured
 
     @classmethod
@@ -123,7 +123,7 @@ def _check_names(arguments: Collection[str]) -> None:
 
 
 def _check_types(arguments: Mapping[str, Any]) -> None:
-    """Rejects values of wrong types at the marker, because they would fail later without naming it."""
+    """Rejects a marker's values of wrong types, because a later error would not name the marker."""
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         "driver": ((str, type), "a class, or as `dra run` takes it"),
         "nodes": ((list, tuple, set, frozenset), "a list of names"),
@@ -152,8 +152,9 @@ def _fail(why: str) -> NoReturn:
 
 @contextlib.contextmanager
 def _fail_on_error(origin: str = "") -> Iterator[None]:
-    """Fails the test with one sentence if the block raises our error or a ``ValueError``; ``origin`` is the place of the
-    wrong setting.
+    """Fails the test with one sentence if the block raises a ``DraError`` or ``ValueError``.
+
+    ``origin`` is the place of the wrong setting.
     """
     from ..errors import DraError
 
@@ -249,7 +250,7 @@ def local_cluster(
 def node(
     request: pytest.FixtureRequest, local_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Node[Any]]:
-    """The driver under test on the first node, registered and published."""
+    """The driver under test on the first node, after it was registered and has published."""
     from ..driver import check, load_driver
     from ..host.fake import sysfs
     from .facade import Node
@@ -289,7 +290,7 @@ def kubelet(local_cluster: Cluster) -> Kubelet:
 
 @pytest.fixture
 def api(local_cluster: Cluster) -> Api:
-    """The API server: its objects and its faults."""
+    """The client of the API server: reads and writes objects, and injects faults."""
     return local_cluster.api
 
 
@@ -302,13 +303,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         try:
             lines = [str(e) for e in cluster.api.events()]
         except Exception as e:  # the cluster itself may be the cause
-            lines = [f"they cannot be read: {e}"]
+            lines = [f"the events cannot be read: {e}"]
         report.sections.append(("events of the local cluster", "\n".join(lines) or "none"))
     return report
 
 
 def _driver_path(target: str, base_folder: Path) -> str:
-    """The driver in the form that `dra run` takes, with files relative to the ini file."""
+    """Returns the driver in the form that `dra run` accepts. Relative files start at the folder of the ini file."""
     head, colon, name = target.rpartition(":")
     path = base_folder / (head if colon else target)
     return f"{path}{colon}{name if colon else ''}" if target and path.exists() else target

@@ -1,4 +1,4 @@
-"""Adds injected health reports to a driver's own, for tests and for the verbs of ``dra dev``."""
+"""Adds injected health reports to the reports of a driver, for tests and for the commands at the prompt of ``dra dev``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ D = TypeVar("D", bound=Driver)
 
 
 def with_health_overrides(driver: type[D], overrides: Callable[[D], Mapping[str, Health]]) -> type[D]:
-    """Returns a subclass of the driver whose ``health()`` adds the reports of ``overrides`` to its own.
+    """Returns a subclass of the driver whose ``health()`` adds the reports of ``overrides`` to the driver's reports.
 
     A driver without ``health()`` is returned unchanged.
     """
@@ -21,7 +21,7 @@ def with_health_overrides(driver: type[D], overrides: Callable[[D], Mapping[str,
         return driver
     calls = Calls()
 
-    @functools.wraps(driver.health)  # keeps the source location, which errors about a wrong return value name
+    @functools.wraps(driver.health)  # keeps the source location for errors about a wrong return value
     async def health(self: D) -> Any:
         own_health: Callable[[], Any] = getattr(super(subclass, self), "health")  # noqa: B009 - the method may be plain or async
         reported = await calls(own_health)

@@ -1,6 +1,4 @@
-"""Runs a driver on a node of a local cluster, and has the verbs of a test: run pods, restart, upgrade, reboot, plug,
-break.
-"""
+"""Runs a driver on a node of a local cluster, with the steps of a test: run pods, restart, upgrade, reboot, plug, inject faults."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _PODS = resource_of({"apiVersion": "v1", "kind": "Pod"})
 
 @runtime_checkable
 class _EndableRuntime(Protocol):
-    """A runtime without real containers: a container ends only when a test calls ``end``."""
+    """A container runtime without real containers: a container ends only when a test calls ``end``."""
 
     def end(self, pod_uid: str, name: str, exit_code: int = 0) -> None: ...
 
@@ -42,7 +40,7 @@ class _EndableRuntime(Protocol):
 class DriverNode(Generic[D]):
     """One node with the driver on it. The plugin can be stopped and started again while the cluster keeps running.
 
-    Methods that start or change the driver raise :class:`NotReadyError` with the reason if it does not become ready.
+    Methods that start or change the driver raise :class:`NotReadyError` with the reason if the driver does not become ready.
     """
 
     def __init__(
@@ -69,10 +67,10 @@ class DriverNode(Generic[D]):
 
     @property
     def plugin(self) -> Plugin:
-        """The plugin object. Raises :class:`FaultError` unless the driver runs, or ran, in this process."""
+        """The plugin object. Raises :class:`FaultError` if the driver was not started, or runs in a separate process."""
         if isinstance(self._running, InProcessDriver):
             return self._running.plugin
-        raise FaultError("there is no plugin object: the driver runs in a process of its own, or not at all")
+        raise FaultError("there is no plugin object: the driver runs in a separate process, or was not started")
 
     @property
     def driver(self) -> D:
@@ -86,7 +84,7 @@ class DriverNode(Generic[D]):
 
         Args:
             options: replaces the options of the previous instance; as for :func:`node_with`.
-            settings: fields of :class:`Settings`, merged into the previous instance's settings.
+            settings: fields of :class:`Settings` that differ from the previous instance's settings.
         """
         self.settings = dataclasses.replace(self.settings, **settings)
         self.options = self.options if options is None else options
@@ -101,7 +99,7 @@ class DriverNode(Generic[D]):
 
     async def start_plugin(self, plugin: Plugin) -> None:
         """Starts a plugin that the caller created, and waits as :meth:`start`."""
-        self._running = InProcessDriver(plugin)  # set first: its notes explain a failed start
+        self._running = InProcessDriver(plugin)  # set before the start, because its notes explain a failed start
         await self._running.start()
 
     async def stop(self) -> None:
@@ -116,15 +114,15 @@ class DriverNode(Generic[D]):
     async def kill(self) -> None:
         """Kills the plugin's process as SIGKILL does.
 
-        Raises :class:`FaultError` unless ``process=True`` gave the plugin its own process.
+        Raises :class:`FaultError` unless the plugin runs in a separate process (``process=True``).
         """
         if self._running:
             await self._running.kill()
 
     async def upgrade(self, driver: type[D] | None = None, /, **settings: Any) -> None:
-        """Does a rolling update: the new instance starts before the old one stops.
+        """Does a rolling update: the new instance starts before the old instance stops.
 
-        It may have another class or other settings.
+        The new instance may have a different driver class and different settings.
         """
         old, before = self._running, (self.driver_class, self.settings, self.options)
         self.driver_class = driver or self.driver_class
@@ -139,7 +137,7 @@ class DriverNode(Generic[D]):
             await old.stop()
 
     async def reboot(self) -> None:
-        """Reboots the machine: every process ends, CDI files are deleted, and the boot id changes."""
+        """Simulates a reboot of the node: every process ends, CDI files are deleted, and the boot id changes."""
         await self.stop()
         sysfs = self.settings.sysfs_root
         await self.cluster.reboot(sysfs=sysfs if described.is_described(sysfs) else None)
@@ -150,18 +148,18 @@ class DriverNode(Generic[D]):
         if self._running:
             await self._running.rescan()
 
-    # --- what is published ------------------------------------------------------------------------
+    # --- published devices ------------------------------------------------------------------------
 
     async def published(self, pool: str = "") -> Published:
-        """Returns the pools that the driver and its controller publish, as :meth:`AsyncApi.published`."""
+        """Returns the pools that the driver's plugin and controller publish, as :meth:`AsyncApi.published`."""
         __tracebackhide__ = True
         return await self.wait_published(lambda _: True, pool)
 
     async def wait_published(self, wanted: Wanted, pool: str = "", *, timeout: float = TIMEOUT) -> Published:
         """Waits until the driver publishes devices that match ``wanted``, as :meth:`AsyncApi.wait_published`.
 
-        Raises :class:`PublishedError` with the devices that are published instead, and the plugin's notes about
-        devices that it left out.
+        Raises :class:`PublishedError` with the devices that are published instead, and with the plugin's notes about devices
+        that it cannot publish.
         """
         __tracebackhide__ = True
         try:
@@ -177,17 +175,15 @@ class DriverNode(Generic[D]):
     # --- hardware ---------------------------------------------------------------------------------
 
     async def plug(self, function: Mapping[str, Any]) -> None:
-        """Adds a PCI function, written as in the host description, to the described host. Waits until it is published.
+        """Adds a PCI function, written as in the host description, to the described host. Waits until the driver has published.
 
-        A driver in its own process rescans every 0.2 s and is not waited for: call :meth:`wait_published` after it.
+        For a driver in a separate process, it does not wait: the driver rescans every 0.2 s, so call :meth:`wait_published` next.
         """
         described.add_function(self._described_sysfs("plug"), function)
         await self._rescan_in_process()
 
     async def unplug(self, address: str) -> None:
-        """Removes the PCI function at ``address`` and waits as :meth:`plug`. Raises :class:`FaultError` if there is
-        none.
-        """
+        """Removes the PCI function at ``address`` and waits as :meth:`plug`. Raises :class:`FaultError` if it does not exist."""
         sysfs = self._described_sysfs("unplug")
         present = sorted(f.name for f in (sysfs / "bus/pci/devices").iterdir())
         if address not in present:
@@ -196,22 +192,22 @@ class DriverNode(Generic[D]):
         await self._rescan_in_process()
 
     async def health(self, device: str, *, healthy: bool = False, message: str = "injected fault") -> None:
-        """Adds a report about ``device`` to each result of the driver's ``health()``. Returns when the slices show it.
+        """Adds a report about ``device`` to each result of the driver's ``health()``. Returns when the report is published.
 
-        Raises :class:`FaultError` for a driver without ``health()``, and for a driver in its own process.
+        Raises :class:`FaultError` for a driver without ``health()``, and for a driver in a separate process.
         """
         if not self.plugin.driver.reports_health:
             raise FaultError(
                 f"{self.driver_class.__name__} has no health() method, so it cannot report a broken device"
             )
         if self.plugin.inventory.get(device) is None:
-            raise FaultError(f"{device} is no device of {self.settings.driver_name}")
+            raise FaultError(f"{device} is not a device of {self.settings.driver_name}")
         self._health_overrides[device] = Health(healthy=healthy, message=message)
 
         async def seen() -> bool:
             return self.plugin.inventory.healthy(device) is healthy
 
-        await self.api.wait(f"the report that {device} is {'well' if healthy else 'broken'}", seen)
+        await self.api.wait(f"the report that {device} is {'healthy' if healthy else 'unhealthy'}", seen)
         await self.plugin.published(TIMEOUT)
 
     def _described_sysfs(self, verb: str) -> Path:
@@ -245,7 +241,7 @@ class DriverNode(Generic[D]):
         Args:
             claim: the claim's spec. The default is ``count`` devices of the driver that match ``selector``, with
                 ``parameters``.
-            restart_policy: whether the pod runs again after :meth:`reboot`. With ``Never`` it fails then, as on
+            restart_policy: whether the pod runs again after :meth:`reboot`. With ``Never``, a reboot makes the pod fail, as on
                 Kubernetes.
 
         Raises :class:`PodError`, as :meth:`AsyncApi.wait_running`.
@@ -290,14 +286,17 @@ class DriverNode(Generic[D]):
         )
 
     async def end(self, pod_name: str = "pod", container: str = "", *, exit_code: int = 0) -> None:
-        """Ends a container, by default the first. Raises :class:`FaultError` if it does not run or is a real container."""
+        """Ends a container, by default the first one of the pod.
+
+        Raises :class:`FaultError` if the container does not run or is a real container.
+        """
         pod = await self.api.get("Pod", pod_name)
         if pod is None:
             raise FaultError(f"there is no pod {pod_name}")
         oci_of(self.cluster, pod, container)
         runtime = self.cluster.nodes[pod["spec"]["nodeName"]].runtime
         if not isinstance(runtime, _EndableRuntime):
-            raise FaultError("this cluster runs real containers: end one with a command in it")
+            raise FaultError("this cluster runs real containers: to end the container, run a command in it")
         runtime.end(pod["metadata"]["uid"], container or pod["spec"]["containers"][0]["name"], exit_code)
 
     async def claim_of(self, pod_name: str) -> JSON:
@@ -341,7 +340,7 @@ class DriverNode(Generic[D]):
     async def leftovers(self) -> Leftovers:
         """Returns the CDI files, records and held devices on the node.
 
-        All are empty before the first start, and later if nothing leaks.
+        All three are empty before the first start, and after all pods are deleted if nothing leaks.
         """
         return await self._running.leftovers() if self._running else {"files": [], "records": [], "held": []}
 
@@ -397,7 +396,7 @@ async def on_node(
         cdi_root=cluster.node.cdi_root,
         sysfs_root=sysfs,
         health_interval=0.1,
-        rescan_interval=0.2 if process else Settings.rescan_interval,  # a test cannot request one
+        rescan_interval=0.2 if process else Settings.rescan_interval,  # a test cannot request a rescan of a process
         local_cluster=True,
     )
     cluster.node.runtime.dev = Host(sysfs).dev
@@ -428,11 +427,11 @@ async def node_with(
         driver: the class to test.
         host: a described host: a YAML file, the name of one in the package (``virtual-machine``), or an object. None
             means this machine's hardware.
-        timers: of the kubelet.
-        process: whether the driver gets a process of its own, which can be killed.
-        kubernetes: the release that the cluster behaves as.
+        timers: intervals of the kubelet.
+        process: whether the driver runs in a separate process, which can be killed.
+        kubernetes: the Kubernetes release that the cluster behaves as.
         feature_gates: gates that differ from that release's defaults.
-        options: the driver's own options: an object of its options class, or values by name. Missing values come from
+        options: the options that the driver defines: an object of its options class, or values by name. Missing values come from
             the environment.
         settings: fields of :class:`Settings`.
     """

@@ -1,4 +1,4 @@
-"""Finds free TCP ports for servers whose port must be named before they listen."""
+"""Finds free TCP ports for servers whose port must be known before they listen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 _LOWEST, _HIGHEST = 20_000, 32_768
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_MAX_MARKS = 100  # open marks: the servers of older ports are listening long before
+_MAX_MARKS = 100  # reserved ports; when this number is reached, the servers of older ports have long been listening
 _marks: deque[int] = deque()  # file descriptors
 
 

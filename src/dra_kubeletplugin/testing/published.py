@@ -18,9 +18,9 @@ _LINE = 240  # bytes per device in an error
 
 
 class Published(Mapping[str, Device]):
-    """A driver's devices by name, in the order of its slices. Each is the :class:`Device` as published.
+    """A driver's devices by name, in the order of its slices. Each value is the :class:`Device` as published.
 
-    A lookup of a name that two pools have raises ``ValueError``: use :attr:`pools` instead.
+    If two pools have a device of the same name, a lookup of this name raises ``ValueError``: use :attr:`pools` instead.
 
     Args:
         pools: complete pools by name, with their counter sets and nodes.
@@ -58,7 +58,7 @@ Wanted = Collection[str] | Callable[[Published], object]
 
 
 class PublishedError(AssertionError):
-    """A driver did not publish the expected devices. The text lists the published ones, one per line.
+    """Raised if a driver did not publish the expected devices. The text lists the published devices, one per line.
 
     Args:
         why: one sentence.
@@ -80,7 +80,7 @@ def pools_of(slices: Iterable[JSON], pool: str = "") -> tuple[Published, str]:
         pool: read this pool only.
 
     Returns:
-        the complete pools, and a sentence about the first incomplete pool, "" if there is none.
+        the complete pools, and a sentence about the first incomplete pool, or "" if all pools are complete.
     """
     newest: dict[str, list[JSON]] = {}
     for sl in sorted(slices, key=lambda s: str(s["metadata"]["name"])):
@@ -134,7 +134,7 @@ def _lines(pools: Iterable[Pool]) -> Iterator[str]:
 
 
 def _line(device: Device) -> str:
-    """A device's name and the values that tests check. Taints come first, because they change most often."""
+    """Returns a device's name and the values that tests check. Taints come first, because they change most often."""
     facts = [f"taint {t.key}{f'={t.value}' if t.value else ''}:{t.effect}" for t in device.taints]
     facts += [
         f"{key}={value!r}" if isinstance(value, str) else f"{key}={value}" for key, value in device.attributes.items()

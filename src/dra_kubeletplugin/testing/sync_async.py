@@ -1,4 +1,4 @@
-"""Runs a cluster's event loop in its own thread, and exposes its methods to both plain and async tests."""
+"""Runs a cluster's event loop in its own thread, and makes async methods usable in both plain and async tests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LoopThread:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            pass  # the caller's loop is trio, which anyio also runs tests in
+            pass  # the caller runs in trio, as tests of anyio may
         else:
             return await asyncio.wrap_future(future)
         trio = importlib.import_module("trio")
@@ -83,7 +83,7 @@ class LoopThread:
 
 
 class Placed(Protocol[S_co]):
-    """An object with an inner object that lives in a :class:`LoopThread`."""
+    """An object with an inner object that is used in a :class:`LoopThread` only."""
 
     @property
     def thread(self) -> LoopThread: ...
@@ -93,7 +93,7 @@ class Placed(Protocol[S_co]):
 
 
 class SyncAsyncCall(Generic[P, T]):
-    """A method with two forms: ``method(...)`` blocks until it has ended, ``await method.aio(...)`` does not block."""
+    """A method with two forms: ``method(...)`` blocks the thread, ``await method.aio(...)`` does not."""
 
     def __init__(self, thread: LoopThread, method: Callable[P, Coroutine[Any, Any, T]]) -> None:
         self._thread = thread
@@ -106,19 +106,19 @@ class SyncAsyncCall(Generic[P, T]):
         try:
             work = self._method(*args, **kwargs)
         except TypeError as e:
-            known = inspect.signature(self._method).parameters  # of the wrapped method
+            known = inspect.signature(self._method).parameters
             raise TypeError(f"{e}{next((did_you_mean(n, known) for n in kwargs if n not in known), '')}") from None
         return self._thread.run(work)
 
     def aio(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
-        """The awaitable form of the call, for coroutines of any event loop."""
+        """Returns an awaitable for the call, for coroutines of any event loop."""
         return self._thread.await_(self._method(*args, **kwargs))
 
 
 class both(Generic[S, P, T]):
     """A descriptor that exposes an async method of the inner object as a :class:`SyncAsyncCall` of the outer object.
 
-    On the class it is a plain function, so that ``help`` shows its signature.
+    As an attribute of the class it is a plain function, so that ``help`` shows the method's signature.
     """
 
     def __init__(self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> None:

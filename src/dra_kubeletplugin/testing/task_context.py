@@ -10,9 +10,7 @@ T = TypeVar("T")
 
 
 class Hosted(Generic[T]):
-    """Holds ``manager`` open in a separate task, because task groups and timeouts must be left by the task that entered
-    them.
-    """
+    """Enters and leaves ``manager`` in one separate task, because the task that entered a task group or timeout must leave it."""
 
     def __init__(self, manager: AbstractAsyncContextManager[T], name: str) -> None:
         self._manager = manager

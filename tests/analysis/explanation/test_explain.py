@@ -123,7 +123,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     "fewer devices than asked for": (
         [node("a"), pool("a", gpu("g0")), claim(count=2), pod("c")],
         ReasonKind.TOO_FEW,
-        "no node of these has more than 1",
+        "none of these nodes has more than 1",
         "ask for 1 in request r in place of 2",
     ),
     "a claim of another pod": (

@@ -132,9 +132,7 @@ def test_a_key_twice_within_a_list_is_reported_its_item(tmp_path: Path, capsys: 
     (tmp_path / "a.yaml").write_text(LIST.rstrip() + "\n")
     assert main(["validate", str(tmp_path / "a.yaml")]) == 1
     wrong, ok = capsys.readouterr().out.splitlines()
-    assert wrong.startswith(
-        f"wrong {tmp_path}/a.yaml:8: ConfigMap x: the key 'data' stands here again, first in line 7"
-    )
+    assert wrong.startswith(f"wrong {tmp_path}/a.yaml:8: ConfigMap x: the key 'data' was already used in line 7")
     assert ok.startswith("ok ConfigMap z")
 
 
@@ -145,7 +143,7 @@ def test_items_that_stand_twice_are_reported_and_the_last_are_judged(
         "apiVersion: v1\nkind: List\nitems: []\nitems:\n- " + OBJECT.format("  ", "x").rstrip()
     )
     assert main(["validate", str(tmp_path / "a.yaml")]) == 1
-    assert "ConfigMap x: the key 'items' stands here again, first in line 3" in capsys.readouterr().out
+    assert "ConfigMap x: the key 'items' was already used in line 3" in capsys.readouterr().out
 
 
 def test_a_merged_key_that_is_given_again_is_no_key_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

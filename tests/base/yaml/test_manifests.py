@@ -22,26 +22,26 @@ MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n"
 
 # What is no object: nothing of it can be answered.
 NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
-    "no YAML": (f"{MAP}---\na: [\n", (":6:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed",)),
-    "a tab": (f"{MAP}data:\n\ta: b\n", (":5:1: no YAML: a tab: YAML is indented with spaces",)),
-    "no colon": (f"{MAP}data\na: b\n", (":5:1: no YAML: a key without ':' after it, or a text that continues in the next line without quotes",)),
-    "a template": (f"{MAP}data: {{{{ .Values.a }}}}\n", (":4:8: no YAML: a key that is no text; what Helm has between {{ }} must be rendered first",)),
-    "an alias": (f"{MAP}data: {{a: *b}}\n", (":4:11: no YAML: an alias without an anchor in this document: put a text that begins with * in quotes",)),
-    "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: no YAML: an alias is inside its own anchor",)),
-    "a separator": (f"{MAP}---x\n{CLAIM}", (":4:4: 'x' stands behind '---', which begins a document only in a line of its own",)),
-    "left out": (f"{MAP}...\n{CLAIM}", (":5:1: kubectl leaves out what stands here: begin a document with '---' in a line of its own",)),
-    "a mark": (f"{MAP}---\n# c\n\ufeff{CLAIM}", (":6:1: a byte order mark within a document, where kubectl takes it for text: delete it",)),
-    "no UTF-8": (MAP.encode() + b"# \xe9\n", (":4: byte 0xe9 is no UTF-8: save the file as UTF-8",)),
-    "a control character": (f"{MAP}data: {{a: \x01}}\n", (":4:11: the character U+0001 may not stand in YAML",)),
-    "depth": (f"{MAP}data: {'[' * 300}\n", (":4:206: no YAML: nested too deeply, below 200 others",)),
-    "JSON": ('{"kind": "List", "items": []}\n{"kind": "List", "items": []}\n{"c": }', (":3:7: no JSON, which all before it is: Expecting value",)),
+    "no YAML": (f"{MAP}---\na: [\n", (":6:1: not valid YAML: a value is missing, or a '[' or '{' is not closed",)),
+    "a tab": (f"{MAP}data:\n\ta: b\n", (":5:1: not valid YAML: a tab: YAML is indented with spaces",)),
+    "no colon": (f"{MAP}data\na: b\n", (":5:1: not valid YAML: a key without ':' after it, or a text that continues in the next line without quotes",)),
+    "a template": (f"{MAP}data: {{{{ .Values.a }}}}\n", (":4:8: not valid YAML: a key is not text; a Helm template with {{ }} must be rendered first",)),
+    "an alias": (f"{MAP}data: {{a: *b}}\n", (":4:11: not valid YAML: an alias without an anchor in this document: put a text that begins with * in quotes",)),
+    "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: not valid YAML: an alias is inside its own anchor",)),
+    "a separator": (f"{MAP}---x\n{CLAIM}", (":4:4: 'x' follows '---', which begins a document only on a line of its own",)),
+    "left out": (f"{MAP}...\n{CLAIM}", (":5:1: kubectl ignores this text: begin a document with '---' on a line of its own",)),
+    "a mark": (f"{MAP}---\n# c\n\ufeff{CLAIM}", (":6:1: a byte order mark inside a document, which kubectl reads as text: delete it",)),
+    "no UTF-8": (MAP.encode() + b"# \xe9\n", (":4: byte 0xe9 is not UTF-8: save the file as UTF-8",)),
+    "a control character": (f"{MAP}data: {{a: \x01}}\n", (":4:11: the character U+0001 is not allowed in YAML",)),
+    "depth": (f"{MAP}data: {'[' * 300}\n", (":4:206: not valid YAML: nested too deeply: more than 200 levels",)),
+    "JSON": ('{"kind": "List", "items": []}\n{"kind": "List", "items": []}\n{"c": }', (":3:7: not JSON, but all text before it is JSON: Expecting value",)),
     "text": (f"{MAP}---\nhello\n", (":5: text in place of an object with apiVersion and kind",)),
     "a list": ("- a: 1\n", (":1: a list in place of an object with apiVersion and kind",)),
     "a number": ("3\n", (":1: 3 in place of an object with apiVersion and kind",)),
     "no object in a list": ("kind: List\nitems:\n- a\n-\n", (
         ":3: text in place of an object with apiVersion and kind", ":4: nothing in place of an object with apiVersion and kind")),
     "a list in a list": ("kind: List\nitems:\n- kind: ConfigMapList\n  items: []\n", (
-        ":3: ConfigMapList: a list within a list, which kubectl leaves whole: put its items into the outer one",)),
+        ":3: ConfigMapList: this list is inside another list, so kubectl does not split it: put its items into the outer list",)),
     "items": ("kind: List\nitems: {}\n", (":2: List: items: an object in place of a list",)),
     "no apiVersion": (MAP.replace("apiVersion: v1\n", ""), (":1: ConfigMap m: apiVersion: missing",)),
     "no kind, no name": ("apiVersion: v1\nmetadata: {}\n", (":1: kind: missing", ":2: metadata.name: missing")),
@@ -49,15 +49,15 @@ NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "a kind that is a number": (MAP.replace("ConfigMap", "3"), (":2: 3 m: kind: 3 in place of text",)),
     "nothing of metadata": ("apiVersion: v1\nkind: ConfigMap\nmetadata:\n", (":3: ConfigMap: metadata: nothing in place of an object",)),
     "several at once": ("3\n---\na: [\n", (":1: 3 in place of an object with apiVersion and kind",
-                                           ":4:1: no YAML: nothing where a value belongs, or a '[' or '{' that is not closed")),
+                                           ":4:1: not valid YAML: a value is missing, or a '[' or '{' is not closed")),
 }  # fmt: skip
 
 # What a server would refuse: `dra explain` and `dra simulate` warn of it, as a cluster may have it.
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "a key twice": (f"{MAP}---\n{CLAIM}kind: ResourceClaim\n", (
-        ":15: ResourceClaim c: the key 'kind' stands here again, first in line 6: one of them is lost",)),
+        ":15: ResourceClaim c: the key 'kind' was already used in line 6: one of the values is lost",)),
     "a key twice in JSON": ('{"apiVersion": "v1", "kind": "ConfigMap",\n "metadata": {"name": "m"},\n "kind": "ConfigMap"}\n', (
-        ":3: ConfigMap m: the key 'kind' stands here again, first in line 1: one of them is lost",)),
+        ":3: ConfigMap m: the key 'kind' was already used in line 1: one of the values is lost",)),
     "a field": (CLAIM.replace("count", "cuont"), (
         ":10: ResourceClaim c: spec.devices.requests[0].exactly.cuont: unknown field, did you mean 'count'?",)),
     "a type": (CLAIM.replace("count: 1", "count: '1'"), (

@@ -62,21 +62,21 @@ NEWER: dict[str, tuple[str, str]] = {  # what kubectl 1.32 did not find yet
     "JSON and JSON after a mark": (f"{JSON % 'a'}\n{MARK}{JSON % 'b'}", "ab"),
 }
 REFUSED: dict[str, tuple[str, str]] = {  # by kubectl too; and what we say
-    "--- and an object": (f"{A}---\n{B}--- {FLOW}\n", ":8:4: '{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}' stands behind '---'"),
-    "----": (f"{A}----\n{B}", ":4:4: '-' stands behind '---', which begins a document only in a line of its own"),
-    "--- in a text": (f"{A}data: {{x: 'a\n\n--- x\n b'}}\n", ":6:4: 'x' stands behind '---'"),
-    "--- alone in a text": (f"{A}data: {{x: 'a\n---\n b'}}\n", ":5:1: no YAML: a quote that is not closed"),
+    "--- and an object": (f"{A}---\n{B}--- {FLOW}\n", ":8:4: '{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}' follows '---'"),
+    "----": (f"{A}----\n{B}", ":4:4: '-' follows '---', which begins a document only on a line of its own"),
+    "--- in a text": (f"{A}data: {{x: 'a\n\n--- x\n b'}}\n", ":6:4: 'x' follows '---'"),
+    "--- alone in a text": (f"{A}data: {{x: 'a\n---\n b'}}\n", ":5:1: not valid YAML: a quote that is not closed"),
     "a mark before ---": (f"{A}{MARK}---\n{B}", ":4:1: a byte order mark within a document"),
     "a mark before a key": (f"apiVersion: v1\n{MARK}kind: ConfigMap\nmetadata: {{name: a}}\n", ":2:1: a byte order mark within a document"),
     "a mark at the end": (f"{A}{MARK}\n", ":4:1: a byte order mark within a document"),
     "a mark after a comment": (f"# x\n{MARK}kind: ConfigMap\napiVersion: v1\n", ":2:1: a byte order mark within a document"),
     "three marks": (f"{MARK * 3}{A}", ":1:1: a byte order mark within a document"),
     "two marks before a later document": (f"{A}---\n{MARK}{MARK}{B}", ":5:1: a byte order mark within a document"),
-    "a directive": (f"{A}---\n%YAML 1.1\n---\n{B}", ":5:1: no YAML to kubectl, which takes no directives: remove the line"),
-    "JSON and JSON and ---": (f"{JSON % 'a'}{JSON % 'b'}\n---\n{C}", ":2:1: no JSON, which all before it is: Expecting value"),
-    "JSON and a bracket": (f"{JSON % 'a'}\n{JSON % 'b'}\n}}", ":3:1: no JSON, which all before it is: Expecting value"),
-    "JSON and a comma": (f"{JSON % 'a'},\n{JSON % 'b'}", ":1:69: no JSON, which all before it is: Expecting value"),
-    "UTF-16 without a mark": ("a\0", ":1:2: the character U+0000 may not stand in YAML"),
+    "a directive": (f"{A}---\n%YAML 1.1\n---\n{B}", ":5:1: kubectl does not accept YAML directives: remove the line"),
+    "JSON and JSON and ---": (f"{JSON % 'a'}{JSON % 'b'}\n---\n{C}", ":2:1: not JSON, but all text before it is JSON: Expecting value"),
+    "JSON and a bracket": (f"{JSON % 'a'}\n{JSON % 'b'}\n}}", ":3:1: not JSON, but all text before it is JSON: Expecting value"),
+    "JSON and a comma": (f"{JSON % 'a'},\n{JSON % 'b'}", ":1:69: not JSON, but all text before it is JSON: Expecting value"),
+    "UTF-16 without a mark": ("a\0", ":1:2: the character U+0000 is not allowed in YAML"),
     "text": ("hello\n", ":1: text in place of an object with apiVersion and kind"),
     "a list in a list": (f"kind: List\nitems:\n- {{kind: List, items: [{JSON % 'a'}]}}\n", ":3: List: a list within a list, which kubectl"),
     "an object of items": ("kind: List\nitems: {a: 1}\n", ":2: List: items: an object in place of a list"),
@@ -122,7 +122,7 @@ def test_what_kubectl_leaves_out_is_reported(which: str, tmp_path: Path) -> None
     text, place = LEFT_OUT[which]
     (said,) = told(text, tmp_path)[1]
     assert said.startswith(place)
-    assert "kubectl leaves out what stands here: begin a document with '---' in a line of its own" in said
+    assert "kubectl ignores this text: begin a document with '---' on a line of its own" in said
 
 
 def test_utf_16_is_read_where_its_mark_reports_it(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_lines_of_a_later_document_are_those_of_the_file(tmp_path: Path) -> None
     first, second, third = documents.read(path, [])
     assert [d.place("metadata.name").rpartition(":")[2] for d in (first, second, third)] == ["3", "8", "11"]
     assert second.faults == [
-        (f"{path}:9", "the key 'kind' stands here again, first in line 7: one of them is lost"),
+        (f"{path}:9", "the key 'kind' was already used in line 7: one of the values is lost"),
     ]
 
 

@@ -222,7 +222,7 @@ def test_dra_validate_judges_a_claim_with_its_class(
     main(["simulate", *given_to, "--host", "host.yaml", "--driver", "driver.py"])
     assert (
         "note: ResourceClaim c: spec.devices.config[0].opaque: parameters: burst needs speed 2 or more (mode, speed from DeviceClass acme "
-        "config[0]; burst from ResourceClaim c config[0]): a pod with it would be placed, and fail at prepare"
+        "config[0]; burst from ResourceClaim c config[0]): a pod that uses it would be scheduled, but fail at prepare"
     ) in capsys.readouterr().out
     given.unlink()
     assert main(["validate", "claim.yaml", "--driver", "driver.py"]) == 0

@@ -95,7 +95,7 @@ async def test_dev_runs_it_and_prints_where_the_described_host_is(files: Path) -
         async with asyncio.timeout(60):
             assert process.stdout
             told = ""
-            while "Ctrl-C ends it" not in told:
+            while "Ctrl-C stops the cluster" not in told:
                 line = await process.stdout.readline()
                 assert line, told
                 told += line.decode()

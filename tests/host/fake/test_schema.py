@@ -207,13 +207,13 @@ WRONG = {
     "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":5: functions[0].classes.fpga: dev '240' is not major:minor, such as 240:0"),
     "a link that every device has": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":5: functions[0].classes.fpga: device is made for every device: leave it out"),
     "a path that cannot be printed": (HEAD + '  attributes: {"a\\tb": 1}\n', ":5: functions[0].attributes.a\tb: 'a\\tb' is no path within the folder"),
-    "a key twice": (HEAD + "  vendor: 1\n", ":5: key 'vendor' is there twice"),
+    "a key twice": (HEAD + "  vendor: 1\n", ":5: duplicate key 'vendor'"),
     "no list": ("functions: {}\n", ":1: functions: {} is no list"),
     "nothing": ("", ": None is no mapping of keys"),
-    "no YAML": ("functions: [\n", ":2:1: no YAML: nothing where a value belongs"),
-    "no YAML at all": ("\t", ":1:1: no YAML: a tab: YAML is indented with spaces"),
-    "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: all stands in one"),
-    "aliases without end": (BOMB, ":1:1: no YAML: aliases expand 13 values to 1362025156: write the values out"),
+    "no YAML": ("functions: [\n", ":2:1: not valid YAML: a value is missing"),
+    "no YAML at all": ("\t", ":1:1: not valid YAML: a tab: YAML is indented with spaces"),
+    "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: put everything into one document"),
+    "aliases without end": (BOMB, ":1:1: not valid YAML: aliases expand 13 values to 1362025156: write the values out"),
 }  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> Non
     host = NodeHost.build(tmp_path, "virtual-machine")
     assert host.plug("address: 0000:19:00.0\nvendor: 0x10ee\ndevice: 1\n") == "0000:19:00.0"
     assert "0000:19:00.0" in host.addresses
-    with pytest.raises(HostError, match="the function's description:2: key 'vendor' is there twice"):
+    with pytest.raises(HostError, match="the function's description:2: duplicate key 'vendor'"):
         host.plug("vendor: 1\nvendor: 2\n")
 
 
@@ -266,7 +266,7 @@ def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match="is no text in UTF-8"):
+    with pytest.raises(SettingsError, match="is not text in UTF-8"):
         sysfs.load(tmp_path / "binary")
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         sysfs.load(tmp_path / "nowhere")

@@ -93,7 +93,7 @@ def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
             return bool(ended)
 
         def up(log: Path = log) -> bool:
-            return log.exists() and "Ctrl-C ends it" in log.read_text() and pods_run(state)
+            return log.exists() and "Ctrl-C stops the cluster" in log.read_text() and pods_run(state)
 
         wait_until(lambda over=over, up=up: over() or up())
         if not ended:

@@ -205,7 +205,7 @@ def test_a_closed_terminal_ends_the_cluster_in_order(short: Path) -> None:
     os.close(theirs)
     try:
         told = b""
-        while b"Ctrl-C ends it.\r\n" not in told:
+        while b"Ctrl-C stops the cluster.\r\n" not in told:
             told += os.read(ours, 65536)
     finally:
         os.close(ours)
@@ -235,7 +235,7 @@ def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_mo
     os.close(theirs)
     try:
         told = b""
-        while b"Ctrl-C ends it.\n" not in told:
+        while b"Ctrl-C stops the cluster.\n" not in told:
             told += os.read(ours, 65536)
         os.close(ours)
         before = said.stat().st_size

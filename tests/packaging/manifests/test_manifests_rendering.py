@@ -252,27 +252,27 @@ def test_no_overlay_patches_by_place() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"driverName": None}, "driverName: must be given"),
+        ({"driverName": None}, "driverName: a value is required"),
         ({"driverName": "NPU"}, "driverName: 'NPU' does not match"),
         ({"driverName": "npu..example.com"}, "driverName: 'npu..example.com' does not match"),
         ({"driverName": "a." * 32 + "a"}, "a' has more than 63 characters"),
         ({"features": {"nodeLabel": True}, "nodeLabel": "a/b/c"}, "nodeLabel: 'a/b/c' does not match"),
         ({"features": {"nodeLabel": True}, "nodeLabel": "-x"}, "nodeLabel: '-x' does not match"),
-        ({"options": {"A": "\x7f"}}, "options.A: '\ufffd' has a character that may not stand in YAML"),
+        ({"options": {"A": "\x7f"}}, "options.A: '\ufffd' has a character that is not allowed in YAML"),
         ({"kubeletroot": "/x"}, "values.yaml:8: kubeletroot: no such value, did you mean 'kubeletRoot'?"),
         ({"features": {"probe": True}}, "values.yaml:8: features.probe: no such feature, did you mean 'probes'?"),
         ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
-        ({"features": {"nodeLabel": True}}, "nodeLabel: must be given"),
+        ({"features": {"nodeLabel": True}}, "nodeLabel: a value is required"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
         (
             {"features": {"webhook": True}},
-            "the webhook's certificate is not trusted: switch certManager on",
+            "the API server does not trust the webhook's certificate: switch certManager on",
         ),
-        ({"features": {"certManager": True}}, "certManager is for the webhook's certificate: switch webhook on"),
+        ({"features": {"certManager": True}}, "certManager needs the feature webhook: switch webhook on"),
         ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
-        ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is no text: write it in quotes, "8"'),
-        ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set it themselves"),
-        ({"options": {"A-B": "n"}}, "options.A-B: no name of an environment variable"),
+        ({"options": {"COUNT": 8}}, 'options.COUNT: 8 is not text: write it in quotes, "8"'),
+        ({"options": {"NODE_NAME": "n"}}, "options.NODE_NAME: the manifests set this variable"),
+        ({"options": {"A-B": "n"}}, "options.A-B: not a valid name of an environment variable"),
         ({"options": {"A": "'quoted'"}}, "begins or ends with a quote, which kustomize removes"),
         ({"options": ["A"]}, "options: a list, not a mapping of names to values"),
         ({"features": ["probes"]}, "features: a list, not a mapping of names to values"),
@@ -285,8 +285,8 @@ def test_no_overlay_patches_by_place() -> None:
             "options.API_TIMEOUT: --api-timeout (API_TIMEOUT) 0.001s must be at least 0.1s",
         ),
         ({"options": {"LEASE_DURATION": "soon"}}, "options.LEASE_DURATION: 'soon' is not a duration"),
-        ({"options": {"ON": True}}, 'options.ON: true is no text: write it in quotes, "true"'),
-        ({"deviceClasses": {"a": None}}, "values.yaml:2: deviceClasses.a: nothing is no spec of a DeviceClass"),
+        ({"options": {"ON": True}}, 'options.ON: true is not text: write it in quotes, "true"'),
+        ({"deviceClasses": {"a": None}}, "values.yaml:2: deviceClasses.a: nothing is not a spec of a DeviceClass"),
         (
             {"deviceClasses": {"a": {"selector": []}}},
             "deviceClasses.a.selector: unknown field, did you mean 'selectors'?",
@@ -299,20 +299,23 @@ def test_no_overlay_patches_by_place() -> None:
         ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": "1"}}]}}}, "must evaluate to bool"),
         ({"logLevel": "inof"}, "logLevel: 'inof' is not one of debug, info, warning, error, did you mean 'info'?"),
         ({"webhookFailurePolicy": "ignore"}, "'ignore' is not one of Ignore, Fail, did you mean 'Ignore'?"),
-        ({"webhookCABundle": "abcd"}, "webhookCABundle: no certificate, PEM in base64: take `base64 -w0 ca.crt`"),
-        ({"httpPort": "8080"}, "httpPort: '8080' is no number from 1 to 65535: without quotes"),
-        ({"httpPort": 70000}, "httpPort: 70000 is no number from 1 to 65535"),
+        (
+            {"webhookCABundle": "abcd"},
+            "webhookCABundle: not a certificate: give PEM in base64, the output of `base64 -w0 ca.crt`",
+        ),
+        ({"httpPort": "8080"}, "httpPort: '8080' is not a number from 1 to 65535: write it without quotes"),
+        ({"httpPort": 70000}, "httpPort: 70000 is not a number from 1 to 65535"),
         *(
             ({"namespace": text}, f"namespace: '{text}' would be read as another type")
             for text in ("123", "0x1f", "1e3", "null", "on")
         ),
         ({"name": "true"}, "name: 'true' would be read as another type"),
-        ({"logLevel": 5}, "logLevel: 5 is no text"),
+        ({"logLevel": 5}, "logLevel: 5 is not text"),
         ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
         ({"pods": ["plugin"]}, "pods: a list, not a mapping of names to values"),
         ({"pods": {"node": {}}}, "pods.node: no such pod; there are all, plugin, controller, webhook"),
         ({"pods": {"pluginn": {}}}, "pods.pluginn: no such pod, did you mean 'plugin'?"),
-        ({"pods": {"plugin": "x"}}, "pods.plugin: no fields with values"),
+        ({"pods": {"plugin": "x"}}, "pods.plugin: not a mapping of fields to values"),
         (
             {"pods": {"plugin": {"toleration": []}}},
             "pods.plugin.toleration: no such field, did you mean 'tolerations'?",
@@ -370,12 +373,12 @@ def test_wrong_values_are_reported_in_a_sentence(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("name: [", "values.yaml:2:1: no YAML: "),
-        ("name: a\n\tnamespace: b\n", "values.yaml:2:1: no YAML: a tab: YAML is indented with spaces"),
-        ("name: a\nname: b\n", "values.yaml:2: the key 'name' stands here again, first in line 1"),
+        ("name: [", "values.yaml:2:1: not valid YAML: "),
+        ("name: a\n\tnamespace: b\n", "values.yaml:2:1: not valid YAML: a tab: YAML is indented with spaces"),
+        ("name: a\nname: b\n", "values.yaml:2: the key 'name' was already used in line 1"),
         ("- name\n", "values.yaml:1: not a mapping of names to values"),
-        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: all values stand in one"),
-        ("", "values.yaml: name: must be given"),
+        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: put all values into one document"),
+        ("", "values.yaml: name: a value is required"),
     ],
 )
 def test_a_file_of_values_that_cannot_be_read_is_reported_with_its_line(
@@ -392,7 +395,7 @@ def test_what_is_wrong_is_reported_with_the_file_that_reports_it_last(
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"httpPort": 1}))
     (tmp_path / "more.yaml").write_text("# of the cluster\nhttpPort: 0\n")
     assert main(["deploy", str(tmp_path), "-f", str(tmp_path / "more.yaml")]) == 2
-    assert f"{tmp_path}/more.yaml:2: httpPort: 0 is no number" in capsys.readouterr().err
+    assert f"{tmp_path}/more.yaml:2: httpPort: 0 is not a number" in capsys.readouterr().err
 
 
 def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_on(
@@ -403,10 +406,9 @@ def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_o
     )
     assert main(["deploy", str(tmp_path)]) == 0
     said = capsys.readouterr().err
-    assert "options.SHUTDOWN_GRACE_PERIO: no option of the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?" in said
+    assert "options.SHUTDOWN_GRACE_PERIO: not an option of the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?" in said
     assert (
-        "options: the driver's own, NPU_MODE, SHUTDOWN_GRACE_PERIO, are not validated: add the driver with --driver"
-        in said
+        "options: NPU_MODE, SHUTDOWN_GRACE_PERIO of the driver are not validated: add the driver with --driver" in said
     )
     assert "SHUTDOWN_GRACE_PERIO=5s" in (tmp_path / "kustomization.yaml").read_text()
 
@@ -439,11 +441,11 @@ class Npu(Driver):
     ("options", "says"),
     [
         ({"NPU_MODE": "fsat"}, "values.yaml:6: options.NPU_MODE: 'fsat' is not one of fast, safe, did you mean 'fast'?"),
-        ({"NPU_MOD": "fast"}, "values.yaml:6: options.NPU_MOD: no option of Npu or the framework, did you mean 'NPU_MODE'?"),
-        ({"SHUTDOWN_GRACE_PERIO": "5s"}, "options.SHUTDOWN_GRACE_PERIO: no option of Npu or the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?"),
-        ({"HTTPS_PROXY": "x"}, "options.HTTPS_PROXY: no option of Npu or the framework: set variables for other programs in pods.all.env"),
+        ({"NPU_MOD": "fast"}, "values.yaml:6: options.NPU_MOD: not an option of Npu or of the framework, did you mean 'NPU_MODE'?"),
+        ({"SHUTDOWN_GRACE_PERIO": "5s"}, "options.SHUTDOWN_GRACE_PERIO: not an option of Npu or of the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?"),
+        ({"HTTPS_PROXY": "x"}, "options.HTTPS_PROXY: not an option of Npu or of the framework: set variables for other programs in pods.all.env"),
         ({"NPU_COUNT": "9"}, "values.yaml:5: options: the options of Npu: npu_count is 9: give 8 at most"),
-        ({"NPU_COUNT": 3}, 'options.NPU_COUNT: 3 is no text: write it in quotes, "3"'),
+        ({"NPU_COUNT": 3}, 'options.NPU_COUNT: 3 is not text: write it in quotes, "3"'),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("place", ["npu/driver.py", "npu/src/npu/driver.py", "elsewhere.py"])
@@ -562,9 +564,9 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
         (
             {"features": {"webhook": True}},
-            "the webhook's certificate is not trusted: switch certManager on",
+            "the API server does not trust the webhook's certificate: switch certManager on",
         ),
-        ({"features": {"certManager": True}}, "certManager is for the webhook's certificate: switch webhook on"),
+        ({"features": {"certManager": True}}, "certManager needs the feature webhook: switch webhook on"),
         ({"features": {"webhook": True, "webhookCABundle": True}}, "webhookCABundle: "),
         ({"options": {"COUNT": 8}}, "string"),
         ({"options": {"NODE_NAME": "n"}}, "NODE_NAME"),
@@ -631,7 +633,7 @@ def test_a_field_s_mark_covers_what_stands_there_or_is_a_place_for_what_is_given
 
 
 def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"spec\.x: \$\{name\} does not stand between two of"):
+    with pytest.raises(SourceError, match=r"spec\.x: \$\{name\} is not always between two of"):
         list(places({"spec": {"x": "a${name}b"}}))
 
 

@@ -18,7 +18,7 @@ from .limits import LIVENESS, READINESS, ClientConnection, Connections, Phase
 from .messages import Handler, RefusedError, Request, Response, Tunnel, busy, refusal
 
 log = logging.getLogger(__name__)
-CLOSE = 2.0  # seconds for written bytes to leave when a connection ends
+CLOSE_TIMEOUT = 2.0  # seconds in which the rest of the written bytes is sent when a connection ends
 _DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")  # independent of the locale
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _READ = 16 * 1024  # bytes of one read
@@ -29,7 +29,7 @@ _END_OF_HEAD = re.compile(rb"(?:^|\n)\r?\n")
 
 
 class Reader(asyncio.StreamReader):
-    """A stream reader that notes on the connection that bytes were received."""
+    """A stream reader that sets ``unread`` of the connection when bytes are received."""
 
     def __init__(self, connection: ClientConnection) -> None:
         super().__init__(limit=_READ, loop=asyncio.get_running_loop())
@@ -61,11 +61,11 @@ class Session:
         self.writer = writer
         self.connection = connection
         self.connections, self.limits = connections, connections.limits
-        self.is_last = False  # no request follows the one that is under way
+        self.is_last = False  # the connection is closed after the current request
         self._between = False
         self._pipelined_since: float | None = None
         self.h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=self.limits.head_bytes)
-        # drain() returns when the buffer is empty. With 0, asyncio's TLS would pause at each write.
+        # drain() returns when the buffer is empty. With high=0, asyncio's TLS would pause at each write.
         writer.transport.set_write_buffer_limits(high=1)
 
     @property
@@ -88,14 +88,14 @@ class Session:
             self.connections.release(self.connection)
 
     async def _refuse(self, response: Response) -> None:
-        """Responds, and reads what the client still sends: closing at once would reset the connection and lose the response."""
+        """Sends the response, then reads until the client closes: an immediate close would reset the connection and lose the response."""
         self.connections.release(self.connection)
         self.connection.enter(Phase.UNFINISHED)
         self._write(*_head_and_body(response))
         if self.writer.can_write_eof():  # TLS cannot
             self.writer.write_eof()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 while await self._read():
                     pass
 
@@ -111,7 +111,7 @@ class Session:
             if self.is_last:
                 response.headers = {**response.headers, "Connection": "close"}
             await self._send(request, response)
-            del request, response  # their bodies
+            del request, response  # frees their bodies while the connection is idle
             self.connections.release(self.connection)
             if self.is_last or self.h11.our_state is h11.MUST_CLOSE or self.h11.their_state is h11.MUST_CLOSE:
                 return
@@ -122,7 +122,7 @@ class Session:
             self.connection.enter(Phase.IDLE)
 
     async def _handle(self, request: Request) -> Response:
-        """Calls the handler where fewer requests than the limit are being handled. Liveness probes are always handled."""
+        """Calls the handler if fewer requests than the limit are in progress. Liveness probes are always handled."""
         self.connection.enter(Phase.WORKING)
         if request.path == LIVENESS:
             return await self._call(request)
@@ -162,7 +162,7 @@ class Session:
             self.h11.receive_data(await self._read())
 
     async def _request(self) -> Request | None:
-        """Returns the next request; None where the client sends no more or breaks off. Raises ``TimeoutError``, ``RefusedError``."""
+        """Returns the next request; None if the client closed the connection. Raises ``TimeoutError``, ``RefusedError``."""
         if not self.h11.trailing_data[0]:
             self._between = True
             async with within(self.limits.idle_timeout):
@@ -170,13 +170,13 @@ class Session:
             self._between = False
             self._pipelined_since = None
         else:
-            await self._take_turn()
+            await self._delay_pipelined()
         if self.connection.phase is not Phase.UNFINISHED:
             self.connection.enter(Phase.UNFINISHED)
         async with within(self.limits.head_timeout):
             await self._receive_head()
             head = await self._event()
-        if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # this server is no proxy
+        if not isinstance(head, h11.Request) or head.method == b"CONNECT":  # this server is not a proxy
             return None
         async with within(self.limits.body_timeout):
             body = await self._body(head)
@@ -195,7 +195,7 @@ class Session:
             head.method.decode(), unquote(target.path), dict(arguments), headers, body, arguments, self.connection.peer
         )
 
-    async def _take_turn(self) -> None:
+    async def _delay_pipelined(self) -> None:
         """Delays pipelined requests, so that single requests such as probes need not wait for them."""
         if self._pipelined_since is None:
             self._pipelined_since = asyncio.get_running_loop().time()
@@ -204,7 +204,7 @@ class Session:
             await asyncio.sleep(0)
 
     async def _receive_head(self) -> None:
-        """Receives bytes until a head is complete, and checks its size before h11 parses it, which takes long for many lines."""
+        """Receives bytes until a head is complete, and checks its size first: h11 takes long to parse many lines."""
         data = bytearray(self.h11.trailing_data[0])
         while True:
             end = _END_OF_HEAD.search(data)
@@ -219,7 +219,7 @@ class Session:
             data += received
 
     async def _body(self, head: h11.Request) -> bytes | None:
-        """Returns the request's body; None where the client breaks off. Counts its bytes as they are received."""
+        """Returns the request's body; None if the client closed the connection. Counts the bytes as they are received."""
         most = self.limits.body_bytes
         length = next((value for name, value in head.headers if name == b"content-length"), b"0")
         if len(length) > 18 or int(length) > most:  # h11 accepts only digits
@@ -261,7 +261,7 @@ class Session:
             await self.writer.drain()
 
     async def _send_in_parts(self, body: bytes) -> None:
-        """The transport's buffer holds one part: many connections may send the same body."""
+        """Sends a large body so that the transport's buffer contains one part only: many connections may send the same body object."""
         view = memoryview(body)
         for start in range(0, len(body), _WRITE):
             self._write(h11.Data(data=bytes(view[start : start + _WRITE])))
@@ -297,20 +297,20 @@ class Session:
 
 
 def within(seconds: float | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """A time limit, or none."""
+    """Returns a time limit; for None, a context without a limit."""
     return contextlib.nullcontext() if seconds is None else asyncio.timeout(seconds)
 
 
 @functools.lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    """The Date header, with which clients compare their clock. Source: RFC 9110, "Date"."""
+    """Returns the Date header; clients compare their clock with it. Source: RFC 9110, "Date"."""
     day, date, month, year = time.strftime("%w %d %m %Y", time.gmtime(second)).split()
     clock = time.strftime("%H:%M:%S", time.gmtime(second))
     return f"{_DAYS[int(day)]}, {date} {_MONTHS[int(month) - 1]} {year} {clock} GMT"
 
 
 def _head_and_body(response: Response) -> tuple[h11.Event, ...]:
-    """The events of a response; of a stream only the head."""
+    """Returns the events of a response; for a stream, only the head."""
     headers = {"Date": _date(int(time.time())), "Content-Type": response.content_type, **response.headers}
     if response.stream is None:
         headers["Content-Length"] = str(len(response.body))
@@ -320,4 +320,4 @@ def _head_and_body(response: Response) -> tuple[h11.Event, ...]:
     return (head, h11.Data(data=response.body), h11.EndOfMessage()) if response.stream is None else (head,)
 
 
-__all__ = ["CLOSE", "Reader", "Session", "within"]
+__all__ = ["CLOSE_TIMEOUT", "Reader", "Session", "within"]

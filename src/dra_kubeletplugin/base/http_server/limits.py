@@ -1,8 +1,8 @@
-"""Limits of the HTTP server, and which connection it closes when a limit is reached.
+"""Limits of the HTTP server, and the choice of the connection to close when a limit is reached.
 
-A connection is closed only while the server waits for its client, or where the client sends requests without waiting for responses.
-The order: first those that have been unfinished for a second; then idle ones; then the other unfinished ones; the oldest first.
-A new client therefore always has ``GRACE`` seconds to send its request, however many others connect.
+A connection is closed only while the server waits for its client, or if its client sends requests without waiting for responses.
+The server first closes connections that were unfinished for ``SLOW`` seconds, then idle ones, then other unfinished ones.
+Of each group it closes the oldest first. A new client always has ``GRACE`` seconds for its request, however many clients connect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LIVENESS = "/healthz"
 READINESS = "/readyz"
 GRACE = 0.1  # seconds in which a new client is never closed in favour of another
 _NO_LIMIT = 1 << 62
-_PIPELINED = 8  # requests sent without waiting for a response, of all connections, in one pass of the event loop
+_PIPELINED = 8  # pipelined requests, of all connections together, that are read in one pass of the event loop
 SLOW = 1.0  # seconds after which an unfinished request or response is closed before an idle connection
 
 
@@ -36,37 +36,38 @@ class Limits:
     head_timeout: float | None = None  # for the TLS handshake, and for a request's line and headers from the first byte
     body_timeout: float | None = None  # for a request's whole body
     idle_timeout: float | None = None  # from the end of a request to the first byte of the next
-    send_timeout: float | None = None  # for the client to read a response that is no stream
-    connections: int | None = None  # a client's address may have three quarters of them
-    requests: int | None = None  # handled at the same time; liveness probes do not count, readiness probes have as many
+    send_timeout: float | None = None  # for the client to read a response that is not a stream
+    connections: int | None = None  # one client address may use at most three quarters
+    requests: int | None = (
+        None  # handled at the same time; none for liveness probes, a separate limit of the same size for readiness probes
+    )
     head_bytes: int = 64 * 1024
     head_lines: int = 1000
     body_bytes: int = MAX_BODY
-    buffered_bytes: int | None = (
-        None  # of all connections: bodies of requests until their end, and responses until read
+    # Of all connections together: bodies of requests in progress, and responses that are not sent completely.
+    buffered_bytes: int | None = None
+    socket_bytes: int | None = (
+        None  # the kernel's buffer of a connection, for each direction; the kernel doubles this value
     )
-    socket_bytes: int | None = None  # the kernel's buffers of a connection, for each direction; the kernel doubles it
 
 
 PROBES = Limits(
     head_timeout=5, body_timeout=5, idle_timeout=30, send_timeout=10, connections=128, requests=32, head_bytes=16 * 1024,
     head_lines=64, body_bytes=1024, buffered_bytes=8 * 1024 * 1024, socket_bytes=32 * 1024,
 )  # fmt: skip
-"""For metrics and probes: requests without a body, by a kubelet, a few scrapers, and anyone else who reaches the port."""
+"""For metrics and probes: requests without a body, from the kubelet, a few scrapers, and any other client that reaches the port."""
 
 
 class Phase(Enum):
     UNFINISHED = auto()  # the client has not sent all of its handshake or request
     WORKING = auto()  # the server's handler runs, or the response is a stream
     RESPONDING = auto()  # the client has not read all of the response
-    PIPELINED = (
-        auto()
-    )  # the client has sent several requests without waiting for the responses, and the next of them waits
-    IDLE = auto()  # the response was sent, and nothing of the next request has been received
+    PIPELINED = auto()  # the client sent several requests without waiting for responses; the next request waits
+    IDLE = auto()  # the response was sent, and no byte of the next request was received
 
 
 class ClientConnection:
-    """One open connection, as the limits see it.
+    """The state of one open connection, as far as the limits need it.
 
     Args:
         peer: the client's address.
@@ -88,7 +89,7 @@ class ClientConnection:
 
     @property
     def may_be_closed(self) -> bool:
-        """Whether the client, and not the server, is late."""
+        """Whether the server waits for the client, or the client sends requests without waiting for responses."""
         match self.phase:
             case _ if self.closing:
                 return False
@@ -137,9 +138,9 @@ class Connections:
                 self._forget(connection.peer)
 
     def make_room_for(self, new: ClientConnection) -> bool:
-        """Closes another connection where there are too many: one of the same client's where that has more than its share.
+        """Closes another connection if there are too many. If the client exceeds its share, closes one of this client.
 
-        Returns False where none can be closed now.
+        Returns False if a connection must be closed, but none can be closed now.
         """
         return not (self._is_full() or self._exceeds_share(new)) or self._close_one(self._rivals(new))
 
@@ -154,21 +155,21 @@ class Connections:
         return self.most is not None and self._by_peer[new.peer] > self.most - self.most // 4
 
     def _rivals(self, new: ClientConnection) -> list[ClientConnection]:
-        """The connections of which one is closed for a new one."""
+        """Returns the connections, one of which is closed for ``new``."""
         same = self._exceeds_share(new)
         return [c for c in self._open if c is not new and (c.peer == new.peer or not same)]
 
     def close_any(self) -> bool:
-        """Closes a connection, also one within ``GRACE``: for a process that has no descriptors left."""
+        """Closes a connection, also one within ``GRACE``. Used when the process has no file descriptors left."""
         return self._close_one(self._open, grace=0.0)
 
     def hold(self, connection: ClientConnection, size: int) -> None:
-        """Counts ``size`` bytes for a connection, in place of those before.
+        """Sets the number of buffered bytes of a connection to ``size``.
 
-        Where the total exceeds the limit, closes the connections that hold the most bytes for the longest time.
+        While the total exceeds the limit, closes the connection with the largest product of bytes and time.
 
         Raises:
-            RefusedError: with status 429, where the connection itself is the first of them.
+            RefusedError: with status 429, if ``connection`` itself has the largest product.
         """
         self._buffered += size - connection.buffered
         connection.buffered = size
@@ -215,7 +216,7 @@ class Connections:
 
 
 def _order(connection: ClientConnection, now: float, grace: float) -> tuple[int, float] | None:
-    """The connection with the smallest value is closed first; None where it may not be closed."""
+    """Returns the sort key: the connection with the smallest key is closed first. None means that it must not be closed."""
     if not connection.may_be_closed:
         return None
     age = now - connection.since
@@ -227,7 +228,7 @@ def _order(connection: ClientConnection, now: float, grace: float) -> tuple[int,
 
 
 def _within_descriptors(connections: int | None) -> int | None:
-    """At most half of the process's descriptors: with none left nothing can be accepted, opened or read."""
+    """Limits connections to half of the process's file descriptors: without a free one, it can accept no connection and open no file."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if connections is None or soft == resource.RLIM_INFINITY:
         return connections

@@ -15,18 +15,18 @@ class Request:
     headers: Mapping[str, str]  # names in lower case
     body: bytes
     arguments: Sequence[tuple[str, str]] = ()  # the query in order, including repeated names
-    peer: str = ""  # the client's address; empty where it is not known
+    peer: str = ""  # the client's address; empty if it is unknown
 
 
 Tunnel = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""Takes over a connection after an upgrade. The bytes were received before the reader's."""
+"""Handles a connection after an upgrade. The bytes have already been received; the reader returns the bytes after them."""
 
 
 @dataclass
 class Response:
     """A response.
 
-    ``stream``, where set, is sent in chunks instead of ``body``. ``tunnel`` takes over the connection, after status 101.
+    ``stream``, if set, is sent in chunks instead of ``body``. ``tunnel``, if set, handles the connection after status 101.
     """
 
     status: int = 200
@@ -41,7 +41,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class RefusedError(Exception):
-    """The server responds before it has read the whole request, and closes the connection."""
+    """Makes the server respond before it has read the whole request, and then close the connection."""
 
     def __init__(self, response: Response) -> None:
         super().__init__(response.status)
@@ -49,12 +49,12 @@ class RefusedError(Exception):
 
 
 def refusal(status: int, text: str) -> RefusedError:
-    """An error with one line of text."""
+    """Returns an error whose response is one line of text."""
     return RefusedError(Response(status, f"{text}\n".encode(), "text/plain", {"Connection": "close"}))
 
 
 def busy(text: str) -> RefusedError:
-    """Status 429. The API server's client repeats the request after the time in ``Retry-After``, in seconds."""
+    """Returns an error with status 429. The API server's client repeats the request after ``Retry-After`` seconds."""
     error = refusal(429, f"{text}: retry after 1 s")
     error.response.headers["Retry-After"] = "1"
     return error

@@ -37,7 +37,7 @@ def leads_here(host: str, names: Collection[str] = ()) -> bool:
 
 
 def is_own_page(request: Request) -> bool:
-    """Whether a page of this server made the request, or no page, according to the browser's headers."""
+    """Whether, according to the browser's headers, the request was made by a page of this server or by no web page."""
     origin = request.headers.get("origin")
     own = origin is None or origin.partition("://")[2] == request.headers.get("host")
     return own and request.headers.get("sec-fetch-site", "none") in _SAME
@@ -46,7 +46,7 @@ def is_own_page(request: Request) -> bool:
 def is_from_here(request: Request) -> bool:
     """Whether the request came over the loopback: from this machine or pod, or by ``kubectl port-forward``, which RBAC protects.
 
-    A request that a proxy passed on also comes over the loopback. Its headers show that, or its host is not a loopback address.
+    A request that a proxy passed on also comes over the loopback. Its headers show the proxy, or its host is not a loopback address.
     """
     if any(name in request.headers for name in _PASSED_ON):
         return False

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 server on asyncio streams and h11: for metrics and probes, admission reviews, and the local API server.
 
 It accepts connections itself, a few in each pass of the event loop. ``asyncio.start_server`` accepts up to its whole backlog in one
-pass, so that new connections would be closed for newer ones before their requests are read; without descriptors it pauses for 1 s.
+pass. The limits would then close new connections before their requests are read. Without a free descriptor it pauses for 1 s.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import ssl
 
 import h11
 
-from .connection import CLOSE, Reader, Session, within
+from .connection import CLOSE_TIMEOUT, Reader, Session, within
 from .limits import PROBES, ClientConnection, Connections, Limits, Phase
 from .messages import Handler, Request, Response, Tunnel
 
 log = logging.getLogger(__name__)
-_BACKLOG = 1024  # clients that wait in the kernel: beyond it, a client retries after a second
+_BACKLOG = 1024  # connections that wait in the kernel; a further client retries after a second
 _ACCEPTS = 32  # connections accepted in one pass of the event loop
 _HANDSHAKES = 4  # TLS handshakes begun in one pass of the event loop: each costs a signature
 _PAUSE = 0.01  # seconds until the server looks again for a connection that it may close
@@ -28,17 +28,17 @@ _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EN
 
 
 async def stop_listening(server: asyncio.Server) -> None:
-    """Closes a server whose connections are ended elsewhere.
+    """Stops listening. The caller must end the open connections.
 
-    ``close()`` alone forgets a connection that was accepted just before, without closing it (CPython gh-109564): its client waits
-    for ever.
+    ``server.close()`` alone never closes a connection that was accepted just before (CPython gh-109564), so its client would wait
+    forever.
     """
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
         loop.remove_reader(listener.fileno())
     try:
         await asyncio.sleep(0)  # accepted sockets become connections
-    finally:  # also where the stop is cancelled
+    finally:  # also if this task is cancelled
         server.close()
 
 
@@ -68,10 +68,7 @@ class HttpServer:
         self._has_warned = False
 
     async def start(self) -> str:
-        """Returns the URL.
-
-        Raises ``OSError`` where the address cannot be used.
-        """
+        """Starts to serve. Returns the URL. Raises ``OSError`` if the address cannot be used."""
         listeners = await _listen(self._host, self._port, self._limits.socket_bytes)
         for listener in listeners:
             self._listeners[listener] = asyncio.create_task(self._accept_clients(listener), name="accept")
@@ -189,12 +186,12 @@ class HttpServer:
     ) -> asyncio.StreamWriter:
         """Connects a client's socket to the reader.
 
-        A TLS connection takes a third of a MiB: it is made when the client's first byte arrives, and its handshake counts as a connection.
+        A TLS connection takes a third of a MiB, so it is created only when the client's first byte arrives.
         """
         loop = asyncio.get_running_loop()
         try:
             if tls:
-                await self._take_turn(connection, client)
+                await self._wait_for_handshake(connection, client)
         except BaseException:
             client.close()
             raise
@@ -204,24 +201,24 @@ class HttpServer:
         )
         return asyncio.StreamWriter(transport, protocol, reader, loop)
 
-    async def _take_turn(self, connection: ClientConnection, client: socket.socket) -> None:
+    async def _wait_for_handshake(self, connection: ClientConnection, client: socket.socket) -> None:
         """Waits for the client's first byte, and then until its handshake may begin."""
         async with within(self._limits.head_timeout):
             await _readable(client)
         if not client.recv(1, socket.MSG_PEEK):
             raise ConnectionResetError("the client closed the connection before the handshake")
-        connection.enter(Phase.WORKING)  # this wait is not the client's
+        connection.enter(Phase.WORKING)  # from here on, the client waits for the server
         async with self._handshakes:
             await asyncio.sleep(0)
         connection.enter(Phase.UNFINISHED)
 
 
 async def _close(writer: asyncio.StreamWriter, *, at_once: bool) -> None:
-    """Closes a connection. Written bytes have two seconds to leave, unless the server closes it to free its place."""
+    """Closes a connection. Waits up to two seconds until the written bytes are sent, unless ``at_once``."""
     if not at_once:
         writer.close()
         with contextlib.suppress(Exception, asyncio.CancelledError):
-            async with asyncio.timeout(CLOSE):
+            async with asyncio.timeout(CLOSE_TIMEOUT):
                 await writer.wait_closed()
     writer.transport.abort()
 
@@ -244,12 +241,12 @@ async def _readable(sock: socket.socket) -> None:
 
 
 async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket.socket]:
-    """Sockets for every address of the host; without a host, one for every address of the machine. Raises ``OSError``."""
+    """Returns a listening socket for each address of the host; without a host, one for all addresses of the machine. Raises ``OSError``."""
     if not host:
-        listeners = [_any(port)]
+        listeners = [_listen_on_all_addresses(port)]
     else:
         loop = asyncio.get_running_loop()
-        # For text, Python loads a codec whose tables stay in memory.
+        # Bytes, because for text Python loads a codec whose tables stay in memory.
         name = host.encode() if host.isascii() else host
         found = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         listeners = []
@@ -262,16 +259,16 @@ async def _listen(host: str, port: int, socket_bytes: int | None) -> list[socket
             raise
     for listener in listeners:
         listener.setblocking(False)
-        if socket_bytes is not None:  # accepted sockets inherit it
+        if socket_bytes is not None:  # accepted sockets inherit the sizes
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, socket_bytes)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, socket_bytes)
     return listeners
 
 
-def _any(port: int) -> socket.socket:
-    """A socket for every address of the machine, of both families where it has both."""
+def _listen_on_all_addresses(port: int) -> socket.socket:
+    """Returns a listening socket for all addresses of the machine: IPv6 and IPv4, or IPv4 only."""
     if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # the kernel may have IPv6 switched off
+        with contextlib.suppress(OSError):  # IPv6 may be switched off in the kernel
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", port), backlog=_BACKLOG)
 

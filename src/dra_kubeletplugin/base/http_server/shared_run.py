@@ -7,14 +7,15 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_PAUSES = 4  # times a run's duration until the next may begin: a fifth of the time at most
-_LONGEST_PAUSE = 0.5  # seconds
+_PAUSE_FACTOR = 4  # pause after a run, as a multiple of its duration: runs take at most a fifth of the time
+_MAX_PAUSE = 0.5  # seconds
 
 
 class SharedRun(Generic[T]):
-    """Calls of a job that many clients may request at the same time, such as rendering ``/metrics``.
+    """Runs a job that many clients may request at the same time, such as rendering ``/metrics``.
 
-    The result is never older than the call: a run serves the callers that came before it began. Later callers share the next run.
+    A caller never gets a result from before its call: a run serves the callers that came before it began. Later callers share the
+    next run.
     """
 
     def __init__(self, job: Callable[[], Awaitable[T]]) -> None:
@@ -24,7 +25,7 @@ class SharedRun(Generic[T]):
         self._not_before = 0.0  # the loop's time
 
     async def __call__(self) -> T:
-        """Raises what the job raises."""
+        """Returns the job's result. Raises the job's exception."""
         if self._next is None:
             self._next = asyncio.create_task(self._run())
             self._next.add_done_callback(_retrieve)
@@ -40,11 +41,11 @@ class SharedRun(Generic[T]):
                 return await self._job()
             finally:
                 ended = now()
-                self._not_before = ended + min((ended - began) * _PAUSES, _LONGEST_PAUSE)
+                self._not_before = ended + min((ended - began) * _PAUSE_FACTOR, _MAX_PAUSE)
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:
-    """asyncio logs an error that is not retrieved; the callers may all have gone."""
+    """Retrieves the job's error, because asyncio would log it if all callers were cancelled."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""Checks the folders that a plugin shares with kubelet and runtime: they exist, are the host's, and are writable."""
+"""Checks the folders that a plugin shares with kubelet and runtime: they exist, are mounted from the host, and are writable."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ if TYPE_CHECKING:
 
 
 def folder_faults(settings: Settings) -> list[str]:
-    """Returns the faults of the folders. Only the driver's own folder is created, because any other missing folder is a missing mount."""
+    """Returns the faults of the folders. Creates only the folders of the driver and of CDI: another missing folder is a missing mount."""
     out = []
     kubelet, cdi = "--kubelet-root (KUBELET_ROOT)", "--cdi-root (CDI_ROOT)"
-    # A user who names the API server (or `dra dev`) chose the folders: a developer's container may have no mounts at all.
+    # A user who configures the API server (or uses `dra dev`) has chosen the folders too, so they may be on the container's own file
+    # system.
     is_configured = settings.local_cluster or settings.kubeconfig or settings.service_account
     is_inside = not is_configured and in_container()
     plugins = settings.kubelet_root / "plugins"
     missing = [p.name for p in (settings.registry_dir, plugins) if not p.is_dir()]
     if missing:
         out.append(
-            f"{kubelet} {settings.kubelet_root} has no folder {' and no folder '.join(missing)}: give the kubelet's "
-            "--root-dir (k0s, k3s and microk8s use others than /var/lib/kubelet) and mount both folders into the pod"
+            f"{kubelet} {settings.kubelet_root} has no folder {' and no folder '.join(missing)}: set it to the kubelet's "
+            "--root-dir (k0s, k3s and microk8s do not use /var/lib/kubelet) and mount both folders into the pod"
         )
     elif is_inside and (own := [p for p in (settings.registry_dir, plugins) if on_root(p)]):
         out += [_not_mounted(kubelet, p) for p in own]
     else:
         if not os.access(settings.registry_dir, os.W_OK | os.X_OK):
-            out.append(f"{settings.registry_dir} cannot be written by uid {os.getuid()}: run as a user who can")
+            out.append(
+                f"{settings.registry_dir} cannot be written by uid {os.getuid()}: run the plugin as a user that can write there"
+            )
         if not settings.name_faults():  # a name such as ../x must not become a path
             out += _unwritable(settings.plugin_dir, kubelet)
     if is_inside and on_root(settings.cdi_root):
@@ -45,12 +48,12 @@ _UNNAMED = getattr(os, "O_TMPFILE", 0)  # only on Linux; without it, opening a f
 
 
 def _unwritable(folder: Path, option: str) -> list[str]:
-    """Creates ``folder`` without its parents, and a file in it: on a read-only mount the access bits alone do not show the fault."""
+    """Creates ``folder`` without its parents, and a file in it: the access bits alone do not show that a mount is read-only."""
     try:
         folder.mkdir(exist_ok=True)
         _make_file(folder)
     except OSError as e:
-        return [f"{option}: {folder} cannot be written ({e.strerror}): mount it read-write, or name another folder"]
+        return [f"{option}: {folder} cannot be written ({e.strerror}): mount it read-write, or use another folder"]
     return []
 
 
@@ -71,6 +74,6 @@ def _make_file(folder: Path) -> None:
 
 def _not_mounted(option: str, folder: Path) -> str:
     return (
-        f"{option}: {folder} is on this container's own file system, which kubelet and runtime cannot see: mount the host's with "
+        f"{option}: {folder} is on this container's own file system, which kubelet and runtime cannot see: mount the host's folder with "
         f"hostPath {folder}"
     )

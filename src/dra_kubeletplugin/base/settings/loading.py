@@ -31,7 +31,8 @@ def load(
         environ: environment; None for the process's own.
         kind: the settings class of the role.
 
-    Raises :class:`SettingsError` with all unreadable values at once. :meth:`Settings.check` checks whether they work on this machine.
+    Raises :class:`SettingsError` with all values that cannot be parsed. :meth:`Settings.check` checks whether the settings work on
+    this machine.
     """
     values, faults = values_of(kind.options(), given or {}, os.environ if environ is None else environ)
     if faults:

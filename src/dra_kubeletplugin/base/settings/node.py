@@ -54,13 +54,13 @@ class Settings:
         "--kubeconfig",
         "KUBECONFIG",
         "",
-        "Path of a kubeconfig, or several as kubectl takes them; without it the service account is used.",
+        "Path of a kubeconfig, or several paths as for kubectl, separated by ':'; without it, the service account is used.",
     )
     service_account: str = option(
         "--service-account",
         "SERVICE_ACCOUNT",
         "",
-        "Folder with a service account's `token` and `ca.crt`, for the API server at KUBERNETES_SERVICE_HOST; by default the pod's own.",
+        "Folder with a service account's `token` and `ca.crt`, for the API server at KUBERNETES_SERVICE_HOST; by default the pod's.",
     )
     kubelet_root: Path = option(
         "--kubelet-root",
@@ -93,7 +93,7 @@ class Settings:
         "--http-address",
         "HTTP_ADDRESS",
         "",
-        "HOST:PORT that serves /metrics, /healthz and /readyz, and on a node a status page at / for the loopback only; off if empty.",
+        "HOST:PORT that serves /metrics, /healthz and /readyz, and on a node a status page at / for clients on the loopback; off if empty.",
         read_address,
     )
     log_format: str = option(
@@ -116,7 +116,7 @@ class Settings:
         "--call-timeout",
         "CALL_TIMEOUT",
         40.0,
-        "Time limit of a response to the kubelet, below the kubelet's own 45s.",
+        "Time limit of a response to the kubelet; it must be below the kubelet's time limit of 45s.",
         to=Audience.NODE,
     )
     api_timeout: float = duration("--api-timeout", "API_TIMEOUT", 15.0, "Time limit of a response of the API server.")
@@ -137,7 +137,7 @@ class Settings:
         "SHUTDOWN_GRACE_PERIOD",
         20.0,
         "Time that calls in flight may take after SIGTERM; at least 10s below the pod's terminationGracePeriodSeconds, because a "
-        "hanging stop is cut 5s later.",
+        "stop that hangs is ended 5s later.",
         least=0,
         to=Audience.ALL,
     )
@@ -263,10 +263,10 @@ class Settings:
             out.append("no node name: set --node-name (NODE_NAME), in a pod from the downward API field spec.nodeName")
         elif len(self.node_name) > _MAX_NODE_NAME or not DNS_SUBDOMAIN.fullmatch(self.node_name):
             out.append(
-                f"--node-name (NODE_NAME) {self.node_name!r} is no name of a Node object: see `kubectl get nodes`"
+                f"--node-name (NODE_NAME) {self.node_name!r} is not the name of a Node object: see `kubectl get nodes`"
             )
         if self.pod_uid and not _UID.fullmatch(self.pod_uid):
-            out.append(f"--pod-uid (POD_UID) {self.pod_uid!r} is no UID: use the downward API field metadata.uid")
+            out.append(f"--pod-uid (POD_UID) {self.pod_uid!r} is not a UID: use the downward API field metadata.uid")
         out += folder_faults(self)
         if not self.sysfs_root.is_dir():
             out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
@@ -286,7 +286,7 @@ class Settings:
                     f"{f.metadata['flag']} ({f.metadata['env']}) {value:g}s must be at least {least:g}s and at most 30 days"
                 )
         if self.call_timeout >= 45:
-            out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's 45s")
+            out.append("--call-timeout (CALL_TIMEOUT) must be below the kubelet's time limit of 45s")
         return out
 
     def name_faults(self) -> list[str]:

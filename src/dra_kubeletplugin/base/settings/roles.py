@@ -23,7 +23,7 @@ class ControllerSettings(Settings):
         "--namespace",
         "POD_NAMESPACE",
         "",
-        "Namespace of the Lease and of the controller's records: this pod's own, and the same for all replicas.",
+        "Namespace of the Lease and of the controller's records. It must be this pod's namespace, the same for all replicas.",
         to=Audience.CONTROLLER,
     )
     pod_name: str = option(
@@ -45,7 +45,7 @@ class ControllerSettings(Settings):
         "--renew-deadline",
         "RENEW_DEADLINE",
         10.0,
-        "Time after its last renewal at which a leader ends.",
+        "Time after the last renewal at which a leader that cannot renew ends its process.",
         to=Audience.CONTROLLER,
     )
     retry_period: float = duration(
@@ -64,7 +64,7 @@ class ControllerSettings(Settings):
         out = self.name_faults()
         if not _DNS_LABEL.fullmatch(self.namespace):
             out.append(
-                f"--namespace (POD_NAMESPACE) {self.namespace!r} is no namespace: use the downward API field metadata.namespace"
+                f"--namespace (POD_NAMESPACE) {self.namespace!r} is not a namespace's name: use the downward API field metadata.namespace"
             )
         return out + self.common_faults()
 

@@ -41,7 +41,7 @@ def option(
 def duration(
     flag: str, env: str, default: float, help: str, least: float = 0.1, *, to: Audience = Audience.ROLES
 ) -> Any:
-    """A duration in seconds, at least ``least``. That minimum is below useful values, so that tests can be fast."""
+    """Returns a field for a duration in seconds, at least ``least``. This minimum is below useful values, so that tests can be fast."""
     return option(flag, env, default, help, read_seconds, to=to, least=least)
 
 

@@ -1,4 +1,4 @@
-"""Formats log lines as text or JSON. A line is a constant message and fields; both formats contain both.
+"""Formats log lines as text or JSON. A line is a constant message and fields; both formats contain the message and the fields.
 
 A call passes the fields of its line with logging's ``extra=``. :func:`set_log_fields` adds fields, such as the claim, to all lines
 of a task. All lines of one operation have the same id of eight hex digits.
@@ -53,7 +53,7 @@ def operation(id: str = "") -> Iterator[str]:
 def set_log_fields(fields: Callable[[], Fields]) -> None:
     """Adds fields to all further log lines of the current task, and of the tasks and threads that it starts.
 
-    ``fields`` is called for each line that is written, so a task that logs nothing pays nothing.
+    ``fields`` is called for each line that is written, so it costs nothing in a task that logs nothing.
     """
     _fields.set(fields)
 
@@ -70,7 +70,7 @@ class Named(Protocol):
 
 
 def claim_fields(claim: Named) -> Fields:
-    """Returns the fields that identify a claim. The name is missing where only the UID is known."""
+    """Returns the fields that identify a claim. The name is missing if only the UID is known."""
     fields = {"claim_uid": claim.uid}
     return {"claim": f"{claim.namespace or '?'}/{claim.name}"} | fields if claim.name else fields
 
@@ -92,7 +92,9 @@ class _Base(logging.Formatter):
         found = dict(source()) if source else {}
         found |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         if "claim" in found:
-            found = {"claim": found["claim"]} | found  # first, also where the task knew only the claim's UID
+            found = {
+                "claim": found["claim"]
+            } | found  # the claim comes first, also if the task's fields had only its UID
         return {key: shown for key, value in found.items() if (shown := _json_value(value)) != ""}
 
     def traceback(self, record: logging.LogRecord) -> str:
@@ -123,7 +125,7 @@ class JsonFormatter(_Base):
         out["msg"] = self.message_text(record)
         if op := _operation.get():
             out["operation"] = op
-        # ``out`` is first for its order, and last because no field may replace its values.
+        # ``out`` comes first so that its keys begin the line, and again last so that no field can replace its values.
         line = {**out, **self._process_fields, **self.fields(record), **out}
         if traceback := self.traceback(record):
             line["traceback"] = traceback
@@ -155,7 +157,7 @@ def configure(format: str = "text", level: str = "info", process_fields: Fields 
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-_SAMPLE_SIZE = 20  # maximum lines of one kind at once
+_SAMPLE_SIZE = 20  # maximum number of lines of one call
 
 
 def log_sample(
@@ -166,10 +168,10 @@ def log_sample(
     shown: Callable[[T], str] | None = printable,
     fields: Callable[[T], Fields] = lambda _: {},
 ) -> None:
-    """Logs one line for each of the first items, then how many are left out: thousands of lines would delay all other work.
+    """Logs one line for each of the first items, then the number of omitted items: thousands of lines would delay all other work.
 
     Args:
-        text: the constant message; it contains ``%s`` for what ``shown`` returns, unless ``shown`` is None.
+        text: the constant message; it contains ``%s`` for the result of ``shown``, unless ``shown`` is None.
         fields: returns the fields of an item's line.
     """
     for item in itertools.islice(items, _SAMPLE_SIZE):

@@ -131,7 +131,7 @@ class _Family:
 class Metrics:
     """All metrics of one plugin. Safe to use from any thread.
 
-    Methods raise ``ValueError`` for a name or label that is not in the tables above, because the caller is wrong.
+    Methods raise ``ValueError`` for a name or label that is not in the tables above, because this is a fault of the caller.
     """
 
     def __init__(self) -> None:
@@ -187,7 +187,8 @@ class Metrics:
         for family in self._families.values():
             lines.append(f"# HELP {family.name} {_escaped(family.help)}")
             lines.append(f"# TYPE {family.name} {family.kind.value}")
-            measured = self._measured(family)  # outside the lock, because a reader may itself count
+            # Measured outside the lock, because a ``read`` function may itself change a metric.
+            measured = self._measured(family)
             with self._lock:
                 for key, value in (family.values | measured).items():
                     lines.append(_sample(family.name, family.labels, key, value))

@@ -1,4 +1,4 @@
-"""Reads files of YAML and JSON documents that know the line of each value; faults have file, line and column."""
+"""Reads files as YAML and JSON documents. A document knows the line of each value; a fault has file, line and column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class YamlDocument:
     """One document, or one item of a list.
 
     Attributes:
-        twice: lines of duplicate keys of a mapping, each with a sentence.
+        duplicate_keys: duplicate keys of mappings: the line and the message of each.
     """
 
     def __init__(
@@ -30,10 +30,10 @@ class YamlDocument:
         value: Any,
         line: int,
         node: Callable[[], yaml.Node | None],
-        twice: Iterable[tuple[int, str]] = (),
+        duplicate_keys: Iterable[tuple[int, str]] = (),
     ) -> None:
         self.file, self.value, self._line, self._find = file, value, line, node
-        self.twice = list(twice)
+        self.duplicate_keys = list(duplicate_keys)
 
     @functools.cached_property
     def node(self) -> yaml.Node | None:
@@ -42,15 +42,15 @@ class YamlDocument:
 
     @property
     def faults(self) -> list[tuple[str, str]]:
-        """Duplicate keys of a mapping: place and sentence."""
-        return [(f"{self.file}:{line}", text) for line, text in self.twice]
+        """Place and message of each duplicate key."""
+        return [(f"{self.file}:{line}", text) for line, text in self.duplicate_keys]
 
     def place(self, path: str = "") -> str:
         """Returns ``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``, or of its nearest existing parent."""
-        return f"{self.file}:{self._line + _mark(self.node, path) + 1}"
+        return f"{self.file}:{self._line + _line_of(self.node, path) + 1}"
 
     def items(self, key: str) -> list[YamlDocument]:
-        """Returns the items of the list at a key. A fault of a line is assigned to the last item that begins before it."""
+        """Returns the items of the list at a key. A duplicate key belongs to the last item that begins before its line."""
 
         @functools.cache
         def nodes() -> list[yaml.Node | None]:
@@ -62,9 +62,9 @@ class YamlDocument:
             YamlDocument(self.file, value, self._line, lambda i=i: nodes()[i])  # type: ignore[misc]
             for i, value in enumerate(self.value[key])
         ]
-        for line, text in self.twice if out else ():
+        for line, text in self.duplicate_keys if out else ():
             before = [d for d in out if d.node is not None and self._line + d.node.start_mark.line < line]
-            (before or out[:1])[-1].twice.append((line, text))
+            (before or out[:1])[-1].duplicate_keys.append((line, text))
         return out
 
 
@@ -93,19 +93,19 @@ def read(path: Path, faults: list[str]) -> list[YamlDocument]:
         text = raw.decode("utf-8-sig" if encoding == "UTF-8" else encoding)
     except UnicodeDecodeError as e:
         line = raw[: e.start].count(b"\n") + 1
-        faults.append(f"{name}:{line}: byte 0x{raw[e.start]:02x} is no {encoding}: save the file as UTF-8")
+        faults.append(f"{name}:{line}: byte 0x{raw[e.start]:02x} is not {encoding}: save the file as UTF-8")
         return []
     out: list[YamlDocument] = []
     try:
         for part in stream.parts(text):
             if part.value is not None:
-                out.append(YamlDocument(name, part.value, part.line, part.node, part.twice))
+                out.append(YamlDocument(name, part.value, part.line, part.node, part.duplicate_keys))
     except stream.StreamFault as e:
         faults.append(f"{name}:{e}")
     return out
 
 
-def _mark(node: yaml.Node | None, path: str) -> int:
+def _line_of(node: yaml.Node | None, path: str) -> int:
     """Returns the line, from 0, of the value at a path."""
     line = node.start_mark.line if node is not None else 0
     while path and node is not None:
@@ -118,7 +118,7 @@ def _mark(node: yaml.Node | None, path: str) -> int:
 
 
 def _step(node: yaml.Node, path: str) -> tuple[int, yaml.Node, str] | None:
-    """Follows one step of a path: returns the line, the value, and the rest of the path."""
+    """Resolves the first step of a path. Returns the line, the value, and the rest of the path; None if the value does not exist."""
     if isinstance(node, yaml.SequenceNode):
         index, bracket, rest = path[1:].partition("]")
         if path[:1] == "[" and bracket and index.isdigit() and int(index) < len(node.value):

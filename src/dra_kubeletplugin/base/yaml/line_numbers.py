@@ -26,16 +26,16 @@ def read(path: Path) -> tuple[Any, Mapping[Place, int]]:
     except OSError as e:
         raise SettingsError(f"{path} cannot be read: {e.strerror}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{path} is no text in UTF-8") from None
+        raise SettingsError(f"{path} is not text in UTF-8") from None
 
 
 def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
     """Returns the value of a text, and the line of each place in it, counted from one.
 
-    Only decimal and hexadecimal integers, decimal fractions, ``true``, ``false`` and ``null`` are not text. YAML 1.1 would read
-    ``0000:17:00.0`` as a number with base sixty.
+    Every value is text, except decimal and hexadecimal integers, decimal fractions, ``true``, ``false`` and ``null``. YAML 1.1
+    would read ``0000:17:00.0`` as a number with base sixty.
 
-    Raises :class:`SettingsError` for invalid YAML; ``source`` names the text in the message.
+    Raises :class:`SettingsError` for invalid YAML; ``source`` is the name of the text in the message.
     """
     import yaml
 
@@ -52,7 +52,7 @@ def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
                     raise SettingsError(f"{source}:{key_node.start_mark.line + 1}: a key must be a word or a number")
                 key = _scalar(key_node)
                 if key in out:
-                    raise SettingsError(f"{source}:{key_node.start_mark.line + 1}: key {key!r} is there twice")
+                    raise SettingsError(f"{source}:{key_node.start_mark.line + 1}: duplicate key {key!r}")
                 out[key] = value(value_node, (*place, key))
                 lines[*place, key] = key_node.start_mark.line + 1
             return out
@@ -65,7 +65,9 @@ def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
     except yaml.YAMLError as e:
         raise SettingsError(f"{source}:{stream.parse_fault(text, e)}") from None
     if len(roots) > 1:
-        raise SettingsError(f"{source}:{roots[1].start_mark.line + 1}: a second document: all stands in one")
+        raise SettingsError(
+            f"{source}:{roots[1].start_mark.line + 1}: a second document: put everything into one document"
+        )
     return (value(roots[0], ()) if roots else None), lines
 
 

@@ -1,6 +1,7 @@
 """Loads YAML as kubectl and the API server do: only JSON values, string keys, and limits that protect the process.
 
-Source: sigs.k8s.io/yaml with its go-yaml v2, whose results the tests contain. It differs from YAML 1.1 in the syntax of numbers.
+Source: sigs.k8s.io/yaml, which contains go-yaml v2; the tests compare with its results. go-yaml's syntax of numbers differs from
+YAML 1.1.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from typing import Any, ClassVar
 
 import yaml
 
-_DEEPEST = 200
-_FEW, _MANY = (
-    400_000,
-    4_000_000,
-)  # values of a document: below the first limit, nearly all may come from aliases; above the second, a tenth
+_MAX_DEPTH = 200
+# Limits on the number of values in a document. Below the first, up to 99 % of the values may come from aliases; above the second, up
+# to 10 %.
+_ALIAS_LIMIT_START, _ALIAS_LIMIT_END = 400_000, 4_000_000
 _TAG = "tag:yaml.org,2002:"
 _WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
 for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
@@ -27,7 +27,7 @@ for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "
 _INT = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_IN_JSON = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_LONGEST = 70  # characters of a 64 bit integer in base 2
+_MAX_INT_LENGTH = 70  # characters of a 64 bit integer in base 2
 
 
 @dataclass
@@ -35,26 +35,27 @@ class TextPart:
     """One document.
 
     Attributes:
-        twice: duplicate keys of a mapping: the key, and the lines (from 0) of its first and its repeated use.
+        duplicate_keys: duplicate keys of a mapping: the key, and the lines (from 0) of its first and its repeated use.
     """
 
     node: yaml.Node
     value: Any
-    twice: list[tuple[str, int, int]] = field(default_factory=list)
+    duplicate_keys: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 def parts(text: str) -> Iterator[TextPart]:
-    """Yields the documents of a text. Raises ``yaml.YAMLError`` after the documents before the fault."""
+    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after yielding those before it."""
     for node, loader in composed(text):
-        twice = list(_duplicate_keys(node, set()))  # before keys are merged, which would look like duplicates
-        yield TextPart(node, loader.construct_document(node), twice)
+        # Searched before keys are merged, because merged keys would look like duplicates.
+        duplicate_keys = list(_duplicate_keys(node, set()))
+        yield TextPart(node, loader.construct_document(node), duplicate_keys)
 
 
 def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
     """Yields the documents as nodes, before values are built. Raises as :func:`parts`."""
     if (deep := _too_deep(text)) is not None:
         mark: Any = deep.start_mark  # libyaml has its own type with the same fields
-        raise yaml.MarkedYAMLError(problem=f"nested too deeply, below {_DEEPEST} others", problem_mark=mark)
+        raise yaml.MarkedYAMLError(problem=f"nested too deeply: more than {_MAX_DEPTH} levels", problem_mark=mark)
     loader = Loader(text)
     while loader.check_node():
         node = loader.get_node()
@@ -63,7 +64,7 @@ def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes text that would be another type to a reader that follows Kubernetes' or PyYAML's rules."""
+    """Quotes text that Kubernetes or PyYAML would read as a value of another type."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -81,16 +82,16 @@ def is_text(text: str) -> bool:
 def _too_deep(text: str) -> yaml.Event | None:
     """Returns the event where a text is nested too deeply. Such a text would crash the process, because libyaml is recursive in C."""
     marks = max((sum(map(line.count, "-?:")) + len(line) - len(line.lstrip()) for line in text.splitlines()), default=0)
-    if text.count("[") + text.count("{") + marks <= _DEEPEST:
+    if text.count("[") + text.count("{") + marks <= _MAX_DEPTH:
         return None  # the usual case, decided fast
     depth = 0
     try:
         for event in yaml.parse(text, Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
+            if depth > _MAX_DEPTH:
                 return event
     except yaml.YAMLError:
-        pass  # raised when the document is read
+        pass  # the fault is reported when the document is loaded
     return None
 
 
@@ -110,7 +111,7 @@ def _plain(text: str) -> tuple[str, Any]:
 
 
 def _number(text: str) -> int | float | None:
-    if len(text) <= _LONGEST and _INT.fullmatch(text):
+    if len(text) <= _MAX_INT_LENGTH and _INT.fullmatch(text):
         octal = re.fullmatch(r"([-+]?)0([0-7]+)", text)
         value = int(f"{octal[1]}{octal[2]}", 8) if octal else int(text, 0)
         if -(2**63) <= value < 2**64:
@@ -139,9 +140,9 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
             return node.value  # Kubernetes ignores custom tags
         tag, value = _plain(node.value)
         if tag != name and {tag, name} != {"int", "float"}:
-            raise _fault(node, f"the text {node.value!r} is no {name}")
+            raise _fault(node, f"the text {node.value!r} is not of type {name}")
         if isinstance(value, float) and math.isnan(value):
-            raise _fault(node, f"{node.value} is no number in JSON")
+            raise _fault(node, f"{node.value} is not a number in JSON")
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -154,7 +155,7 @@ def _key(loader: Loader, node: yaml.Node) -> str:
         raise _fault(node, "found unhashable key")
     value = loader.construct_scalar(node) if not _NOT_IN_JSON.fullmatch(node.value) else node.value
     if value is None:
-        raise _fault(node, "null in place of a key: put it in quotes")
+        raise _fault(node, "the key is null: put it in quotes")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -178,7 +179,7 @@ def _decoded(node: yaml.ScalarNode) -> str:
     try:
         return base64.b64decode(node.value).decode(errors="replace")
     except (binascii.Error, ValueError):
-        raise _fault(node, "!!binary without text in base64") from None
+        raise _fault(node, "the value of !!binary is not base64") from None
 
 
 def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
@@ -186,7 +187,7 @@ def _fault(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
 
 
 def _duplicate_keys(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int, int]]:
-    """Yields duplicate keys of mappings: all but the last value would be lost."""
+    """Yields duplicate keys of mappings, because all values of such a key but the last would be lost."""
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))
@@ -205,10 +206,10 @@ def _duplicate_keys(node: yaml.Node, seen: set[int]) -> Iterator[tuple[str, int,
 
 
 def _check_aliases(node: yaml.Node) -> None:
-    """Raises where go-yaml does: a few lines of aliases can expand to more than the memory, or contain themselves."""
+    """Raises an error in the same cases as go-yaml: a few lines of aliases can expand beyond the memory, or contain themselves."""
     known: dict[int, int] = {}
     values = _values(node, known)
-    allowed = 0.99 - 0.89 * min(max((values - _FEW) / (_MANY - _FEW), 0), 1)
+    allowed = 0.99 - 0.89 * min(max((values - _ALIAS_LIMIT_START) / (_ALIAS_LIMIT_END - _ALIAS_LIMIT_START), 0), 1)
     if values > 1000 and values - len(known) > max(100, allowed * values):
         raise _fault(node, f"aliases expand {len(known)} values to {values}: write the values out")
 

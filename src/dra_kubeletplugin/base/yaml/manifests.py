@@ -1,4 +1,4 @@
-"""Reads users' manifests: the objects of files, with lists split as kubectl does, and the faults of documents that are not objects.
+"""Reads the objects in users' manifests, splits lists as kubectl does, and reports documents that are not objects.
 
 Every command reads manifests with this module, so that the same mistake has the same message and place.
 """
@@ -22,7 +22,7 @@ _KUSTOMIZE = "it is a file of kustomize: use the output of `kubectl kustomize`"
 
 
 class ManifestError(QuestionError):
-    """Files that cannot be read or are not manifests; ``faults`` contains a sentence with file and line for each fault."""
+    """Raised if files cannot be read or are not manifests. ``faults`` contains a sentence with file and line for each fault."""
 
     def __init__(self, *faults: str) -> None:
         self.faults = faults
@@ -58,7 +58,7 @@ class Manifest:
 
     @property
     def of_kustomize(self) -> bool:
-        """Whether it is an object for kustomize only."""
+        """Whether the document is an input of kustomize, such as a kustomization.yaml."""
         return self.faults == (_KUSTOMIZE,)
 
     def located(self, text: str) -> tuple[str, str]:
@@ -79,7 +79,7 @@ def read(paths: Iterable[Path], unreadable: list[str]) -> list[Manifest]:
         m
         for file in documents.files(list(paths))
         for document in documents.read(file, unreadable)
-        for m in _apart(document, whole=True)
+        for m in _split_lists(document, whole=True)
     ]
 
 
@@ -96,7 +96,7 @@ def objects(paths: Iterable[Path]) -> list[Manifest]:
     return found
 
 
-def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
+def _split_lists(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
     """Splits lists. ``whole`` is True for a document of a file, False for an item of a list."""
     value = document.value
     kind = value.get("kind") if isinstance(value, dict) else None
@@ -104,7 +104,8 @@ def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
         yield Manifest(document, tuple(_faults(value)))
     elif not whole:
         yield Manifest(
-            document, ("a list within a list, which kubectl leaves whole: put its items into the outer one",)
+            document,
+            ("this list is inside another list, so kubectl does not split it: put its items into the outer list",),
         )
     elif value["items"] is not None and not isinstance(value["items"], list):
         yield Manifest(document, (f"items: {_described(value['items'])} in place of a list",))
@@ -113,7 +114,7 @@ def _apart(document: YamlDocument, *, whole: bool) -> Iterator[Manifest]:
         for item in document.items("items") if value["items"] else ():
             if isinstance(item.value, dict) and not item.value.get("apiVersion") and not item.value.get("kind"):
                 item.value = head | item.value  # in a server's list, only the list has apiVersion and kind
-            yield from _apart(item, whole=False)
+            yield from _split_lists(item, whole=False)
 
 
 def _faults(value: Any) -> Iterator[str]:
@@ -150,7 +151,7 @@ def _lacks(path: str, key: str, value: JSON) -> str:
 
 
 def _path(text: str) -> str:
-    """Returns the path to which a sentence refers: its beginning, and the parameter that it names."""
+    """Returns the path to which a sentence refers: the text before the first colon, and the parameter that the sentence names."""
     path, _, rest = text.partition(": ")
     if " " in path:
         return ""

@@ -1,7 +1,7 @@
 """Splits a text into documents as kubectl does: JSON values, or YAML between lines of ``---``.
 
-Source: k8s.io/apimachinery/pkg/util/yaml of Kubernetes 1.36 and cli-runtime, whose results the tests contain. kubectl silently
-ignores some text; here that is a fault.
+Source: k8s.io/apimachinery/pkg/util/yaml of Kubernetes 1.36 and cli-runtime; the tests compare with their results. kubectl
+silently ignores some text; this module reports such text as a fault.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _STRAY = re.compile(rf"(?:^|(?<=[\r\n])){_MARK}")
 _NOTHING = re.compile(r"(?:\s|#.*|\.\.\.(?=\s|\Z))*")
 _INDENT = re.compile(r"[ \t]*")
 # Text that is valid in JSON but not in YAML. Names of fields never contain it.
-_NO_YAML = re.compile(r"\\u[dD][89a-fA-F]..|[^\n -~\xa0-\ud7ff\ue000-\ufffd]")
+_JSON_ONLY = re.compile(r"\\u[dD][89a-fA-F]..|[^\n -~\xa0-\ud7ff\ue000-\ufffd]")
 _MESSAGES = {  # texts of libyaml for the most common mistakes
-    "mapping values are not allowed": "a ':' where none may stand: check the indentation, or put the text in quotes",
+    "mapping values are not allowed": "a ':' in a place where none is allowed: check the indentation, or put the text in quotes",
     "could not find expected ':'": "a key without ':' after it, or a text that continues in the next line without quotes",
-    "did not find expected key": "neither a key nor the end of what is above: check the indentation",
-    "did not find expected '-' indicator": "no item where the list above continues: check the indentation",
-    "block sequence entries are not allowed": "an item of a list where none may stand: check the indentation",
-    "found unhashable key": "a key that is no text; what Helm has between {{ }} must be rendered first",
+    "did not find expected key": "this line is neither a key nor the end of the mapping above: check the indentation",
+    "did not find expected '-' indicator": "this line is not an item of the list above: check the indentation",
+    "block sequence entries are not allowed": "a list item in a place where none is allowed: check the indentation",
+    "found unhashable key": "a key is not text; a Helm template with {{ }} must be rendered first",
     "found undefined alias": "an alias without an anchor in this document: put a text that begins with * in quotes",
     "did not find expected ',' or ']'": "a '[' that is not closed",
     "did not find expected ',' or '}'": "a '{' that is not closed",
-    "did not find expected node content": "nothing where a value belongs, or a '[' or '{' that is not closed",
+    "did not find expected node content": "a value is missing, or a '[' or '{' is not closed",
     "found unexpected end of stream": "a quote that is not closed",
 }
-_DIRECTIVE = "did not find expected <document start>"  # no text of the document itself comes before it
+_DIRECTIVE = "did not find expected <document start>"  # libyaml's text for a %YAML or %TAG directive
 
 
 class StreamFault(Exception):
@@ -57,13 +57,13 @@ class StreamPart:
     Attributes:
         line: line of the text, from 0, at which line numbers of ``node`` start.
         node: returns the node with the positions; None if they are unknown.
-        twice: lines (from 1, of the whole text) of duplicate keys of a mapping, each with a sentence.
+        duplicate_keys: duplicate keys of mappings: the line (from 1, in the whole text) and the message of each.
     """
 
     value: Any
     line: int
     node: Callable[[], yaml.Node | None]
-    twice: list[tuple[int, str]] = field(default_factory=list)
+    duplicate_keys: list[tuple[int, str]] = field(default_factory=list)
 
 
 def parts(text: str) -> Iterator[StreamPart]:
@@ -81,7 +81,7 @@ def parts(text: str) -> Iterator[StreamPart]:
             same_line = not rest[0].endswith("\n") and not text.startswith(("---", "#"), rest.end())
             if found > 1 or (found and same_line):  # after two JSON values, kubectl expects only JSON
                 why = getattr(e, "msg", None) or printable(e)
-                raise _at(text, getattr(e, "pos", end), f"no JSON, which all before it is: {why}") from None
+                raise _at(text, getattr(e, "pos", end), f"not JSON, but all text before it is JSON: {why}") from None
             line = text.count("\n", 0, rest.end())
             text = text[rest.end() :]
     for chunk, first in _chunks(text, line):
@@ -107,7 +107,7 @@ def _json_parts(text: str) -> Iterator[tuple[StreamPart, int]]:
         value, end = decoder.raw_decode(text, start)
         part = StreamPart(value, line, lambda start=start, end=end: _places(text[start:end])[0])  # type: ignore[misc]
         if again:
-            part.twice += _duplicate_messages(line, _places(text[start:end])[1])
+            part.duplicate_keys += _duplicate_messages(line, _places(text[start:end])[1])
             again.clear()
         yield part, end
         line += text.count("\n", start, end)
@@ -115,38 +115,39 @@ def _json_parts(text: str) -> Iterator[tuple[StreamPart, int]]:
 
 def _finite(text: str) -> float:
     if not math.isfinite(found := float(text)):
-        raise ValueError(f"{text} is no number in JSON")
+        raise ValueError(f"{text} is not a number in JSON")
     return found
 
 
 def _integer(text: str) -> int | float:
-    """An integer as the API server stores it: outside 64 bits it is a floating-point number, written without exponent below 1e21."""
+    """Returns an integer as the API server stores it: beyond 64 bits as a floating-point number, without an exponent below 1e21."""
     if len(text) <= 20 and -(2**63) <= (value := int(text)) < 2**64:
         return value
     found = _finite(text)
     return int(found) if abs(found) < 1e21 else found
 
 
-def _duplicate_messages(line: int, twice: list[tuple[str, int, int]]) -> Iterator[tuple[int, str]]:
-    """``line`` is the document's first line, from 0."""
-    for key, first, again in twice:
-        message = f"the key {key!r} stands here again, first in line {line + first + 1}: one of them is lost"
+def _duplicate_messages(line: int, duplicate_keys: list[tuple[str, int, int]]) -> Iterator[tuple[int, str]]:
+    """Yields line and message of each duplicate key. ``line`` is the document's first line, from 0."""
+    for key, first, again in duplicate_keys:
+        message = f"the key {key!r} was already used in line {line + first + 1}: one of the values is lost"
         yield line + again + 1, message
 
 
 def _places(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
     """Returns the positions in a JSON text, and its duplicate keys. YAML accepts all of JSON but a few characters."""
     try:
-        part = next(loader.parts(_NO_YAML.sub("?", text.replace("\t", " "))))
+        part = next(loader.parts(_JSON_ONLY.sub("?", text.replace("\t", " "))))
     except yaml.YAMLError:
         return None, []
-    return part.node, part.twice
+    return part.node, part.duplicate_keys
 
 
 def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
-    """Yields the text between lines of ``---``, and its first line.
+    """Yields each text between lines of ``---``, and the number of its first line.
 
-    A separator with no text before it is part of the next document, as in kubectl. The position of a byte order mark after it shows that.
+    A separator with no text before it is part of the next document, as in kubectl. A byte order mark after such a separator
+    is therefore not at the start of its document.
     """
     start = 0
     for found in _SEPARATOR.finditer(text):
@@ -154,7 +155,7 @@ def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
             raise StreamFault(
                 line + text.count("\n", start, found.start()) + 1,
                 4,
-                f"{clip(printable(rest), 60)!r} stands behind '---', which begins a document only in a line of its own",
+                f"{clip(printable(rest), 60)!r} follows '---', which begins a document only on a line of its own",
             )
         if found.start() > start:
             yield text[start : found.start()], line
@@ -166,7 +167,7 @@ def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
 def _yaml_parts(chunk: str, line: int) -> Iterator[StreamPart]:
     chunk = chunk.removeprefix(_MARK)
     if _MARK in chunk and (stray := _stray(chunk)) is not None:
-        raise _at(chunk, stray, "a byte order mark within a document, where kubectl takes it for text: delete it", line)
+        raise _at(chunk, stray, "a byte order mark inside a document, which kubectl reads as text: delete it", line)
     found = loader.parts(chunk)
     try:
         part = next(found, None)
@@ -175,7 +176,7 @@ def _yaml_parts(chunk: str, line: int) -> Iterator[StreamPart]:
     if part is None:
         return
     node = part.node
-    yield StreamPart(part.value, line, lambda: node, list(_duplicate_messages(line, part.twice)))
+    yield StreamPart(part.value, line, lambda: node, list(_duplicate_messages(line, part.duplicate_keys)))
     try:
         if next(found, None) is None:
             return
@@ -183,9 +184,7 @@ def _yaml_parts(chunk: str, line: int) -> Iterator[StreamPart]:
         pass
     end = _NOTHING.match(chunk, node.end_mark.index)
     assert end is not None  # matches an empty text too
-    raise _at(
-        chunk, end.end(), "kubectl leaves out what stands here: begin a document with '---' in a line of its own", line
-    )
+    raise _at(chunk, end.end(), "kubectl ignores this text: begin a document with '---' on a line of its own", line)
 
 
 def _stray(chunk: str) -> int | None:
@@ -199,32 +198,34 @@ def _stray(chunk: str) -> int | None:
             if isinstance(token, yaml.ScalarToken) and token.style:
                 inside.append((token.start_mark.index, token.end_mark.index))
     except yaml.YAMLError:
-        pass  # the marks after the fault are reported
+        pass  # all marks after the fault count as outside of quoted text
     return next((m for m in marks if not any(start <= m < end for start, end in inside)), None)
 
 
 def _at(text: str, index: int, message: str, line: int = 0) -> StreamFault:
-    """``line`` is the text's first line, from 0."""
+    """Returns a fault at the character ``index`` of the text. ``line`` is the text's first line, from 0."""
     return StreamFault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), message)
 
 
 def parse_fault(chunk: str, e: Exception, line: int = 0) -> StreamFault:
-    """Converts a parser's exception into a message for the author of the text, whose first line is ``line``, from 0."""
+    """Converts a parser's exception into a message for the author of the text. ``line`` is the text's first line, from 0."""
     if isinstance(e, yaml.reader.ReaderError):
         index = len(chunk.encode(errors="surrogatepass")[: e.position].decode(errors="ignore"))
         code = e.character if isinstance(e.character, int) else ord(e.character)
-        return _at(chunk, index, f"the character U+{code:04X} may not stand in YAML", line)
+        return _at(chunk, index, f"the character U+{code:04X} is not allowed in YAML", line)
     mark = e.problem_mark or e.context_mark if isinstance(e, yaml.MarkedYAMLError) else None
     problem = printable(getattr(e, "problem", None) or getattr(e, "context", None) or e)
     if mark is None:
-        return StreamFault(line + 1, 1, f"no YAML: {'nested too deeply' if isinstance(e, RecursionError) else problem}")
+        return StreamFault(
+            line + 1, 1, f"not valid YAML: {'nested too deeply' if isinstance(e, RecursionError) else problem}"
+        )
     lines = chunk.splitlines() or [""]
     written = lines[min(mark.line, len(lines) - 1)]
     if problem == _DIRECTIVE:
         at = next((i for i in range(mark.line, -1, -1) if lines[i : i + 1] and lines[i].startswith("%")), mark.line)
-        return StreamFault(line + at + 1, 1, "no YAML to kubectl, which takes no directives: remove the line")
+        return StreamFault(line + at + 1, 1, "kubectl does not accept YAML directives: remove the line")
     if "\t" in _INDENT.match(written)[0]:  # type: ignore[index]
         message = "a tab: YAML is indented with spaces"
     else:
         message = next((words for start, words in _MESSAGES.items() if problem.startswith(start)), problem)
-    return StreamFault(line + mark.line + 1, mark.column + 1, f"no YAML: {message}")
+    return StreamFault(line + mark.line + 1, mark.column + 1, f"not valid YAML: {message}")

@@ -1,1 +1,1 @@
-"""Shared by all commands: parsing, signals, exit codes, output, completion."""
+"""Modules that all commands use: parsing, signals, exit codes, output, completion."""

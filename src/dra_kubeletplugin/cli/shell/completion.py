@@ -1,6 +1,6 @@
 """``dra completion SHELL``: prints a script that completes commands, verbs, options, choices, files, UIDs, and a driver's options.
 
-Completion runs no Python, except for a driver's options: if a driver is named, the script runs ``dra COMMAND DRIVER --help``.
+Completion runs no Python, except for a driver's options: after a driver on the command line, it runs ``dra COMMAND DRIVER --help``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ _FILES = frozenset({"FILE", "DRIVER", "HOST", "HOST=NUMBER", "ADDRESS|FILE", "CE
 _FOLDERS = frozenset({"ACCOUNT", "DIR", "FOLDER", "ROOT"})
 # Each claim that is prepared on this node has a CDI file: `k8s.DRIVER-claim_UID.json`.
 # The pattern accepts only characters of UIDs, because bash expands the words of `compgen -W`, also `$(...)`.
-_LISTED = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
+_LIST_UIDS = "ls $CDI_ROOT/ /var/run/cdi/ 2>/dev/null | sed -n 's/.*-claim_\\([-.0-9A-Za-z]*\\)[.]json$/\\1/p'"
 _UIDS = {
     "bash": "_dra_uids",
     "zsh": "_dra_uids",
     "fish": "(_dra_uids)",
     "preamble": {
-        "bash": f'_dra_uids() {{ compgen -W "$({_LISTED})" -- "$1"; }}',
-        "zsh": f"_dra_uids() {{ compadd -- $({_LISTED}) }}",
-        "fish": f"function _dra_uids; {_LISTED}; end",
+        "bash": f'_dra_uids() {{ compgen -W "$({_LIST_UIDS})" -- "$1"; }}',
+        "zsh": f"_dra_uids() {{ compadd -- $({_LIST_UIDS}) }}",
+        "fish": f"function _dra_uids; {_LIST_UIDS}; end",
     },
 }
-# Prints a driver's flags. Input: the words before the cursor without `dra`. A shell passes `~` as typed.
-_ASKED = r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+# The end of a command line that prints a driver's flags. The line begins with the words before the cursor, in which the functions
+# below expand `~`, because the shell passes it as it was typed.
+_PRINT_FLAGS = (
+    r"</dev/null 2>/dev/null | sed -n '/^options of /,$s/^  \(--[^ ,]*\(, --[^ ,]*\)*\).*/\1/p' | tr -s ', ' '\n'"
+)
 _OWN_OPTIONS = {
     "bash": r"""
 _dra_and_own() {
@@ -68,7 +71,7 @@ _REPLACEMENTS = {
     "bash": [("complete -o bashdefault -F _shtab_dra dra\n", "")],
     "zsh": [
         ("_describe 'dra dev commands' _commands", "_describe 'dra dev commands' _commands || _files"),
-        # With `source <(dra completion zsh)` the script registers, as with eval: it completes only if it is called as a completer.
+        # Makes `source <(dra completion zsh)` register the completion, as eval does: only a call by zsh as `_dra` completes words.
         ("[[ $zsh_eval_context[-1] == eval ]]", "[[ $funcstack[1] != _dra ]]"),
         ("compdef _shtab_dra", "compdef _dra_and_own"),
         ('  _shtab_dra "$@"\n', '  _dra_and_own "$@"\n'),
@@ -84,32 +87,33 @@ def script(shell: str, parser: Parser, takers: Sequence[str]) -> str:
     Args:
         shell: bash, zsh or fish.
         parser: the parser of the whole command; it is changed.
-        takers: commands that accept a driver's own options.
+        takers: commands that accept the options that a driver defines.
     """
     commands = _commands(parser)
-    # The verbs of `dra dev` have their own parser, because a driver may be in their place.
+    # The verbs of `dra dev` have a parser of their own, because the word after `dra dev` may also be a driver.
     commands.choices["dev"] = _with_verbs(commands.choices["dev"])
     commands.required = True
-    for listed in commands._choices_actions:  # the column beside a name is narrow
+    for listed in commands._choices_actions:  # the short help, because the column beside a name is narrow
         commands.choices[listed.dest].description = listed.help
     _set_completers(parser)
     text: str = shtab.complete(parser, shell)
-    for wrong, right in _REPLACEMENTS[shell]:
-        text = text.replace(wrong, right)
+    for old, new in _REPLACEMENTS[shell]:
+        text = text.replace(old, new)
     own = (
         _OWN_OPTIONS[shell]
-        .replace("ASKED", _ASKED)
+        .replace("ASKED", _PRINT_FLAGS)
         .replace("TAKERS", "|".join(takers))
         .replace("TAKING", " ".join(takers))
     )
-    if shell == "zsh":  # the last lines already call it
+    if shell == "zsh":  # the function must precede the last lines, which call it
         return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")
-    return text + own + (_OF_DEV if shell == "fish" else "")  # without a matching verb, complete a driver's path
+    # _OF_DEV completes the path of a driver in the place of a verb.
+    return text + own + (_OF_DEV if shell == "fish" else "")
 
 
 def _with_verbs(dev: Parser) -> Parser:
     out = Parser(prog=dev.prog, description=dev.description, add_help=False)
-    for action in dev._actions:  # argparse has no public access
+    for action in dev._actions:  # argparse has no public attribute for this
         if action.option_strings:
             out._add_action(action)
     sub = out.add_subparsers(dest="verb", metavar="VERB")

@@ -1,4 +1,4 @@
-"""Flags of a driver's own options. The driver is loaded only if the command line contains such a flag."""
+"""Flags for the options that a driver defines. The driver is loaded only if the command line contains such a flag."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .options import add_option
 from .parsing import Parser
 
 S = TypeVar("S")
-_CLOSE = 0.8  # similarity above which a driver's flag counts as a misspelt flag of this package
+_SIMILARITY = 0.8  # similarity from which an unknown flag counts as a misspelt flag of this package
 _DEST = "own "  # prefix that no other argument uses
 
 
 def add_own_options(parser: Parser, drivers: Sequence[type[Driver]]) -> None:
-    """Adds a group of flags for each driver. Drivers with the same flag share it.
+    """Adds a group of flags for each driver. A flag that several drivers define is added once.
 
     Raises :class:`SettingsError` if a flag is a switch for one driver and has a value for another.
     """
@@ -30,7 +30,7 @@ def add_own_options(parser: Parser, drivers: Sequence[type[Driver]]) -> None:
             if known is not None:
                 if (known.nargs == 0) is not switch:
                     raise SettingsError(
-                        f"{flag} has a value for one of these drivers, and none for another: give variables"
+                        f"{flag} needs a value for one of these drivers and none for another: set environment variables instead"
                     )
                 continue
             group = group or parser.add_argument_group(
@@ -50,9 +50,9 @@ def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str])
     """Adds the flags of drivers and returns the drivers by target; each is loaded once.
 
     Args:
-        parser: gets the flags.
-        targets: drivers as the command line names them.
-        unknown: flags of the command line that may be a driver's; if empty, only the help needs the flags.
+        parser: the parser to which the flags are added.
+        targets: drivers in the form of the command line, such as a file.
+        unknown: flags of the command line that a driver may define; if empty, only the help needs the flags.
 
     Raises :class:`DriverError` if a driver cannot be loaded.
     """
@@ -64,15 +64,14 @@ def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str])
     except DriverError as e:
         if not unknown:
             parser.add_argument_group("options of the driver", f"cannot be listed: {printable(e)}".replace("%", "%%"))
-        elif not any(
-            did_you_mean(flag, parser.flags, _CLOSE) for flag in unknown
-        ):  # otherwise the parser reports the misspelt flag
+        # If a flag is misspelt, the parser reports it; otherwise the driver's error is raised.
+        elif not any(did_you_mean(flag, parser.flags, _SIMILARITY) for flag in unknown):
             raise
     return loaded
 
 
-def together(settings: Callable[[], S], driver: type[Driver], own: Mapping[str, Any]) -> tuple[S, object]:
-    """Returns settings and the driver's options. Raises :class:`SettingsError` with the faults of both."""
+def load_options(settings: Callable[[], S], driver: type[Driver], own: Mapping[str, Any]) -> tuple[S, object]:
+    """Returns the settings and the driver's options. Raises :class:`SettingsError` with all their faults."""
     faults: list[str] = []
     found: list[S] = []
     options = None

@@ -1,4 +1,4 @@
-"""Exit codes of all commands, shown by ``dra --help`` and on the documentation page of commands."""
+"""Exit codes of all commands. ``dra --help`` and docs/commands.md list them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """A code of 128 and above is 128 plus a signal's number, as in shells."""
+    """Exit codes. A code of 128 and above is 128 plus the number of a signal, as in shells."""
 
     SUCCESS = 0
     NEGATIVE = 1

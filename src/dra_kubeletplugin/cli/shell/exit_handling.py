@@ -1,4 +1,4 @@
-"""Ends a command with an exit code and at most one sentence per fault, whatever ends it."""
+"""Ends a command with an exit code and at most one sentence per fault, whatever caused the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...base.terminal import indented
 from ...errors import DraError
 from .exit_codes import Exit
 
-_LOST = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # errno of an output that cannot be written
+_OUTPUT_ERRORS = frozenset({errno.EBADF, errno.EIO, errno.ENOSPC})  # errno of an output that cannot be written
 
 
 def ended(command: Callable[[], int]) -> int:
@@ -29,7 +29,7 @@ def ended(command: Callable[[], int]) -> int:
             try:
                 return command()
             finally:
-                sys.stdout.flush()  # here, where an error is handled
+                sys.stdout.flush()  # flushed here, because the handlers below catch an error of this flush
         except DraError as e:
             return report(e)
         except KeyboardInterrupt:
@@ -40,7 +40,7 @@ def ended(command: Callable[[], int]) -> int:
         except OSError as e:
             if e.filename is not None:  # a file or folder that vanished or became inaccessible during the work
                 print_line(f"dra: {indented(e.filename)}: {e.strerror}")
-            elif e.errno in _LOST:
+            elif e.errno in _OUTPUT_ERRORS:
                 _discard(sys.stdout)
                 print_line(f"dra: the output cannot be written: {e.strerror}")
             else:
@@ -56,7 +56,7 @@ def report(e: DraError) -> int:
 
 
 def print_line(text: str, stream: TextIO | None = None) -> None:
-    """Prints on standard error, or on ``stream``. If its reader is gone, this and later output is discarded."""
+    """Prints on standard error, or on ``stream``. If the stream has no reader any more, discards this text and all later output."""
     stream = stream or sys.stderr
     try:
         print(text, file=stream, flush=True)
@@ -91,9 +91,10 @@ def _interrupt() -> None:
 
 @contextlib.contextmanager
 def _signals(signalled: list[int]) -> Iterator[None]:
-    """Makes SIGTERM and SIGHUP unwind like Ctrl-C, so that temporary files are deleted; appends the signal to ``signalled``.
+    """Makes SIGTERM and SIGHUP raise an exception like Ctrl-C, so that temporary files are deleted.
 
-    Ignored signals stay ignored, as under nohup and in a shell's background. Servers have their own handling (:mod:`.signals`).
+    Appends each received signal to ``signalled``. Ignored signals stay ignored, as under nohup and in background jobs of a shell.
+    Servers handle signals with :mod:`.signals`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -107,9 +108,8 @@ def _signals(signalled: list[int]) -> Iterator[None]:
         loop = running() if running else None
         if loop is None or len(signalled) > 1:  # a second signal interrupts, because the loop did not handle the first
             raise Interrupted
-        loop.call_soon_threadsafe(
-            _interrupt
-        )  # between two steps of the loop: within a step, an incomplete transport would log an error
+        # Interrupts between two steps of the loop: within a step, an incomplete transport would log an error.
+        loop.call_soon_threadsafe(_interrupt)
 
     for number in taken:
         signal.signal(number, unwind)

@@ -16,7 +16,7 @@ from ...driver.diagnostics.author_errors import at_work
 log = logging.getLogger(__name__)
 _PAUSE = 2.0  # seconds between probes of the loop
 _CHECK_INTERVAL = 0.5  # seconds between checks of a probe
-_CHECKS = 4  # checks without a response before the warning; a process that was merely stopped has only one
+_CHECKS = 4  # checks without a response before the warning; after the whole process was stopped and continued, only one has none
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> None:

@@ -1,6 +1,6 @@
-"""The limit of open files and connections of a process.
+"""Raises the limit on the open files and connections of this process.
 
-With too few descriptors, an event loop does nothing but log errors, forever.
+With too few file descriptors, an event loop only logs errors in an endless loop.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ import resource
 
 from ...errors import SettingsError
 
-_LEAST = 256  # a plugin and a webhook use half for clients, at most 128; a local cluster with one driver needs 95
-_WELL = 1024  # above it, select() in a vendor's library may break
+_MIN_FILES = (
+    256  # a plugin or webhook uses half of them for clients, at most 128; a local cluster with one driver needs 95
+)
+_MAX_FILES = 1024  # with a higher limit, select() in a vendor's library may fail
 
 
 def need_files() -> None:
-    """Raises the limit up to the usual number, also for child processes.
+    """Raises the limit to at most ``_MAX_FILES``, also for child processes.
 
     Raises :class:`SettingsError` if the permitted limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _WELL if hard == resource.RLIM_INFINITY else min(hard, _WELL)
-    if most < _LEAST:
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if most < _MIN_FILES:
         raise SettingsError(
-            f"a process may have {hard} files open here, and {_LEAST} are needed: raise the limit (ulimit -n {_LEAST})"
+            f"a process may have {hard} files open here, and {_MIN_FILES} are needed: raise the limit (ulimit -n {_MIN_FILES})"
         )
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

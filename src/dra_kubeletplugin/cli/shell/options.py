@@ -25,7 +25,7 @@ def add_settings(
     """Adds flags for the options of ``kind``.
 
     Args:
-        parser: gets the flags.
+        parser: the parser to which the flags are added.
         kind: the settings class of the process.
         without: names of options to leave out.
         only: names of the options to add; None for all.
@@ -38,7 +38,7 @@ def add_settings(
 
 
 def add_option(group: argparse._ArgumentGroup, f: Field[Any], dest: str) -> None:
-    """Adds the flag of one option, of this package or of a driver."""
+    """Adds the flag of one option, which this package or a driver defines."""
     meta = f.metadata
     default = f"{f.default:g}s" if "least" in meta else as_text(f.default)
     shown = f"; {default}" if default not in {"", "False", "None"} else ""
@@ -59,6 +59,9 @@ def given(args: argparse.Namespace, kind: type[Settings] = Settings) -> dict[str
 
 
 def refuse(args: argparse.Namespace, flags: Mapping[str, str], why: str) -> None:
-    """Raises :class:`SettingsError` for each of ``flags``, keyed by names in ``args``, that is set although it has no effect."""
+    """Raises :class:`SettingsError` with each of ``flags`` that is set although it has no effect.
+
+    ``flags`` maps names in ``args`` to flags. ``why`` is the rest of the error's sentence after the flag.
+    """
     if faults := [f"{flag} {why}" for name, flag in flags.items() if getattr(args, name)]:
         raise SettingsError(*faults)

@@ -1,4 +1,4 @@
-"""Prints a command's result; for programs as one document with the fields of the result's type.
+"""Prints a command's result: as text, or for programs as one document with all fields of the result's type.
 
 Field names are lowerCamelCase, and empty fields are included. Keys of mappings (names of nodes, attributes) are unchanged.
 Unprintable characters become U+FFFD.
@@ -26,7 +26,7 @@ FORMS = (TEXT, "json", "yaml")
 
 
 def add_output(parser: argparse.ArgumentParser, default: str = TEXT) -> None:
-    """Adds ``-o``. ``default`` is ``text``, which is for people, or the default form of a command without text output."""
+    """Adds the option ``-o``. ``default`` is ``text``, or ``json`` for a command without text output."""
     parser.add_argument(
         "-o", "--output", choices=FORMS if default == TEXT else FORMS[1:], default=default,
         help=f"format of the result ({default}); json and yaml contain all fields, for programs",
@@ -40,7 +40,7 @@ def camel(name: str) -> str:
 
 
 def document(value: object) -> Any:
-    """Converts dataclasses, enumerations, mappings and sequences to types of JSON and YAML; anything else to text."""
+    """Converts dataclasses, enumerations, mappings and sequences to types of JSON and YAML, and all other objects to text."""
     if is_dataclass(value):
         return {camel(f.name): document(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Enum):
@@ -55,7 +55,7 @@ def document(value: object) -> Any:
 
 
 def encoded(value: object, form: str, *, unicode: bool = True) -> str:
-    """Encodes the result; ``form`` is json or yaml. Without ``unicode`` the document is equivalent ASCII."""
+    """Encodes the result; ``form`` is json or yaml. Without ``unicode``, the document is ASCII with the same content."""
     plain = document(value)
     if form == "json":
         return json.dumps(plain, indent=2, ensure_ascii=not unicode) + "\n"
@@ -71,8 +71,8 @@ def put(value: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
     """Writes the result to standard output.
 
     Args:
-        text: returns the lines for people. Its argument is the result with every text printable and on one line, because users and
-            other drivers wrote most texts, and a terminal would obey their control characters.
+        text: returns the lines of the form ``text``. Its argument is the result with every string printable and on one line: users
+            and other drivers wrote most strings, and a terminal would execute their control characters.
     """
     if form == TEXT:
         print("\n".join(text(on_lines(value))))
@@ -81,7 +81,7 @@ def put(value: A, form: str, text: Callable[[A], Iterable[str]]) -> None:
 
 
 def write(value: object, form: str) -> None:
-    """Writes only the document to standard output."""
+    """Writes the result to standard output as a document; ``form`` is json or yaml."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     print(encoded(value, form, unicode=unicode), end="")
 
@@ -120,7 +120,7 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Formats a table; the first row is its head. An empty cell is shown as a dash."""
+    """Formats a table whose first row is the head. An empty cell is shown as a dash."""
     rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["   ".join((c or "-").ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]

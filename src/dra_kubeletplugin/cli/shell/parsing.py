@@ -1,4 +1,4 @@
-"""The command line's grammar: words in any order, a sentence for each mistake, and the nearest name for a misspelt one."""
+"""The grammar of the command line: words in any order, one sentence for a mistake, and for a misspelt name the nearest name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _OF_ARGUMENT = re.compile(r"^argument (.+?): ", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
-    """Parsers of subcommands have this class too. Options cannot be abbreviated: an abbreviation could become ambiguous later."""
+    """The parser of the command line, and of each subcommand.
+
+    Options cannot be abbreviated, because a later release could make an abbreviation ambiguous.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
@@ -38,9 +41,8 @@ class Parser(argparse.ArgumentParser):
         """Returns the action of an option with its dashes and without a value; None if the parser has no such option."""
         return self._option_string_actions.get(option)
 
-    def parse_known_args(
-        self, args: Any = None, namespace: Any = None
-    ) -> Any:  # argparse defines and calls it for subcommands
+    # argparse calls this method for subcommands.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = list(sys.argv[1:] if args is None else args)
         if self.commands:
             return super().parse_known_args(command_first(words, self.commands, self), namespace)
@@ -50,7 +52,7 @@ class Parser(argparse.ArgumentParser):
         return namespace, rest
 
     def _options_first(self, words: Sequence[str]) -> list[str]:
-        """Moves options before files and names: argparse assigns all positional arguments at the first of them."""
+        """Moves options before positional words, because argparse assigns all positional arguments when it meets the first one."""
         options: list[str] = []
         others: list[str] = []
         for part in _read(self, words):
@@ -60,9 +62,8 @@ class Parser(argparse.ArgumentParser):
             if not part.known:
                 self.error(self._unknown(part.word))
             if part.wants and part.value is None:
-                self.error(
-                    f"{part.word} needs a value"
-                )  # otherwise the option would take a word from another position as its value
+                # Without this check, a word from another position would become the value of the option.
+                self.error(f"{part.word} needs a value")
             options += [part.word] if part.value is None else [part.word, part.value]
         dashed = any(word.startswith("-") and word != "-" for word in others)
         return [*options, *(["--"] if dashed else []), *others]
@@ -87,23 +88,23 @@ class Parser(argparse.ArgumentParser):
         return f"{missing[1]} is needed{': ' + ', '.join(choices) if choices else ''}"
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(message)  # argparse ignores an output that cannot be written
+        (file or sys.stderr).write(message)  # argparse's own method ignores an output that cannot be written
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with one line: the mistake, and where to find help."""
         sentence = _OF_ARGUMENT.sub(r"\1: ", message)
         sentence = sentence.replace(": expected one argument", " needs a value")
         sentence = re.sub(r"^the following arguments are required: (.+)$", self._needed, sentence)
-        sentence = re.sub(r"invalid int value: (.+)$", r"\1 is no whole number", sentence)
+        sentence = re.sub(r"invalid int value: (.+)$", r"\1 is not a whole number", sentence)
         self.exit(
             Exit.USAGE, f"dra: {sentence}\n" if sentence.endswith("?") else f"dra: {sentence}; see {self.prog} --help\n"
         )
 
 
 def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: Parser | None = None) -> list[str]:
-    """Returns ``words`` with the command first, if only options of that command precede it.
+    """Returns ``words`` with the command moved to the front, if only options of this command precede it.
 
-    Options of ``above`` stay where they are.
+    If an option of the parser ``above`` precedes the command, returns ``words`` unchanged.
     """
     for i, word in enumerate(words):
         command = commands.get(word)
@@ -114,7 +115,7 @@ def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: P
     return list(words)
 
 
-def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+def classify_words(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Returns unknown options, positional words, and words that may be values of the unknown options."""
     unknown: list[str] = []
     others: list[str] = []
@@ -131,7 +132,7 @@ def sorted_out(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[st
 
 
 class _Option(NamedTuple):
-    """An option on a command line; ``value`` is the next word, None if the option ``wants`` no value or none follows."""
+    """An option on a command line. ``value`` is the next word; None if the option needs no value (``wants``) or no word follows."""
 
     word: str
     known: bool
@@ -178,7 +179,7 @@ def _wants_value(parser: Parser, word: str) -> bool:
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Finds the terminal's width itself: argparse would import shutil with three compressors, even if no help is shown."""
+    """Sets the width of the terminal. Without it, argparse imports shutil and three compressors, even if no help is shown."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=terminal_columns() - 2)

@@ -1,4 +1,4 @@
-"""Shows the progress of long work as one changing line on standard error, only if that is a terminal."""
+"""Shows the progress of long work as one changing line on standard error, if standard error is a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signal handling of servers: the first signal requests a stop, a second exits at once, and a stop that hangs is cut."""
+"""Signal handling of servers: the first signal requests a stop, a second one exits at once, and a stop that hangs is ended."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .exit_codes import Exit
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP is sent when a terminal is closed
-MARGIN = 5.0  # seconds beyond the grace period, for the work after the calls in flight
+MARGIN = 5.0  # seconds after the grace period for the rest of the stop, when the calls in flight have ended
 _LOG_TIMEOUT = 0.2  # seconds that logging a line about a stop may take
-_LINE = 2048  # maximum bytes of that line; a writable pipe takes 4,096 without blocking
+_LINE = 2048  # maximum bytes of such a line; a writable pipe accepts 4,096 bytes without blocking
 
 
 class StopSignal:
     """Requests for the process to stop.
 
-    Create it first: the first process of a container ignores signals without a handler.
-    ``end`` exits the process at once with a code.
+    Create the object before all other work: the first process of a container ignores signals without a handler.
+    ``end`` is the function that exits the process at once with a code.
     """
 
     def __init__(self, end: Callable[[int], object] = os._exit) -> None:
@@ -45,7 +45,7 @@ class StopSignal:
     def handle(self) -> None:
         """Installs the signal handlers; call it in the main thread.
 
-        A thread receives the signals, because Python's own handlers run only when the main thread returns to Python, perhaps never.
+        A thread receives the signals, because Python's own handlers run in the main thread, which may never leave a call of C code.
         """
         reader, self._written = os.pipe()
         os.set_blocking(self._written, False)
@@ -61,9 +61,10 @@ class StopSignal:
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
 
     def _python_handler(self, number: int, frame: FrameType | None) -> None:
-        """Python's own handler. Usually the thread has already received the signal.
+        """Python's own handler. Usually the thread has already received the signal from the wakeup descriptor.
 
-        If a driver made its event loop watch signals, that loop replaced the wakeup descriptor, so this handler writes to the pipe.
+        If a driver registered signals with an event loop, the loop has replaced the wakeup descriptor. Then this handler writes
+        the signal to the thread's pipe.
         """
         watched = signal.set_wakeup_fd(self._written, warn_on_full_buffer=False)
         if watched not in {self._written, -1}:
@@ -79,7 +80,7 @@ class StopSignal:
 
     def _signalled(self, name: str) -> None:
         if self.requested:
-            _log_line(f"{name} again: ended at once, {self.hanging()}")
+            _log_line(f"{name} again: the process ends at once; {self.hanging()}")
             self._end(Exit.UNKNOWN)
         self.requested = True
         if self._loop is None or self._event is None:
@@ -94,17 +95,17 @@ class StopSignal:
             self._end(Exit.SUCCESS)
 
     def _cut_after(self, seconds: float) -> None:
-        """Starts a timer thread, because the event loop itself may hang."""
+        """Exits the process after ``seconds``. Uses a thread, because the event loop itself may hang."""
         self._cut = threading.Timer(seconds, self._cut_now, (seconds,))
         self._cut.daemon = True
         self._cut.start()
 
     def _cut_now(self, seconds: float) -> None:
-        _log_line(f"the stop has taken {seconds:g} s and is cut, {self.hanging()}")
+        _log_line(f"the stop has taken {seconds:g} s, so the process ends now; {self.hanging()}")
         self._end(Exit.UNKNOWN)
 
     def cut_ending(self, code: int, seconds: float = MARGIN) -> None:
-        """Exits the process with ``code`` after ``seconds``, whatever still runs."""
+        """Exits the process with ``code`` after ``seconds``, even if tasks or threads still run."""
         timer = threading.Timer(seconds, self._end, (code,))
         timer.daemon = True
         timer.start()
@@ -115,7 +116,7 @@ class StopSignal:
         self._event = asyncio.Event()
 
     async def wait(self, body: asyncio.Task[Any]) -> None:
-        """Waits for a stop signal, after :meth:`attach`; ``body`` is the task that :meth:`hanging` examines."""
+        """Waits for a stop signal. Call :meth:`attach` before. ``body`` is the task that :meth:`hanging` examines."""
         assert self._event is not None
         self._body = body
         await self._event.wait()
@@ -129,15 +130,15 @@ class StopSignal:
         """Describes where the process hangs: the innermost call of its main task, and of threads in a driver's methods."""
         out = []
         if self._body is not None and not self._body.done():
-            out.append(f"it waits in {_innermost(self._body)}")
+            out.append(f"the main task waits in {_innermost(self._body)}")
         frames = sys._current_frames()
         for thread in threading.enumerate():
             frame = frames.get(thread.ident or 0)
             if frame is not None and thread.name == "driver":
                 out.append(f"a thread of the driver is in {_place(frame)}")
             elif frame is not None and thread is threading.main_thread() and not _in_loop(frame):
-                out.append(f"the event loop is held by {_place(frame)}")
-        return "; ".join(dict.fromkeys(out)) or "nothing of it hangs"
+                out.append(f"the event loop is blocked by {_place(frame)}")
+        return "; ".join(dict.fromkeys(out)) or "no task or thread hangs"
 
 
 class _ForkHandlers:
@@ -161,7 +162,7 @@ class _ForkHandlers:
 
 
 def _innermost(task: asyncio.Task[Any]) -> str:
-    """The chain of coroutines in which a task waits, the innermost last."""
+    """Returns the chain of coroutines in which a task waits, the innermost last."""
     names = []
     at: Any = task.get_coro()
     while isinstance(at, CoroutineType):
@@ -182,7 +183,7 @@ def _in_loop(frame: FrameType) -> bool:
 def _log_line(text: str) -> None:
     """Logs one line from a thread.
 
-    A stop must not hang on it: neither on a lock of the logging module nor on a full pipe without a reader.
+    The stop must not hang here: neither on a lock of the logging module, nor on a full pipe without a reader.
     """
     text = clip(text, _LINE)
     handler = logging.getLogger().handlers
@@ -203,7 +204,7 @@ def _log_line(text: str) -> None:
 
 
 def _writable() -> bool:
-    """Whether standard error takes a line without blocking."""
+    """Whether standard error accepts a line without blocking."""
     poll = select.poll()
     poll.register(2, select.POLLOUT)
     return any(event & select.POLLOUT for _, event in poll.poll(_LOG_TIMEOUT * 1000))

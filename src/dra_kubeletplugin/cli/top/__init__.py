@@ -27,7 +27,7 @@ from ..shell.progress import Progress
 from ..shell.style import Style
 from .table import table
 
-_EXPLAIN_SECONDS = 10.0  # seconds for explaining all waiting pods
+_EXPLAIN_SECONDS = 10.0  # seconds after which no further waiting pod is explained
 _TIMEOUT = 30.0  # seconds for one page of a list
 _ABSENT = (
     "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
@@ -87,7 +87,8 @@ def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progr
 async def _run_screen(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
     from .screen import Top
 
-    logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())  # the screen shows faults
+    # The screen shows faults instead of the log.
+    logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())
     async with KubeClient(config, _TIMEOUT) as client:
         live = LiveOverview(client, args.node, namespace)
         async with live.running():

@@ -1,4 +1,4 @@
-"""Formats rows as terminal lines: signs in addition to colours, so that colours are not needed, and bars in steps of an eighth."""
+"""Formats rows as terminal lines: a sign for each colour, so that colours are not needed, and bars in steps of an eighth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STYLES = {
 }
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 10
-_WIDE = 110  # columns from which on every cell fits
+_WIDE = 110  # from this number of columns, every cell has its full width
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Widths:
 
     @classmethod
     def of(cls, groups: Sequence[Group], whole: int, *, node: bool) -> Widths:
-        """Widths for a screen of ``whole`` columns. ``node``: whether there is a node column. A single driver has no column."""
+        """Returns widths for a screen of ``whole`` columns. ``node``: whether to show the node. A single driver is not shown."""
 
         def widest(texts: Iterable[str], least: int, most: int) -> int:
             return max(least, min(max(map(len, texts), default=0) + 2, most))
@@ -101,7 +101,7 @@ def group_line(entry: Entry, group: Group, width: int) -> Text:
 
 
 def device_line(row: DeviceRow, widths: Widths) -> Text:
-    """The most important cells come first, because a narrow screen cuts the end."""
+    """Formats a device. The most important cells come first, because a narrow screen cuts the end of the line."""
     text = Text("    ")
     text.append(f"{SIGNS[row.use]} {row.use:<8}", style=STYLES[row.use])
     text.append(_cell(row.name, widths.name))
@@ -138,5 +138,5 @@ def pod_line(row: PodRow, now: float) -> Text:
     if row.reason:
         text.append(row.reason, style="yellow")
     else:
-        text.append(f"{row.message or 'not looked at yet'} …", style="dim italic")
+        text.append(f"{row.message or 'not explained yet'} …", style="dim italic")
     return text

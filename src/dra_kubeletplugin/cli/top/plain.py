@@ -1,4 +1,4 @@
-"""A device's state in a few words, for screen and table."""
+"""Describes a device's state in a few words, for the screen and for the table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def health(row: DeviceRow) -> str:
 
 
 def holder(row: DeviceRow) -> str:
-    """Returns the holder: the pod, else the claim."""
+    """Returns the first holder, as its pod or else its claim, and the number of further holders."""
     names = [f"{h.pods[0] if h.pods else h.claim}{' (admin)' if h.admin else ''}" for h in row.holders]
     more = f" +{len(names) - 1}" if len(names) > 1 else ""
     return names[0] + more if names else ""
@@ -32,7 +32,7 @@ def age(since: str, now: float | None = None) -> str:
     """Formats an age as kubectl does: ``42s``, ``17m``, ``3h``, ``9d``; empty if it is unknown."""
     try:
         seconds = (time.time() if now is None else now) - datetime.fromisoformat(since).timestamp()
-    except (ValueError, OverflowError):  # an offset can move a time of year 1 out of range
+    except (ValueError, OverflowError):  # a time zone's offset can move a time in the year 1 out of range
         return ""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= 2 * size:

@@ -1,4 +1,4 @@
-"""A list of any length with a cursor; only visible lines are rendered."""
+"""A list of any length with a cursor. Only visible lines are rendered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CURSOR = Style(bold=True, reverse=True)
 
 
 class Rows(ScrollView, can_focus=True):
-    """Shows ``entries``, formatted by ``line``. The cursor stays on its entry when other entries come or go."""
+    """Shows ``entries``, formatted by ``line``. The cursor stays on its entry when other entries are added or removed."""
 
     BINDINGS: ClassVar = [
         Binding("up,k", "move(-1)", "up", show=False),

@@ -32,14 +32,14 @@ from .rows import Rows
 Choice = TypeVar("Choice", bound=StrEnum)
 _MANY = 24  # number of groups above which all groups start folded
 _HELP = """\
-What is shown is what the cluster says; nothing is written to it.
+The screen shows the state of the cluster. It never changes the cluster.
 
   ↑ ↓ j k      move            Enter     details, or fold a group
   PgUp PgDn    a screen        Tab       devices or pods
-  /            filter: words that all must be there, !word one that must not
+  /            filter: all words must be present, !word must be absent
   Esc          end the filter, close
   g            group by node, driver, PCIe root, NUMA node or partition
-  s  r         sort by name, use, health or holder; backwards
+  s  r         sort by name, use, health or holder; reverse the order
   c            fold or unfold all groups
   p            pause          q         quit
 
@@ -47,12 +47,12 @@ What is shown is what the cluster says; nothing is written to it.
   ◌ free, but other partitions hold the counters that it needs
   ✕ held, and it is no longer in a slice    ▲ tainted, or something is wrong
 
-  A pod's reason is that of `dra explain`, for the pods on the screen;
-  in dim letters what Kubernetes says until it is there."""
+  The reason of a pod on the screen is computed as by `dra explain`.
+  Until it is ready, Kubernetes' message is shown in dim letters."""
 
 
 class Sheet(ModalScreen[None]):
-    """Text over the screen, until Escape is pressed."""
+    """Text that covers the screen until Escape is pressed."""
 
     BINDINGS: ClassVar = [Binding("escape,q,enter,question_mark", "dismiss", "close")]
 
@@ -68,7 +68,7 @@ class Sheet(ModalScreen[None]):
 
 
 class Top(App[None]):
-    """Shows ``live`` until q is pressed. ``where`` names the cluster."""
+    """Shows ``live`` until q is pressed. ``where`` is the URL of the cluster."""
 
     TITLE = "dra top"
     ENABLE_COMMAND_PALETTE = False
@@ -140,7 +140,7 @@ class Top(App[None]):
         self._minute = minute
 
     def _arrange(self) -> None:
-        """Rebuilds the rows by filter, group and order."""
+        """Rebuilds the rows with the current filter, grouping and order."""
         found = self.shown
         if found is None:
             return
@@ -189,7 +189,7 @@ class Top(App[None]):
             head.append(f"   {len(rows)} match {filtered!r}", style="yellow")
         self.query_one("#head", Static).update(head)
         notes = [f"▲ {n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable][:2]
-        notes = [*(f"may not be read: {g}" for g in found.gaps), *found.notes, *notes]
+        notes = [*(f"not permitted to read: {g}" for g in found.gaps), *found.notes, *notes]
         self.query_one("#notes", Static).update(Text("\n".join(map(on_one_line, notes))))
         self.query_one("#notes").display = bool(notes)
         number = {0: "no pod waits", 1: "1 pod waits"}.get(len(pods), f"{len(pods)} pods wait")

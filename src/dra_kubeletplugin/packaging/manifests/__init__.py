@@ -1,1 +1,1 @@
-"""Manifests of a driver from its values: kustomize components and a Helm chart, both rendered from ``source/``."""
+"""Renders the manifests of a driver from its values: kustomize components and a Helm chart, both from ``source/``."""

@@ -1,6 +1,6 @@
-"""Temporary folders beside the result, so that a result gets its final name only when complete.
+"""Temporary folders beside the result, so that a result gets its final name only when it is complete.
 
-Leftovers of killed runs are removed.
+Temporary folders of killed runs are removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = ".dra-unfinished-"
-# proves that this package made the folder, so that a user's folder of the same name is never deleted
+# A file of this name proves that this package made the folder, so a user's folder with such a name is never deleted.
 _MARK = "made-by-dra"
 _INNER = "files"
 
@@ -47,7 +47,7 @@ def temporary_folder(folder: Path) -> Iterator[Path]:
 
 
 def _clear(made: Path) -> None:
-    """Deletes a temporary folder: content, mark, folder. In this order a later run can finish an interrupted deletion."""
+    """Deletes a temporary folder: its content, then the mark, then the folder. A later run can thus finish an interrupted deletion."""
     with contextlib.suppress(OSError):
         if not made.is_symlink() and (made / _MARK).is_file():
             with contextlib.suppress(FileNotFoundError):

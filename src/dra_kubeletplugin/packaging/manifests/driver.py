@@ -1,4 +1,4 @@
-"""Renders a driver's own folder: a kustomization made from its ``values.yaml``, and its DeviceClasses."""
+"""Renders the folder ``deploy`` of one driver: a kustomization made from ``values.yaml``, and the DeviceClasses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
     """Yields each file's path below the folder and its content.
 
     Args:
-        base: where ``deploy/kustomize`` is, relative to the folder: a path or a URL.
+        base: the folder ``kustomize`` of :func:`.writer.write_shared`: a path relative to the driver's folder, or a URL.
     """
     yield (
         "kustomization.yaml",
@@ -48,11 +48,11 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
 
 
 def components(source: Source, values: Values) -> list[str]:
-    """The components that the driver's kustomization lists, in order."""
+    """Returns the names of the components that the driver's kustomization lists, in order."""
     adding = {m.feature for m in source.all}
     wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
     out = [kebab(name) for name in wanted]  # components that change objects come after the components that add them
-    if (version := values.parameters["resourceAPI"]) != "v1":  # older API versions of a class have fewer fields
+    if (version := values.parameters["resourceAPI"]) != "v1":  # a DeviceClass has fewer fields in older API versions
         out.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version))
     return [*out, PARAMETERS]
 
@@ -84,7 +84,7 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
 
 
 def _patches(source: Source, values: Values) -> Iterator[dict[str, object]]:
-    """Patches for fields of the pods. A kustomization applies its own patches after its components."""
+    """Yields the patches for fields of the pods. kustomize applies the patches of a kustomization after its components."""
     for file, manifest in pod_fields.workloads(source):
         if (fields := values.pods[file]) and manifest.feature in {"", *values.features}:
             found = parse_yaml(manifest.with_features(values.features))

@@ -1,4 +1,4 @@
-"""Finds the driver that a values file belongs to, and checks the driver's own options as its process would at start."""
+"""Finds the driver for a values file, and checks the options that the driver defines as its process does at start."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from ...errors import SettingsError
 
 
 def driver_beside(values: Path) -> Path | None:
-    """Returns the folder of the driver package that contains the file, directly or in ``deploy`` as `dra new` creates
-    it.
+    """Returns the folder of the driver package that contains the file, directly or in ``deploy`` as `dra new` creates it.
 
-    Returns None if there is none.
+    Returns None if the file is not in a driver package.
     """
     for folder in values.absolute().parents[:2]:
         if (folder / "driver.py").is_file() or any(folder.glob("src/*/driver.py")):
@@ -26,7 +25,7 @@ def driver_beside(values: Path) -> Path | None:
 def faults(driver: type[Driver], option_texts: Mapping[str, str], others: Iterable[str]) -> Iterator[str]:
     """Yields errors of the value ``options``.
 
-    A driver that declares no options may read any variable, so unknown names are no error.
+    A driver that declares no options may read any variable, so an unknown name is not an error.
 
     Args:
         others: the names of the framework's options.
@@ -36,7 +35,7 @@ def faults(driver: type[Driver], option_texts: Mapping[str, str], others: Iterab
     for name in option_texts if own else ():
         if name not in known:
             hint = did_you_mean(name, known) or ": set variables for other programs in pods.all.env"
-            yield f"options.{name}: no option of {driver.__name__} or the framework{hint}"
+            yield f"options.{name}: not an option of {driver.__name__} or of the framework{hint}"
     try:
         read_options(driver, {}, {name: value for name, value in option_texts.items() if name in own})
     except SettingsError as e:
@@ -46,10 +45,9 @@ def faults(driver: type[Driver], option_texts: Mapping[str, str], others: Iterab
 
 
 def schema(driver: type[Driver] | None, framework: Iterable[str]) -> dict[str, Any]:
-    """The JSON Schema of the value ``options`` for a driver that declares options: the allowed names and the form of
-    each value.
+    """Returns the JSON Schema of the value ``options``: the allowed names and the form of each value.
 
-    An empty text means that the option is not set. Returns {} if the driver declares none.
+    An empty text means that the option is not set. Returns {} if the driver declares no options.
     """
     own = {f.metadata["env"]: _form(f.metadata) for f in (declared(driver) if driver else ())}
     if not own:

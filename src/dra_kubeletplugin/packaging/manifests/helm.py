@@ -14,9 +14,9 @@ from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Stru
 from . import driver_options
 from .kustomize import HEADER
 from .pod_fields import ALL, CONTAINER, FIELDS, METADATA, PODS, SPEC
-from .pod_values_validation import OWN_LABEL, TAKES_NODE_LABEL
+from .pod_values_validation import OWN_LABEL, REPLACES_NODE_LABEL
 from .source import JSON, MADE, PARAMETER, Manifest, Parameter, Source
-from .values_validation import OPTION, REFUSED, framework_options
+from .values_validation import CONFLICTS, OPTION, framework_options
 
 CHART = "dra-driver"
 _WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
@@ -43,7 +43,7 @@ kind: DeviceClass
 metadata:
   name: {{ $name | quote }}
 spec:
-  {{- /* Before Kubernetes 1.34 a class had no such field. */}}
+  {{- /* Before Kubernetes 1.34, a DeviceClass did not have this field. */}}
   {{- if ne $.Values.resourceAPI "v1" }}{{ $spec = omit $spec "extendedResourceName" }}{{ end }}
   {{- toYaml $spec | nindent 2 }}
 {{- end }}
@@ -53,12 +53,12 @@ spec:
 def files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
     """Yields each file's path below ``deploy/helm`` and its content.
 
-    With ``driver``, the chart's schema also checks its own options.
+    With ``driver``, the chart's schema also checks the options that this driver defines.
     """
     chart = {
         "apiVersion": "v2",
         "name": CHART,
-        "description": "A DRA driver made with dra-kubeletplugin: the node plugin, and the controller where it has one.",
+        "description": "A DRA driver made with dra-kubeletplugin: the node plugin, and the controller if the driver has one.",
         "type": "application",
         "version": version,
         "appVersion": version,
@@ -81,12 +81,12 @@ def files(source: Source, version: str, driver: type[Driver] | None = None) -> I
 
 
 def _refused() -> str:
-    """Template lines that stop the rendering if features conflict."""
+    """Returns template lines that stop the rendering if features conflict."""
     out = ""
-    for together, why in REFUSED:
+    for together, why in CONFLICTS:
         conditions = (f".Values.features.{f}" if f[0] != "!" else f"(not .Values.features.{f[1:]})" for f in together)
         out += f'{{{{- if and {" ".join(conditions)} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
-    why = f"pods.{PODS['node']}.affinity: {TAKES_NODE_LABEL}"
+    why = f"pods.{PODS['node']}.affinity: {REPLACES_NODE_LABEL}"
     given = f"and .Values.features.nodeLabel ({_field(PODS['node'], 'affinity')})"
     return f'{out}{{{{- if {given} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
 
@@ -118,7 +118,7 @@ def _template(manifest: Manifest, source: Source, pod: str) -> str:
 
 
 def _field(pod: str, name: str) -> str:
-    """The template expression for a pod's field: JSON, or nothing if it is not set."""
+    """Returns the template expression for a pod's field. Its value is JSON, or empty if the field is not set."""
     return f'include "dra.field" (list $ "{pod}" "{name}")'
 
 
@@ -174,11 +174,11 @@ def _values(source: Source) -> str:
     ]
     out += ["# Specs of DeviceClasses, by name.", "deviceClasses: {}"]
     out += [
-        "# Kubernetes fields of the pods. These replace the templates' values:",
+        "# Kubernetes fields of the pods. These fields replace the values of the templates:",
         f"# {', '.join(name for name, field in FIELDS.items() if not field.adds)};",
-        f"# these are added to them: {', '.join(name for name, field in FIELDS.items() if field.adds)}.",
+        f"# these fields are added to the values of the templates: {', '.join(name for name, field in FIELDS.items() if field.adds)}.",
         "pods:",
-        "  # For pods that do not set the field themselves.",
+        "  # Fields of all pods; the same field of a single pod below replaces a field here.",
         "  all: {}",
         *(f"  {pod}: {{}}" for pod in PODS.values()),
     ]
@@ -223,7 +223,7 @@ def _schema(source: Source, driver: type[Driver] | None) -> dict[str, object]:
 
 
 def _pod(source: Source) -> JSON:
-    """The JSON Schema of the fields of a pod. It checks three levels; the API server checks the rest."""
+    """Returns the JSON Schema of the fields of a pod. The schema checks three levels; the API server checks the rest."""
     pod = kind_shape("", "v1", "Pod")
     assert isinstance(pod, Struct)
     meta, spec = (pod.fields[name].shape for name in (METADATA, SPEC))
@@ -239,7 +239,7 @@ def _pod(source: Source) -> JSON:
 
 
 def _of_shape(shape: Shape, depth: int = 20) -> JSON:
-    """A Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
+    """Returns a Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
     if not depth:
         return {}
     if isinstance(shape, MapShape):

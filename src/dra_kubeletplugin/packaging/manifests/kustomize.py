@@ -1,7 +1,7 @@
 """Renders the kustomize form: a base, a component for each feature and distribution, and the component ``parameters``.
 
-In the base, parameters are words in capitals, so that applying it alone fails visibly. The last component replaces
-them with the values of the ConfigMap `parameters`.
+In the base, each text parameter is a placeholder such as DRIVER_NAME, so applying the base alone fails visibly. The component
+``parameters``, which is listed last, replaces the placeholders with the values of the ConfigMap ``parameters``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
         patches = [
             _patch_of({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PARAMETERS}}, {"data": data})
         ]
-        if data.get("resourceAPI", "v1") != "v1":  # before Kubernetes 1.34 a class did not have this field
+        if data.get("resourceAPI", "v1") != "v1":  # before Kubernetes 1.34, a DeviceClass did not have this field
             head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": ".*"}}
             patches.append(_patch_of(head, {"spec": {"extendedResourceName": None}}))
         text = f"# {distribution.help}\n" + _dump(_kustomization("Component", {"patches": patches}))
@@ -64,7 +64,7 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
 
 
 class _Capitals:
-    """Replaces ``${driverName}`` with ``DRIVER_NAME``, and a number's parameter with its default."""
+    """Replaces ``${driverName}`` with ``DRIVER_NAME``, and the parameter of a number with its default."""
 
     def __init__(self, source: Source) -> None:
         numbers = {p.name: p.default for p in source.parameters.values() if isinstance(p.default, int)}
@@ -84,7 +84,7 @@ def _kustomization(kind: str, body: JSON) -> JSON:
 
 
 class _Dumper(loader.Dumper):
-    """Writes text with several lines as a literal block."""
+    """Writes a text of several lines as a literal block."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -128,9 +128,7 @@ def _new_places(manifests: Iterable[Manifest], feature: str) -> Iterator[Found]:
 
 
 def _all_places(source: Source) -> Iterator[Found]:
-    """Yields the parameters' places that exist whenever the object does. kustomize ignores a missing object, but not a
-    missing field.
-    """
+    """Yields the parameters' places that exist with any features, because kustomize ignores a missing object, but not a missing field."""
     for manifest in source.all:
         plain = parse_yaml(manifest.with_features(frozenset()))
         yield from ((plain, place) for place in places(plain))
@@ -140,7 +138,7 @@ def _all_places(source: Source) -> Iterator[Found]:
 
 
 def _replacements(found: Iterable[Found], capitals: _Capitals) -> list[JSON]:
-    """Returns one replacement per parameter. Names come last, because replacements select objects by their names."""
+    """Returns one replacement per parameter. Objects get their names last, because other replacements select them by name."""
     by_parameter: dict[str, list[JSON]] = {}
     for manifest, place in sorted(found, key=lambda f: f[1].path == "metadata.name"):
         targets = by_parameter.setdefault(place.parameter, [])

@@ -27,5 +27,5 @@ def files() -> Iterator[tuple[str, str]]:
     rules = (FOLDER / "alerts.yaml").read_text()
     indented = "".join(f"  {line}" for line in rules[rules.index("groups:") :].splitlines(keepends=True))
     yield "prometheusrule.yaml", HEADER + _OPERATORS + indented
-    # Its mark is in the description, because JSON has no comments.
+    # The mark of rendered files is in the dashboard's description, because JSON has no comments.
     yield "dashboard.json", (FOLDER / "dashboard.json").read_text()

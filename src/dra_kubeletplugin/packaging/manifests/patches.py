@@ -10,7 +10,7 @@ from .source import JSON, SourceError
 def patch(before: JSON, after: JSON, where: str = "") -> JSON:
     """Returns the keys that differ. List items are matched by name.
 
-    Raises :class:`SourceError` for a differing list whose items have no names.
+    Raises :class:`SourceError` if a list differs and its items have no names.
     """
     out: JSON = {}
     for key in sorted({*before, *after}):

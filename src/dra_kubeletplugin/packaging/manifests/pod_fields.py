@@ -21,8 +21,8 @@ class Field:
     """One field.
 
     Args:
-        of: its owner: the pod's ``metadata``, its ``spec`` or its only container.
-        adds: whether the value is added to the manifest's; otherwise it replaces the manifest's, even if it is empty.
+        of: the part of the pod that has the field: ``metadata``, ``spec`` or the only container.
+        adds: whether the value is added to the manifest's value; otherwise the value replaces it, even with an empty value.
     """
 
     name: str
@@ -54,7 +54,7 @@ FIELDS = {
 def of_pods(values: Mapping[str, Given]) -> dict[str, Given]:
     """Returns the fields of each pod by source file, from the value ``pods``.
 
-    A pod's own field overrides the same field of ``all``.
+    A field of the pod itself overrides the same field of ``all``.
     """
 
     def fields_of(pod: str) -> Given:
@@ -88,7 +88,7 @@ def template_with(template: JSON, values: Given) -> JSON:
 def patch(template: JSON, values: Given) -> JSON:
     """Returns the strategic merge patch that turns a workload's template into :func:`template_with`.
 
-    It matches list items by name.
+    The patch matches list items by name.
     """
     out: JSON = {"metadata": {}, "spec": {"containers": [{"name": template["spec"]["containers"][0]["name"]}]}}
     for name, value in values.items():

@@ -11,10 +11,11 @@ from . import pod_fields
 from .source import JSON, PARAMETER, Source, parse_yaml
 
 _KNOWN = (pod_fields.ALL, *pod_fields.PODS.values())
-TAKES_NODE_LABEL = "it would replace the affinity of nodeLabel: add that label to it, or switch nodeLabel off"
+REPLACES_NODE_LABEL = (
+    "this affinity would replace the affinity of the feature nodeLabel: add the label here, or switch nodeLabel off"
+)
 OWN_LABEL = "app.kubernetes.io/name"
-# The place of an error: in metadata, in the only container, or in the spec; then the field's name and an index into
-# it.
+# The path of an error: metadata, the only container or the spec; then the field's name, and for a list the index.
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
@@ -28,7 +29,7 @@ def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[st
         if pod not in _KNOWN:
             yield f"pods.{pod}: no such pod" + (did_you_mean(str(pod), _KNOWN) or f"; there are {', '.join(_KNOWN)}")
         elif not isinstance(fields or {}, dict):
-            yield f"pods.{pod}: no fields with values"
+            yield f"pods.{pod}: not a mapping of fields to values"
         for name in fields if isinstance(fields, dict) else ():
             if name not in pod_fields.FIELDS:
                 known = did_you_mean(str(name), pod_fields.FIELDS) or f"; there are {', '.join(pod_fields.FIELDS)}"
@@ -37,7 +38,7 @@ def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[st
     for pod, own in valid.items():
         yield from _reserved_names(source, pod, own)
     if "nodeLabel" in on and (where := _origin(valid, "plugin", "affinity")):
-        yield f"pods.{where}.affinity: {TAKES_NODE_LABEL}"
+        yield f"pods.{where}.affinity: {REPLACES_NODE_LABEL}"
     yield from dict.fromkeys(fault for file in pod_fields.PODS for fault in _of_pod(source, file, valid, on))
 
 
@@ -57,7 +58,7 @@ def _origin(valid: Mapping[str, pod_fields.Given], pod: str, name: str) -> str:
 
 
 def _reserved_names(source: Source, pod: str, own: pod_fields.Given) -> Iterator[str]:
-    """Reports names that the manifests use themselves. The API server would accept them."""
+    """Yields errors of names that the manifests use themselves, which the API server would accept."""
     labels, env = own.get("labels"), own.get("env")
     if isinstance(labels, dict) and OWN_LABEL in labels:
         yield f"pods.{pod}.labels.{OWN_LABEL}: this label selects the driver's pods: choose another"
@@ -81,7 +82,7 @@ def _of_pod(source: Source, file: str, valid: Mapping[str, pod_fields.Given], on
         path, colon, rest = fault.partition(": ")
         place = _PLACE.fullmatch(path)
         if place is None or place[1] not in fields:
-            continue  # an error in the manifests' own fields; a wrong parameter causes it, and is reported there
+            continue  # an error in a field of the manifests: a wrong parameter causes it, and is reported as an error of the parameter
         name = place[1]
         index = int(place[2]) - _before(base, name) if place[2] else None
         if index is None or index >= 0:
@@ -95,7 +96,7 @@ def _example_value(source: Source, parameter: str) -> str:
 
 
 def _before(template: JSON, name: str) -> int:
-    """The number of items that the manifests already have in a list to which the field adds."""
+    """Returns the number of items that the manifest already has in the list to which the field adds."""
     field = pod_fields.FIELDS[name]
     owner = template["spec"]["containers"][0] if field.of == pod_fields.CONTAINER else template[field.of]
     return len(owner.get(name) or ()) if field.adds else 0

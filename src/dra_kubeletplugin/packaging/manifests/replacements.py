@@ -15,7 +15,7 @@ _DELIMITERS = '"/:-.'
 class ReplacementPath:
     """One place of a parameter.
 
-    ``delimiter`` is empty if the parameter is the whole value; else ``index`` is its part between delimiters.
+    ``delimiter`` is empty if the parameter is the whole value; else ``index`` is the position of its part between delimiters.
     """
 
     parameter: str
@@ -43,7 +43,9 @@ def _in_text(parameter: str, path: str, text: str) -> Iterator[ReplacementPath]:
             for index in found:
                 yield ReplacementPath(parameter, path, delimiter, index)
             return
-    raise SourceError(f"{path}: {written} does not stand between two of {_DELIMITERS} each time, as kustomize needs it")
+    raise SourceError(
+        f"{path}: {written} is not always between two of the characters {_DELIMITERS}, so kustomize cannot replace it"
+    )
 
 
 def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -1,11 +1,11 @@
 """Loads the sources of all manifests: YAML with ``${parameter}`` and with marks for optional lines.
 
-``#? feature`` at the end of a line: the line and the lines indented below it exist only with that feature; ``#?
-!feature`` only without it. On the ``apiVersion`` line the mark applies to the whole manifest.
+``#? feature`` at the end of a line: the line, and the lines indented below it, exist only with this feature. With ``#? !feature``
+they exist only without this feature. On the line ``apiVersion``, the mark applies to the whole manifest.
 
-``#= field`` at the end of a line: the pod field of this name (:mod:`.pod_fields`) replaces the line and the lines
-below it. ``#= field`` alone: the field is inserted there if it is set. ``#+ field`` alone: the field's items are
-added to the items above.
+``#= field`` at the end of a line: the pod field of this name (:mod:`.pod_fields`), if set, replaces the line and the lines indented
+below it. ``#= field`` on a line of its own: the field is inserted there if it is set. ``#+ field`` on a line of its own: the items
+of the field are added to the items above.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOURCE = Path(__file__).parent / "source"
 MADE = "Made by `dra deploy`"
 """The mark at the head of every rendered file. Files without it are never replaced."""
 HELM = "helm"
-"""The feature name that marks lines for Helm only; kustomize implements them differently."""
+"""The mark ``#? helm`` is for lines that only the Helm chart contains; kustomize has other means for their purpose."""
 PARAMETER = re.compile(r"\$\{(\w+)\}")
 _MARK = re.compile(r" #\? (!?)(\w+)$")
 _FIELD = re.compile(r" #= (\w+)$")
@@ -32,7 +32,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class SourceError(Exception):
-    """Errors in the source or in a driver's values; ``faults`` has one sentence each."""
+    """Errors in the source or in a driver's values; ``faults`` has one sentence for each error."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))
@@ -44,7 +44,8 @@ class Parameter:
     """One parameter.
 
     Args:
-        default: None if a value is required: always, or with the feature that ``needed`` names.
+        default: None if a value is required.
+        needed: the feature that requires a value; if empty, a value is always required.
         pattern: a regular expression for the whole text.
         longest: the maximum number of characters; 0 means no limit.
     """
@@ -58,7 +59,7 @@ class Parameter:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed texts, if the pattern is a list of them."""
+        """The allowed texts, if the pattern is a list of texts such as ``a|b``."""
         found = tuple(self.pattern.split("|"))
         return found if len(found) > 1 and all(map(str.isalnum, found)) else ()
 
@@ -104,7 +105,7 @@ class Manifest:
         return {m[2] for m in marks if m} - {self.feature, HELM}
 
     def with_features(self, on: Set[str]) -> str:
-        """The object's text with these features and no others."""
+        """Returns the object's text with these features and no other features."""
         kept: list[str] = []
         skipped = ""  # the line that was left out; lines that belong to it are left out too
         for line in (_FIELD.sub("", line) for line in self.text.splitlines() if not _ALONE.fullmatch(line)):
@@ -118,11 +119,11 @@ class Manifest:
         return "\n".join(kept) + "\n"
 
     def as_template(self) -> Iterator[tuple[str, str]]:
-        """Yields the object's lines, each with a step for the template: "" for a plain line.
+        """Yields pairs of a step for the Helm template and a line of the object. The step is "" for a line without a mark.
 
-        Features: ``if FEATURE`` or ``unless FEATURE`` before a part, ``end`` after it. Fields: ``given FIELD``, the
-        default lines, then ``else FIELD`` with the first line; ``set FIELD`` and ``add FIELD`` with the indentation
-        as the line.
+        For a feature: ``if FEATURE`` or ``unless FEATURE`` before the marked lines, and ``end`` after them.
+        For a field that replaces lines: ``given FIELD``, the lines, ``else FIELD`` with the first of the lines, ``end``.
+        For a field on a line of its own: ``set FIELD`` or ``add FIELD``; the line is then the indentation.
         """
         parts: list[tuple[str, str]] = []  # open parts: the first line, and the field's name if a field opened it
         for marked in self.text.splitlines():
@@ -151,7 +152,7 @@ def _closing_steps(line: str, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _belongs(line: str, opener: str) -> bool:
-    """Returns whether a line belongs to an earlier one: indented below it, or an item of the list that it names."""
+    """Whether ``line`` belongs to the earlier line ``opener``: indented below it, or an item of the list whose name it is."""
     indent, of_opener = (len(text) - len(text.lstrip()) for text in (line, opener))
     names_list = _MARK.sub("", opener).endswith(":") and not opener.lstrip().startswith("- ")
     return indent > of_opener or (indent == of_opener and names_list and line.lstrip().startswith("- "))
@@ -176,7 +177,7 @@ class Source:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses one document with libyaml where PyYAML has it: it is ten times as fast as PyYAML's own parser."""
+    """Parses one document, with libyaml if PyYAML has it: libyaml is ten times as fast as the parser in Python."""
     return yaml.load(text, Loader=_LOADER)  # noqa: S506
 
 
@@ -191,9 +192,9 @@ def load(folder: Path = SOURCE) -> Source:
     )
     for manifest in source.all:
         if unknown := (manifest.features | {manifest.feature}) - {*source.features, ""}:
-            raise SourceError(f"{', '.join(sorted(unknown))} is marked with `#?` and no feature of parameters.yaml")
+            raise SourceError(f"{', '.join(sorted(unknown))} is in a mark `#?` but is not a feature in parameters.yaml")
         if unknown := set(PARAMETER.findall(manifest.text)) - set(source.parameters):
-            raise SourceError(f"${{{', '.join(sorted(unknown))}}} is no parameter of parameters.yaml")
+            raise SourceError(f"${{{', '.join(sorted(unknown))}}} is not a parameter in parameters.yaml")
     return source
 
 

@@ -1,4 +1,4 @@
-"""The validated values of a driver, with the defaults of the source."""
+"""The validated values of a driver. Values that are not set have the default of ``parameters.yaml``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Values:
 
 
 def merged(below: JSON, above: JSON) -> JSON:
-    """Merges values as Helm does: maps by key, everything else is replaced."""
+    """Merges values as Helm does: mappings by key; any other value of ``above`` replaces the value of ``below``."""
     out = dict(below)
     for key, value in above.items():
         old = out.get(key)

@@ -1,4 +1,4 @@
-"""Checks a driver's values: errors, and warnings about likely mistakes. Each is a sentence that begins with its path."""
+"""Checks a driver's values. Errors, and warnings about likely mistakes, are sentences that begin with the path of the value."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _OTHER_TYPES = re.compile(
     r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
 )
 _CONTROL = re.compile(r"[^\t\n -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NO_WEBHOOK = "features: {0} is for the webhook's certificate: switch webhook on, or {0} off"
-REFUSED = (
+_NO_WEBHOOK = "features: {0} needs the feature webhook: switch webhook on, or {0} off"
+CONFLICTS = (
     (
         ("hostNetwork", "probes", "rollingUpdate"),
         "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
@@ -33,34 +33,36 @@ REFUSED = (
     (("webhookCABundle", "!webhook"), _NO_WEBHOOK.format("webhookCABundle")),
     (
         ("webhook", "!certManager", "!webhookCABundle"),
-        "features: the webhook's certificate is not trusted: switch certManager on, or webhookCABundle with the value of this name",
+        "features: the API server does not trust the webhook's certificate: switch certManager on, or switch webhookCABundle on and set "
+        "the value webhookCABundle",
     ),
     (
         ("certManager", "webhookCABundle"),
         "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off",
     ),
 )
-"""Features that conflict, and why. ``!`` means that the feature is off."""
+"""Features that conflict, and the error for them. ``!`` before a feature means that the feature is off."""
 
 
 def _applies(features: Sequence[str], on: Set[str]) -> bool:
-    """Returns whether all features are on; a feature with ``!`` must be off."""
+    """Whether all these features are on, and all features with ``!`` are off."""
     return all((feature.lstrip("!") in on) is not feature.startswith("!") for feature in features)
 
 
 _ROLES = (Settings, ControllerSettings, WebhookSettings)
-_CLOSE = 0.85  # higher than the default, because a driver's own option names may resemble the framework's
+_SIMILARITY = (
+    0.85  # higher than the default, because names of a driver's options may resemble names of the framework's options
+)
 
 
 def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
-    """Yields the errors of values as written. With ``driver``, also checks the driver's own options."""
+    """Yields the errors of the values in ``raw``. With ``driver``, also checks the options that the driver defines."""
     if wrong := [name for name in OTHERS if not isinstance(raw.get(name) or {}, dict)]:
         yield from (f"{name}: {_shown(raw[name])}, not a mapping of names to values" for name in wrong)
         raw = {key: value for key, value in raw.items() if key not in wrong}
     names = (*source.parameters, *OTHERS)
-    hints = {
-        name: did_you_mean(str(name), names) for name in raw if name not in names and name != "global"
-    }  # reserved by Helm
+    # Helm reserves the name "global".
+    hints = {name: did_you_mean(str(name), names) for name in raw if name not in names and name != "global"}
     for name, known in hints.items():
         yield f"{name}: no such value" + (known or f"; there are {', '.join(names)}")
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
@@ -76,7 +78,7 @@ def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Ite
         if value is None:
             reported = f", did you mean {p.name!r}?" in hints.values()
             if not reported and (not p.needed or p.needed in on):
-                yield f"{p.name}: must be given: {p.help}"
+                yield f"{p.name}: a value is required: {p.help}"
         elif fault := _fault(p, value):
             yield f"{p.name}: {fault}"
     options = raw.get("options") or {}
@@ -88,41 +90,42 @@ def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Ite
     for name, spec in (raw.get("deviceClasses") or {}).items():
         yield from _class_faults(str(name), spec, str(raw.get("resourceAPI") or "v1"))
     yield from pod_values_validation.faults(source, raw.get("pods") or {}, on)
-    yield from (why for together, why in REFUSED if _applies(together, on))
+    yield from (why for together, why in CONFLICTS if _applies(together, on))
 
 
 def warnings(raw: JSON) -> Iterator[str]:
     """Yields warnings about valid values that are likely mistakes."""
     known = framework_options()
     for name in raw.get("options") or {}:
-        if name not in known and (hint := did_you_mean(str(name), known, _CLOSE)):
-            yield f"options.{name}: no option of the framework{hint} It is passed on, for the driver's own"
-    on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}  # both pods are off by default
+        if name not in known and (hint := did_you_mean(str(name), known, _SIMILARITY)):
+            yield f"options.{name}: not an option of the framework{hint} It is passed on, because it may be an option of the driver"
+    # controller and webhook are off by default
+    on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}
     yield from pod_values_validation.warnings(raw.get("pods") or {}, on)
     driver = str(raw["driverName"])
     for name, spec in (raw.get("deviceClasses") or {}).items():
         for i, selector in enumerate(spec.get("selectors") or ()):
             for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
-                if text != driver and (hint := did_you_mean(text, [driver], _CLOSE)):
+                if text != driver and (hint := did_you_mean(text, [driver], _SIMILARITY)):
                     yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{hint}"
 
 
 def framework_options() -> set[str]:
-    """The environment variables of all options of the framework."""
+    """Returns the names of the environment variables of all options of the framework."""
     return {f.metadata["env"] for role in _ROLES for f in role.options()}
 
 
 def _option_faults(source: Source, options: JSON) -> Iterator[str]:
     for name, value in options.items():
         if not isinstance(name, str) or not re.fullmatch(OPTION, name):
-            yield f"options.{name}: no name of an environment variable"
+            yield f"options.{name}: not a valid name of an environment variable"
         elif name in source.variables:
-            yield f"options.{name}: the manifests set it themselves; see the values {', '.join(source.parameters)}"
+            yield f"options.{name}: the manifests set this variable; see the values {', '.join(source.parameters)}"
         elif not isinstance(value, str):
             written = str(value).lower() if isinstance(value, bool) else value
-            yield f'options.{name}: {_shown(value)} is no text: write it in quotes, "{written}"'
+            yield f'options.{name}: {_shown(value)} is not text: write it in quotes, "{written}"'
         elif _CONTROL.search(value):
-            yield f"options.{name}: {printable(value)!r} has a character that may not stand in YAML"
+            yield f"options.{name}: {printable(value)!r} has a character that is not allowed in YAML"
         elif value != value.strip("\"'"):
             yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize removes"
         else:
@@ -130,7 +133,7 @@ def _option_faults(source: Source, options: JSON) -> Iterator[str]:
 
 
 def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
-    """Errors of a variable as a setting of one role; empty if the role does not read it."""
+    """Returns the errors of a variable as a setting of one role; none if the role does not read the variable."""
     try:
         settings = load({}, {name: value}, role)
     except SettingsError as e:
@@ -143,11 +146,11 @@ def _class_faults(name: str, spec: Any, version: str) -> Iterator[str]:
     """Checks a DeviceClass with the API server's rules."""
     where = f"deviceClasses.{name}"
     if not isinstance(spec, dict):
-        yield f"{where}: {_shown(spec)} is no spec of a DeviceClass"
+        yield f"{where}: {_shown(spec)} is not a spec of a DeviceClass"
         return
     from ...localcluster.apiserver import offline  # imported only if there is a class
 
-    if version != "v1":  # the chart omits the field there
+    if version != "v1":  # for such a version, the chart omits the field
         spec = {key: value for key, value in spec.items() if key != "extendedResourceName"}
     head = {"apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceClass", "metadata": {"name": name}}
     try:
@@ -162,9 +165,9 @@ def _class_faults(name: str, spec: Any, version: str) -> Iterator[str]:
 
 def _fault(parameter: Parameter, value: Any) -> str:
     if isinstance(parameter.default, int):
-        return _no_number(value, parameter.most)
+        return _number_fault(value, parameter.most)
     if not isinstance(value, str):
-        return f"{_shown(value)} is no text: write it in quotes"
+        return f"{_shown(value)} is not text: write it in quotes"
     if _OTHER_TYPES.fullmatch(value):
         return f"{value!r} would be read as another type, because kustomize writes it without quotes: use another value"
     if not re.fullmatch(parameter.pattern, value):
@@ -174,22 +177,22 @@ def _fault(parameter: Parameter, value: Any) -> str:
     if len(value) > (parameter.longest or len(value)):
         fault_text = f"{_shown(value)} has more than {parameter.longest} characters"
     else:
-        fault_text = _no_certificate(value) if parameter.name == "webhookCABundle" else ""
+        fault_text = _certificate_fault(value) if parameter.name == "webhookCABundle" else ""
     return fault_text
 
 
-def _no_number(value: Any, most: int) -> str:
+def _number_fault(value: Any, most: int) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
         return ""
     quoted = isinstance(value, str) and value.isdecimal()
-    return f"{_shown(value)} is no number from 1 to {most}" + (": without quotes" if quoted else "")
+    return f"{_shown(value)} is not a number from 1 to {most}" + (": write it without quotes" if quoted else "")
 
 
-def _no_certificate(value: str) -> str:
+def _certificate_fault(value: str) -> str:
     try:
         ssl.create_default_context(cadata=base64.b64decode(value, validate=True).decode())
     except (binascii.Error, ValueError, ssl.SSLError):
-        return "no certificate, PEM in base64: take `base64 -w0 ca.crt`"
+        return "not a certificate: give PEM in base64, the output of `base64 -w0 ca.crt`"
     return ""
 
 

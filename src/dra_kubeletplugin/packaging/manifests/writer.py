@@ -1,4 +1,4 @@
-"""Writes the rendered files: the folders that all drivers share, and one driver's own folder."""
+"""Writes the rendered files: the folders that all drivers share, and the folder of one driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .source import JSON, MADE, Source, SourceError
 from .values import Values, merged, read
 
 KUSTOMIZE = "kustomize"
-"""The folder beside a driver's kustomization that has its base and components."""
+"""The folder beside a driver's kustomization that contains the base and the components."""
 _HEAD = 1000  # bytes at the start of a file that are searched for the mark
 
 
@@ -29,7 +29,7 @@ def write_shared(source: Source, folder: Path, driver: type[Driver] | None = Non
     Raises as :func:`write_driver`.
 
     Args:
-        driver: the chart's schema also checks this driver's own options. None makes a chart for all drivers.
+        driver: the chart's schema also checks the options that this driver defines. None makes a chart for all drivers.
     """
     rendered = {
         KUSTOMIZE: kustomize.files(source),
@@ -45,8 +45,8 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
     Replaces all previously rendered files, or none.
 
     Args:
-        base: where a folder ``kustomize`` of :func:`write_shared` is, relative to ``folder``: a path or a URL. If
-            empty, the parts that the driver needs are written beside its kustomization.
+        base: the folder ``kustomize`` of :func:`write_shared`: a path relative to ``folder``, or a URL. If empty, the parts that
+            the driver needs are written into a folder beside its kustomization.
 
     Raises ``OSError``, and :class:`SourceError` if a file with one of these names was not rendered by this package.
     """
@@ -60,8 +60,8 @@ def values_of(
     """Reads the values from files; later files override earlier ones.
 
     Args:
-        warnings: warnings about likely mistakes are appended to it.
-        driver: the driver whose own options are checked, if known.
+        warnings: a list to which warnings about likely mistakes are appended.
+        driver: the driver, if known, whose defined options are then checked too.
 
     Raises :class:`SourceError` with every error, each with file and line.
     """
@@ -74,7 +74,7 @@ def values_of(
             if not isinstance(document.value, dict):
                 faults.append(f"{document.place()}: not a mapping of names to values")
         if len(in_file) > 1:
-            faults.append(f"{in_file[1].place()}: a second document: all values stand in one")
+            faults.append(f"{in_file[1].place()}: a second document: put all values into one document")
         found += in_file
     if faults:
         raise SourceError(*faults)
@@ -91,7 +91,7 @@ def values_of(
 
 
 def _with_place(text: str, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
-    """Prepends the place of the value that a sentence is about: the last file that sets it."""
+    """Prepends the place of the value with which the sentence begins, in the last file that sets the value."""
     path, _, _ = text.partition(": ")
     top = path.partition(".")[0]
     for document in reversed(found):
@@ -106,7 +106,7 @@ def _needed(source: Source, values: Values) -> Iterator[tuple[str, str]]:
 
 
 def _replace(folder: Path, files: Iterable[tuple[str, str]], obsolete: Iterable[str] = ()) -> None:
-    """Writes ``files`` and deletes files of ``gone`` that are not among them.
+    """Writes ``files``, and deletes files in ``obsolete`` that are not in ``files``.
 
     Top-level folders of ``files`` are replaced completely.
     """
@@ -136,7 +136,7 @@ def _replace(folder: Path, files: Iterable[tuple[str, str]], obsolete: Iterable[
 
 
 def _foreign_files(path: Path) -> Iterator[Path]:
-    """Yields files at or below ``path`` without our mark. A link always counts as the user's own."""
+    """Yields the files at or below ``path`` that have no mark of rendered files. A link always counts as a file of the user."""
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
     for file in inner:
         if file.is_symlink() or (file.is_file() and MADE not in file.read_bytes()[:_HEAD].decode(errors="replace")):
@@ -144,9 +144,9 @@ def _foreign_files(path: Path) -> Iterator[Path]:
 
 
 def _exchange(new: Path, place: Path, old: Path, undo: contextlib.ExitStack) -> None:
-    """Moves ``fresh`` to ``place``, and the previous content of ``place`` to ``old``.
+    """Moves ``new`` to ``place``, and the previous content of ``place`` to ``old``.
 
-    A file at ``place`` exists at every moment.
+    If ``place`` is a file, the file exists at every moment.
     """
     if place.is_dir():
         place.rename(old)

@@ -1,6 +1,4 @@
-"""Checks and derives the names of a new driver: one name that is valid for a folder, a Python package, an image and
-Kubernetes objects.
-"""
+"""Checks and derives the names of a new driver from one name that is valid for a folder, a Python package, an image and objects."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ...base.yaml.loader import is_text
 from ...errors import SettingsError
 
 MAX_NAME = 32
-"""The maximum number of characters. Object names are made from it, see ``manifests/source/parameters.yaml``."""
+"""The maximum number of characters, because names of objects begin with this name; see ``manifests/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _VENDOR = re.compile(r"(0x)?([0-9a-f]{4})")
 _YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
@@ -39,7 +37,7 @@ _RESERVED = {
 class Names:
     """The names of one package.
 
-    ``vendor`` is the PCI vendor id, four hex digits; empty for kinds of drivers without one.
+    ``vendor`` is the PCI vendor id, four hex digits; empty unless ``kind`` is ``pci``.
     """
 
     kind: str
@@ -52,7 +50,7 @@ class Names:
         return module_of(self.name)
 
     def words(self) -> Mapping[str, str]:
-        """The variables of the templates: value by name."""
+        """Returns the values of the templates' variables, by name."""
         major, minor, *_ = (int(part) for part in __version__.split("."))
         return {
             "name": self.name,
@@ -77,13 +75,9 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or "--" in name or len(name) > MAX_NAME:
         ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
         suggestion = re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-0123456789")[:MAX_NAME].strip("-")
-        hint = (
-            f": {suggestion}?"
-            if suggestion and suggestion != name and not _conflict(suggestion)
-            else ", such as acme-fpga"
-        )
+        hint = suggestion if suggestion and suggestion != name and not _conflict(suggestion) else "acme-fpga"
         raise SettingsError(
-            f"NAME {name!r}: use at most {MAX_NAME} lower case letters, digits and single '-', a letter first{hint}"
+            f"NAME {name!r}: use at most {MAX_NAME} lower case letters, digits and single '-', and begin with a letter, such as {hint}"
         )
     if where := _conflict(name):
         raise SettingsError(f"NAME {name!r} has another meaning in {where}: choose another name, such as {name}-driver")
@@ -121,6 +115,6 @@ def check_vendor(text: str) -> str:
     found = _VENDOR.fullmatch(text.lower())
     if not found or found[2] in {"0000", "ffff"}:
         raise SettingsError(
-            f"--vendor-id {text!r} is no PCI vendor: four hex digits, such as 10ee; `lspci -nn` shows them"
+            f"--vendor-id {text!r} is not a PCI vendor id: use four hex digits, such as 10ee; `lspci -nn` shows the id"
         )
     return found[2]

@@ -37,17 +37,17 @@ _OF_KIND = {
 
 
 class _Template(string.Template):
-    """A template whose delimiter is not ``$``, which make, the shell and GitHub use."""
+    """A template with the delimiter ``%%`` instead of ``$``, because make, the shell and GitHub use ``$``."""
 
     delimiter = "%%"
 
 
 def make(names: Names, directory: Path) -> Path:
-    """Writes the package into a temporary folder and renames it, so that it is complete whenever it exists.
+    """Writes the package into a temporary folder and renames the folder, so that a partial package never has the final name.
 
-    Returns its folder.
+    Returns the folder of the package.
 
-    Raises :class:`SettingsError` if the folder exists or cannot be written. No partial package remains then.
+    Raises :class:`SettingsError` if the folder exists or cannot be written. No partial package remains in that case.
     """
     folder = directory / names.name
     exists = SettingsError(f"{folder} exists already and is not overwritten: use another NAME or --directory")
