@@ -177,7 +177,7 @@ class LeaderElector:
         log.error("cannot renew lease %s/%s for %g s", self.namespace, self.name, self.times.renew_deadline)
 
     async def _attempt(self, limit: float) -> bool:
-        """Tries once, for at most ``limit`` seconds. Returns whether this process holds the Lease. Logs failures and does not raise them."""
+        """Tries once, for at most ``limit`` seconds. Returns whether this process holds the Lease. Failures are logged, not raised."""
         try:
             async with asyncio.timeout(limit):
                 try:
