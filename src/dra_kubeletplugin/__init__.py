@@ -52,7 +52,7 @@ _NAMES = {
     ".resourceapi.types": "CounterSet Device Taint",
     ".resourceapi.version": "Version",
 }
-"""Modules of the public names. Names are imported on first access, so that a program imports only the modules that it uses."""
+"""The module of each public name. Names are imported on first access, so that a program imports only the modules that it uses."""
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 _MODULES = {home.split(".")[1] for home in _NAMES}  # `dra_kubeletplugin.errors` needs no separate import
 

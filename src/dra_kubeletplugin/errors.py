@@ -13,7 +13,7 @@ The tree::
     ├── LeaseLostError           this controller no longer leads
     ├── QuestionError            a question about a cluster that cannot be answered
     ├── RecordsError             the claim records cannot be read or written
-    │   ├── RecordsBusyError     another process holds them too long
+    │   ├── RecordsBusyError     another process locks them for too long
     │   └── RecordsNewerError    a newer plugin wrote them
     └── ClaimError               one claim; its text becomes the pod's event
         ├── RetryableError       for driver authors: a retry may succeed
@@ -237,7 +237,7 @@ class RecordsError(DraError):
 
 
 class RecordsBusyError(RecordsError):
-    """Another process holds the records for longer than the wait limit."""
+    """Another process holds the lock of the records for longer than the wait limit."""
 
     code = "DRA-E011"
     reason = "RECORDS_BUSY"
@@ -245,7 +245,7 @@ class RecordsBusyError(RecordsError):
 
 
 class RecordsNewerError(RecordsError):
-    """The records were written by a plugin more than one schema version newer."""
+    """The records were written by a plugin whose record schema is more than one version newer."""
 
     code = "DRA-E012"
     reason = "RECORDS_NEWER"
@@ -443,7 +443,7 @@ class MetadataError(DraError):
 
 
 class QuestionError(DraError):
-    """A question about a cluster that cannot be answered: no such object, a cluster without DRA, a file without objects."""
+    """A command asked about an object that does not exist, a cluster without DRA, or a file without objects."""
 
     code = "DRA-E150"
     reason = "QUESTION"

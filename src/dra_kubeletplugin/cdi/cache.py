@@ -76,7 +76,7 @@ class CdiCache:
         Args:
             oci: an OCI spec, or None for an empty one.
             names: CDI device ids.
-            dev: the folder to look up device nodes in, instead of ``/dev``.
+            dev: the folder that contains the host's device nodes; tests use another one than ``/dev``.
 
         Raises :class:`CdiInjectError` if a name is unknown or a device node does not exist on the host.
         """
@@ -190,7 +190,7 @@ def _add_node(oci: dict[str, Any], node: Mapping[str, Any], dev: Path) -> None:
 
 
 def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
-    """Adds type, numbers and mode from the host where the spec omits them."""
+    """Returns the device node with the type, numbers and mode of the host's node, if the spec omits them."""
     out = dict(node)
     complete = bool(out.get("type") and (out.get("major") or out["type"] == "p"))
     source = out.get("hostPath") or out["path"]
@@ -214,9 +214,9 @@ def _fill(node: Mapping[str, Any], dev: Path) -> dict[str, Any]:
 
 
 def _on_host(source: str, dev: Path) -> tuple[str, int, int, int | None]:
-    """Returns type, major, minor and mode of a device node; a described host's node has no mode.
+    """Returns type, major, minor and mode of a device node; the node of a described host has no mode.
 
-    Raises ``OSError`` if there is no device node. A link does not count as one.
+    Raises ``OSError`` if there is no device node. A link to a device node does not count.
     """
     seen = dev / source.removeprefix("/dev/") if source.startswith("/dev/") else Path(source)
     if dev != Path("/dev") and (numbers := sysfs.device_numbers(seen)):

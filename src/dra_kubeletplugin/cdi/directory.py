@@ -1,8 +1,10 @@
-"""The folder that runtimes read: one spec a claim, written whole or not at all, and beside it a note that only we read.
+"""Writes, reads and removes the CDI files of claims in the folder that container runtimes read.
 
-Kind ``k8s.<driver>/claim``, file ``<vendor>-<class>_<claimUID>.json``, device ``<claimUID>-<device>[-<shareID>]``: the
-convention of Go drivers. Names are never used again, because runtimes cache. A note is hidden and of another ending, so that
-no runtime looks at it; annotations of the spec would need CDI 0.6, which runtimes in use do not have.
+Each claim has one spec, which is always complete, and a note, which only the framework reads. The note contains the claim's record.
+
+Names follow the convention of Go drivers: kind ``k8s.<driver>/claim``, file ``<vendor>-<class>_<claimUID>.json``, device
+``<claimUID>-<device>[-<shareID>]``. A name is never used for another claim, because runtimes cache specs. The note is a hidden file
+with the suffix ``.record``, so that no runtime reads it. Annotations in the spec are no alternative: they need CDI 0.6.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_MOST = 16 << 20  # bytes of one file; a claim's is a few hundred
+_MOST = 16 << 20  # bytes of a file; the spec of a claim has a few hundred
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _PROBE = 4096  # bytes
 
 
 class ClaimSpecs:
-    """The CDI files of one driver in one folder. All methods block; none keeps state.
+    """The CDI files of one driver in one folder. All methods block. The object has no state.
 
     Args:
         root: the folder.
         driver: the driver's name.
-        token: of this process, in the names of files that are being written.
+        token: identifies this process in the names of temporary files; by default its process id.
     """
 
     def __init__(self, root: Path, driver: str, token: str = "") -> None:
@@ -51,7 +53,7 @@ class ClaimSpecs:
         if driver:
             validate_kind(self.kind)
         self._prefix = f"{self.vendor}-{CLASS}_"
-        # Texts where every claim passes: a path object costs more than the system calls that it is for.
+        # Texts and not Path objects, because creating a Path takes longer than the system call that uses it.
         self._specs = f"{root}/{self._prefix}"
         self._notes = f"{root}/.{self._prefix}"
 
@@ -65,7 +67,7 @@ class ClaimSpecs:
         return f"{uid}_{request}"
 
     def device_id(self, name: str) -> str:
-        """The fully qualified id in the response to the kubelet, ``vendor/class=name``."""
+        """Returns the CDI device id ``vendor/class=name``, which the kubelet gets in the response."""
         return f"{self.kind}={name}"
 
     def path(self, uid: str) -> Path:
@@ -81,11 +83,13 @@ class ClaimSpecs:
         return f"{self._notes}{name_of(uid)}{_NOTE}"
 
     def build(self, devices: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-        """A spec of ``(device name, container edits)`` pairs, with the least version that fits.
+        """Returns a spec with the lowest CDI version that has all its fields.
 
-        ``edits`` are those of :class:`ContainerEdits`, which were checked when they were made, and not empty.
+        Args:
+            devices: pairs of device name and container edits. The edits are not empty; :class:`ContainerEdits` has checked them.
 
-        Raises :class:`InvalidSpecError` for a wrong name, or one that comes twice.
+        Raises:
+            InvalidSpecError: a name is invalid or occurs twice.
         """
         seen: set[str] = set()
         for name, _ in devices:
@@ -99,18 +103,19 @@ class ClaimSpecs:
         return spec
 
     def write(self, uid: str, spec: Mapping[str, Any]) -> None:
-        """Writes a claim's spec, for everybody, whatever the umask.
+        """Writes a claim's spec. Every user can read it, whatever the umask is.
 
-        It survives the death of this process and not a power failure, after which everything is prepared afresh.
+        The spec survives the death of this process, but it may not survive a power failure. Every claim is prepared again after a boot.
 
         Raises ``OSError``.
         """
         self._write(self._spec(uid), f"{self._notes}{name_of(uid)}{_SPEC}", encoded(spec), 0o644)
 
     def write_note(self, uid: str, note: bytes) -> None:
-        """Writes a claim's note, for the owner alone.
+        """Writes a claim's note. Only its owner can read it.
 
-        A new note is written under its final name, which is twice as fast: half a note is ignored, and no reader relies on it yet.
+        A new note is written directly under its final name, which is twice as fast as :func:`write_file`. A partial note does no harm:
+        readers ignore it, and no reader relies on a new note yet.
 
         Raises ``OSError``.
         """
@@ -120,11 +125,11 @@ class ClaimSpecs:
         except FileExistsError:
             self._write(path, path, note, 0o600)
         except FileNotFoundError:
-            self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
+            self.root.mkdir(exist_ok=True)  # without parents: if a parent is missing, the pod lacks a mount
             write_new(path, note, 0o600)
 
     def probe(self) -> None:
-        """Writes and removes a file, as large as that of a claim with many devices.
+        """Checks that files can be written: writes and removes a file as large as the spec of a claim with many devices.
 
         Raises ``OSError`` that names the folder.
         """
@@ -138,30 +143,30 @@ class ClaimSpecs:
                 os.unlink(temporary)
 
     def _write(self, path: str, hidden: str, data: bytes, mode: int) -> None:
-        # Scanners read .json and .yaml only, so a half-written file is never seen.
+        # The temporary name does not end with .json or .yaml, so runtimes do not read the partial file.
         temporary = f"{hidden}{_TEMPORARY}{self.token}"
         try:
             write_file(path, temporary, data, mode)
         except FileNotFoundError:
-            self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
+            self.root.mkdir(exist_ok=True)  # without parents, as in `write_note`
             write_file(path, temporary, data, mode)
 
     def _open(self, path: str, flags: int, mode: int) -> int:
         try:
             return os.open(path, flags, mode)
         except FileNotFoundError:
-            self.root.mkdir(exist_ok=True)  # not its parents: what is missing there is a mount
+            self.root.mkdir(exist_ok=True)  # without parents, as in `write_note`
             return os.open(path, flags, mode)
 
     def remove(self, uid: str) -> None:
-        """Removes the spec of a claim; one that is not there is no fault.
+        """Removes the spec of a claim, if it exists.
 
         Raises ``OSError``.
         """
         remove_file(self._spec(uid))
 
     def remove_note(self, uid: str) -> None:
-        """Removes the note of a claim; one that is not there is no fault.
+        """Removes the note of a claim, if it exists.
 
         Raises ``OSError``.
         """
@@ -171,7 +176,7 @@ class ClaimSpecs:
         return self.path(uid).exists()
 
     def holds(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
-        """Whether the files of a claim are there and say exactly this."""
+        """Whether the claim's files exist with exactly this content. ``spec`` None means that the spec is not compared."""
         try:
             same = spec is None or content_of(self._spec(uid)) == encoded(spec)
             return same and content_of(self._note(uid)) == note
@@ -179,16 +184,16 @@ class ClaimSpecs:
             return False
 
     def note(self, uid: str) -> bytes:
-        """The note of a claim.
+        """Returns the note of a claim.
 
-        Raises ``OSError``, or ``ValueError`` where it is no such file.
+        Raises ``OSError``, or ``ValueError`` if it is not a regular file or is too large.
         """
         return content_of(self._note(uid))
 
     def read(self, uid: str) -> dict[str, Any]:
-        """The spec of a claim.
+        """Returns the spec of a claim.
 
-        Raises ``OSError``, or ``ValueError`` where it is no such file or no JSON object.
+        Raises ``OSError``, or ``ValueError`` if it is not a regular file, is too large, or is not a JSON object.
         """
         try:
             spec: dict[str, Any] = msgspec.json.decode(content_of(self._spec(uid)), type=dict)
@@ -197,7 +202,7 @@ class ClaimSpecs:
         return spec
 
     def uids(self) -> list[str]:
-        """Returns the UIDs of the claims that have a CDI file of this driver. Files with other names are ignored.
+        """Returns the UIDs of the claims that have a spec or a note of this driver. Files with other names are ignored.
 
         Raises ``OSError``.
         """
@@ -208,9 +213,9 @@ class ClaimSpecs:
         return sorted(filter(is_uid, found))
 
     def clean(self, alive: Callable[[str], bool]) -> None:
-        """Removes temporary files of interrupted writes; ``alive`` returns whether the writer with this token still lives.
+        """Removes temporary files of interrupted writes. ``alive`` returns whether the process with a token still runs.
 
-        A file that cannot be removed stays until the next call. Raises ``OSError`` where the folder cannot be read.
+        A file that cannot be removed stays until the next call. Raises ``OSError`` if the folder cannot be read.
         """
         for name in self._names(f".{self._prefix}"):
             _, temporary, token = name.rpartition(_TEMPORARY)
@@ -226,9 +231,9 @@ class ClaimSpecs:
 
 
 def write_new(path: str, data: bytes, mode: int) -> None:
-    """Writes a file that does not exist yet under its final name, which is twice as fast as :func:`write_file`.
+    """Creates a file directly under its final name, which is twice as fast as :func:`write_file`.
 
-    A process that dies leaves a part of it. Use it where no reader relies on the file yet.
+    If the process dies meanwhile, the file is partial. Use this function only while no reader relies on the file.
 
     Raises ``OSError`` that names ``path``; ``FileExistsError`` if the file exists.
     """
@@ -237,7 +242,7 @@ def write_new(path: str, data: bytes, mode: int) -> None:
         with naming(path):
             try:
                 _write_all(fd, data)
-                if mode & 0o077:  # the umask may have removed these
+                if mode & 0o077:  # the umask may have removed these bits
                     os.fchmod(fd, mode)
             finally:
                 os.close(fd)
@@ -248,7 +253,7 @@ def write_new(path: str, data: bytes, mode: int) -> None:
 
 
 def write_file(path: str, temporary: str, data: bytes, mode: int) -> None:
-    """Writes a file whole or not at all: under another name in the same folder first, then renamed.
+    """Writes a file so that readers never see a part of it: writes ``temporary`` in the same folder, then renames it to ``path``.
 
     Raises ``OSError`` that names ``path``.
     """
@@ -272,7 +277,7 @@ def encoded(spec: Mapping[str, Any]) -> bytes:
 
 
 def content_of(path: str) -> bytes:
-    """Reads a file. Never waits for a pipe and never reads a device or an endless file.
+    """Returns the content of a regular file of limited size. Never waits for a pipe and never reads a device.
 
     Raises ``OSError``, or ``ValueError`` for a file that the driver cannot have written.
     """
@@ -285,30 +290,30 @@ def content_of(path: str) -> bytes:
 
 
 def is_uid(uid: str) -> bool:
-    """Whether ``uid`` can be a claim's UID in a file name and in the name of a CDI device. The API server makes UUIDs."""
+    """Whether ``uid`` may be part of a file name and of a CDI device's name, as the UUIDs of the API server may."""
     return _UID.fullmatch(uid) is not None
 
 
 def name_of(uid: str) -> str:
-    """The part of a file name that stands for a claim: its UID, or a digest of a UID that :func:`is_uid` rejects.
+    """Returns the part of a file name that identifies a claim: its UID, or a digest of a UID that :func:`is_uid` rejects.
 
-    So no UID is a path or too long, and a removal is possible for each UID. No file is written for a UID that is rejected.
+    The digest cannot contain a path and is not too long, so removal is safe for every UID. No file is written for a rejected UID.
     """
     return uid if is_uid(uid) else f"sha256-{hashlib.sha256(uid.encode(errors='replace')).hexdigest()[:40]}"
 
 
 def remove_file(path: str) -> None:
-    """Removes a file, if it is there. Raises ``OSError``."""
+    """Removes a file, if it exists. Raises ``OSError``."""
     with ignoring_absence(path):
         os.unlink(path)
 
 
 @contextlib.contextmanager
 def ignoring_absence(path: str) -> Iterator[None]:
-    """For removals of ``path``: ignores errors where it is not there.
+    """Ignores the error of a removal in the block if ``path`` does not exist.
 
-    A path that is too long, or leads through a file or a loop of links, is not there. On a read-only file system Linux refuses to
-    remove a path before it looks whether it exists, so the path is looked up after any other error.
+    A path that is too long, or that leads through a file or a loop of links, does not exist. On a read-only file system, Linux refuses
+    the removal without checking whether the path exists. So after any other error, this function checks whether it exists.
     """
     try:
         yield
@@ -325,7 +330,10 @@ def ignoring_absence(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Makes an ``OSError`` name ``path``: errors of descriptors name no file, and names of temporary files change with each try."""
+    """Sets ``path`` as the file name of an ``OSError``.
+
+    Without it, errors of file descriptors name no file, and other errors name the temporary file, so the text differs at each attempt.
+    """
     try:
         yield
     except OSError as e:
@@ -334,7 +342,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    """A disk that fills up takes a part of what it is given, and says so only in the count."""
+    """Writes all of ``data``. On a full disk, ``os.write`` writes a part and raises nothing; only the next call raises."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(fd, rest) :]

@@ -1,4 +1,4 @@
-"""The typed API for CDI container edits: what a container gets together with a device."""
+"""The typed API for CDI container edits: the changes that a container gets together with a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BIND = frozenset({"bind", "rbind"})
 
 class _Edit(msgspec.Struct, metaclass=NamedStructMeta, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     def json(self) -> dict[str, Any]:
-        """The edit as a JSON object. Raises :class:`InvalidSpecError` for a value that JSON cannot represent."""
+        """Returns the edit as a JSON object. Raises :class:`InvalidSpecError` for a value that JSON cannot represent."""
         try:
             built: dict[str, Any] = msgspec.to_builtins(self)
         except Exception as e:
@@ -32,9 +32,9 @@ class DeviceNode(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="c
     Args:
         path: the path in the container.
         host_path: the path on the host; empty means the same path.
-        type, major, minor: by default the runtime reads them from the host.
+        type, major, minor: by default, the runtime reads them from the node on the host.
         file_mode: permission bits, e.g. ``0o660``.
-        permissions: of the cgroup: any of r, w, m.
+        permissions: letters of the cgroup's device rule: ``r`` (read), ``w`` (write), ``m`` (mknod).
     """
 
     path: str
@@ -56,8 +56,7 @@ class Mount(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="camel"
     """A bind mount from the host, e.g. ``Mount(host_path="/opt/x", container_path="/opt/x", options=["ro"])``.
 
     The option ``bind`` is added if there is neither ``bind`` nor ``rbind`` nor a ``type``, because a runtime rejects
-    such a mount. Another ``type`` (``tmpfs``) makes another kind of mount; its ``host_path`` is the kernel's mount
-    source.
+    such a mount. A ``type`` such as ``tmpfs`` makes another kind of mount, whose ``host_path`` is the source argument of mount(2).
     """
 
     host_path: str
@@ -102,8 +101,8 @@ class NetDevice(_Edit, frozen=True, kw_only=True, omit_defaults=True, rename="ca
 class ContainerEdits:
     """The changes that one device makes to a container. Immutable.
 
-    The constructor validates and raises :class:`InvalidSpecError` with field and rule, so that a unit test finds
-    mistakes. The rules are the CDI specification's and three more:
+    The constructor validates the edits and raises :class:`InvalidSpecError` with field and rule, so that a unit test finds
+    mistakes. The rules are those of the CDI specification and three more:
 
     - Paths are absolute, because a runtime resolves a relative path from its own working directory.
     - Text is valid Unicode.
@@ -114,7 +113,7 @@ class ContainerEdits:
         device_nodes: paths, or :class:`DeviceNode` for more options.
         mounts, hooks, net_devices: see their classes.
         additional_gids: supplementary group ids of the process.
-        intel_rdt: as in the CDI specification.
+        intel_rdt: the object ``intelRdt`` of the CDI specification.
     """
 
     __slots__ = ("_host_paths", "_json")
@@ -167,7 +166,7 @@ class ContainerEdits:
         self._host_paths = _checked_paths(nodes, mounts, hooks) if nodes or mounts or hooks else ()
 
     def json(self) -> dict[str, Any]:
-        """The ``containerEdits`` object of a CDI spec."""
+        """Returns the ``containerEdits`` object of a CDI spec."""
         return dict(self._json)
 
     def host_paths(self) -> Iterator[str]:
@@ -194,7 +193,7 @@ def _kind(value: object) -> str:
 
 
 def _written(cls: type[_Edit]) -> str:
-    """The constructor call with its required arguments, for error messages."""
+    """Returns the constructor call with its required arguments, for error messages."""
     needed = ", ".join(f"{f.name}=..." for f in msgspec.structs.fields(cls) if f.required)
     return f"{cls.__name__}({needed})"
 

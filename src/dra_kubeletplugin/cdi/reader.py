@@ -1,4 +1,4 @@
-"""Reads CDI spec files as the Go library does: always as YAML, strictly, into the fields of a spec.
+"""Reads CDI spec files with the rules of the Go library, which reads every file as YAML.
 
 A file may contain comments and several documents; only the first document is used. A duplicate key is an error. Field
 names match without regard to case. A number or bool is converted to text if the field is text.
@@ -18,12 +18,12 @@ from .directory import content_of
 from .spec import SPEC_SHAPE
 
 JSON = dict[str, Any]
-_MAX_VALUES = 100_000  # values of a document; above this, aliases may expand it by at most _MAX_EXPANSION
-_MAX_EXPANSION = 10
+_MAX_VALUES = 100_000  # values of a document with its aliases expanded; _MAX_EXPANSION limits a larger document
+_MAX_EXPANSION = 10  # expanded values for each value in the file
 
 
 class SpecFileError(ValueError):
-    """The file has no valid spec. The text is the Go library's, as far as a user needs it."""
+    """The file has no valid spec. The text is that of the Go library, shortened."""
 
 
 class _Strict(yaml.SafeLoader):
@@ -57,7 +57,7 @@ _Strict.add_implicit_resolver(
 
 
 def read_spec(path: Path) -> JSON:
-    """Reads the spec of a file, with field names as specified.
+    """Reads the spec of a file. Returns it with the field names of the specification.
 
     Raises :class:`SpecFileError` if the file has no valid spec, and ``OSError``.
     """
@@ -121,7 +121,7 @@ def _check_aliases(node: yaml.Node) -> None:
 
     def size(node: yaml.Node) -> int:
         if id(node) not in sizes:
-            sizes[id(node)] = 0  # in progress: a node that is found inside itself still has 0
+            sizes[id(node)] = 0  # being computed: a node that contains itself still has 0 when it is reached again
             inner = node.value if isinstance(node, yaml.CollectionNode) else ()
             parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
             sizes[id(node)] = 1 + sum(map(size, parts))
@@ -134,7 +134,7 @@ def _check_aliases(node: yaml.Node) -> None:
 
 
 def _named(value: Any, shape: Any) -> Any:
-    """Returns ``value`` with the field names of ``shape``, and with text where ``shape`` requires text.
+    """Returns ``value`` with the field names of ``shape``. Converts a value to text if ``shape`` requires text.
 
     Unknown fields stay unchanged.
     """

@@ -1,4 +1,4 @@
-"""Validates CDI specs, as JSON: the strict checks that the Go library makes when a runtime loads a spec."""
+"""Validates CDI specs in JSON form with the strict checks of the Go library, which runtimes use to load specs."""
 
 from __future__ import annotations
 
@@ -65,16 +65,13 @@ def version_key(version: str) -> tuple[int, ...]:
 def minimum_version(spec: JSON) -> str:
     """Returns the lowest CDI version that the Go library 1.1.0 accepts for a spec, based on its fields.
 
-    The library checks mount types and host paths of the last device only.
+    The library considers the mount types and host paths of the last device only.
     """
     return _least(spec, (spec.get("devices") or [])[-1:])
 
 
 def version_to_declare(spec: JSON) -> str:
-    """Returns the lowest CDI version that has all fields of a spec.
-
-    Every library that knows this version accepts the spec.
-    """
+    """Returns the lowest CDI version that has all fields of a spec. Every library with this version accepts the spec."""
     return _least(spec, spec.get("devices") or [])
 
 
@@ -131,7 +128,7 @@ def spec_faults(spec: Any) -> str:
 
 
 def validate_spec(spec: Any) -> None:
-    """Raises :class:`InvalidSpecError` with the Go library's text for the first error."""
+    """Validates a spec. Raises :class:`InvalidSpecError` with the Go library's text for the first error."""
     _strict(spec, SPEC_SHAPE, ("spec",))
     version = str(spec.get("cdiVersion", "")).removeprefix("v")
     if version not in VERSIONS:
@@ -163,7 +160,7 @@ def validate_spec(spec: Any) -> None:
 
 
 def validate_kind(kind: str) -> None:
-    """Checks ``vendor/class``: each begins with a letter, ends with a letter or digit, and has [A-Za-z0-9_.-] between.
+    """Checks ``vendor/class``: both names begin with a letter, end with a letter or digit, and have [A-Za-z0-9_.-] between.
 
     Raises :class:`InvalidSpecError`.
     """
@@ -296,7 +293,8 @@ def _strict(value: Any, shape: Any, path: _Path, *, newer: bool = False) -> None
                 raise InvalidSpecError(f'unknown field "{key}" in {_shown(path)}')
 
 
-_Path = tuple[object, ...]  # texts, and first the parent's path: joined only if an error is reported
+# The path of the parent, then texts to append. It is joined only if an error is reported, which saves time.
+_Path = tuple[object, ...]
 
 
 def _shown(path: _Path) -> str:

@@ -1,8 +1,7 @@
-"""Calls the methods of a driver: all calls go through this module, which reads lazy results and converts exceptions.
+"""Calls the methods of a driver. Every call goes through this module, which also reads lazy results and converts exceptions.
 
 An ``async def`` method runs on the event loop, each call in its own task. A plain method runs in a thread, with the caller's context
-variables. Lazy results (generators, ``map``, asynchronous generators) are read in the same place within the call, so all code of the
-driver runs inside it.
+variables. Lazy results (generators, ``map``, asynchronous generators) are read within the call, in the same task or thread.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ V = TypeVar("V")
 _THREADS = 256  # plain methods that may run at once
 _THREAD_WAIT = 10.0  # seconds to wait for a free thread; the kubelet gets its reply after 40
 _CLEAN_UP = 1.0  # seconds that a cancelled method gets for its `finally`
-_MAX_ITEMS = 100_000  # items in one result; a generator with more never ends
+_MAX_ITEMS = 100_000  # items in one result; a generator that yields more probably never ends
 _PLAIN = (list, tuple, dict, str, bytes, type(None))
 _NESTED = 4  # levels of awaitables that return awaitables
 _LOG_AGAIN_AFTER = 600.0  # seconds until the traceback of a repeated failure is logged again
 
 
 class Calls:
-    """Calls the methods of one driver. Used from one event loop; :attr:`busy`, :meth:`running` and :meth:`when_idle` from any thread.
+    """Calls the methods of one driver. Call it from one event loop; :attr:`busy`, :meth:`running` and :meth:`when_idle` are thread-safe.
 
-    A call lasts as long as the method. A caller with a time limit uses ``asyncio.timeout``; then an ``async def`` method is cancelled.
-    A thread cannot be cancelled: a plain method continues and is counted until it ends.
+    A call lasts as long as the method. A caller with a time limit uses ``asyncio.timeout``, which cancels an ``async def`` method.
+    A thread cannot be cancelled: a plain method continues, and counts as busy until it ends.
 
     Args:
         threads: plain methods that may run at once.
@@ -131,7 +130,7 @@ class Calls:
     # --- where methods run ----------------------------------------------------------------------
 
     async def _on_loop(self, running: _Running, work: Callable[[], Awaitable[Any]], value: Any = None) -> _Outcome:
-        """Runs ``work`` in its own task, so a cancellation of the caller and one by the driver are never confused."""
+        """Runs ``work`` in its own task, so that a cancellation of the caller is never mistaken for a cancellation by the driver."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._enter(running)
@@ -141,7 +140,7 @@ class Calls:
         def ended(task: asyncio.Task[_Outcome]) -> None:
             self._tasks.discard(task)
             if inspect.iscoroutine(value):
-                value.close()  # the task may have ended before it began
+                value.close()  # a task that was cancelled before its first step has not awaited it
             self._leave(running)
             if not waiter.done():
                 waiter.set_result(None)
@@ -157,7 +156,7 @@ class Calls:
                 task.add_done_callback(lambda t: None if t.cancelled() else self._drop(running.name, t.result()))
                 await asyncio.wait({task}, timeout=_CLEAN_UP)
                 raise
-        if task.cancelled():  # some code cancelled it among the loop's tasks, or it cancelled itself
+        if task.cancelled():  # the task cancelled itself, or other code cancelled all tasks of the loop
             return _Outcome(error=asyncio.CancelledError())
         return task.result()
 
@@ -226,7 +225,7 @@ class Calls:
     def _log(self, name: str, text: str, error: BaseException) -> None:
         """Logs a failure once with its traceback, not at each retry of the kubelet.
 
-        The traceback is left out if the text contains all of it.
+        The traceback is omitted if it adds nothing to the text.
         """
         last, now = self._logged.get(name), time.monotonic()
         if last is None or last.text != text or now - last.when >= _LOG_AGAIN_AFTER:
@@ -235,7 +234,7 @@ class Calls:
                 log.error("exception in the driver's code: %s", text, exc_info=traceback)
             return
         last.times += 1
-        # the 2nd, 4th, 8th time: a method that fails each second must not fill the log
+        # Only the 2nd, 4th, 8th ... failure is logged: a method that fails each second must not fill the log.
         if last.times & (last.times - 1) == 0:
             log.warning("exception in the driver's code, %d times: %s", last.times, text)
 
@@ -276,12 +275,12 @@ class _Running:
     number: int
     name: str
     since: float
-    parts: int = 0  # its caller, its thread and its task; the call has ended when all of them have
+    parts: int = 0  # how many of its caller, thread and task have not ended; at 0 the call has ended
 
 
 @dataclass
 class _Logged:
-    """The last failure of a method, whose traceback is in the log."""
+    """The last failure of a method that was logged in full, and how often it occurred."""
 
     text: str
     when: float
@@ -302,7 +301,7 @@ def _outcome(run: Callable[[], Any]) -> _Outcome:
 
 
 def _begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Outcome], name: str) -> asyncio.Task[_Outcome]:
-    """Creates a task and runs it to its first wait where Python supports that: most methods never wait."""
+    """Creates a task. Since Python 3.12 it runs at once up to its first wait: most methods never wait."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, name=name, eager_start=True)
     return loop.create_task(work, name=name)
@@ -342,7 +341,7 @@ async def _read(source: AsyncIterable[Any]) -> list[Any]:
 
 
 def _whole(value: Any) -> Any:
-    """Returns ``value``, read to its end if it is lazy. Awaitables and asynchronous iterators are left to the event loop."""
+    """Returns ``value``, read to its end if it is lazy. Awaitables and asynchronous iterators are returned unchanged."""
     if any(type(value) is plain for plain in _PLAIN) or _is_async(value):
         return value
     if is_a(value, Mapping):

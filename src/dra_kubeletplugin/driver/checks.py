@@ -1,7 +1,7 @@
 """Runs an author's parameter checks in a few threads, each with a time limit.
 
 ``__post_init__``, ``check`` and ``convert_from`` are plain code that may be slow or never return. A thread cannot be stopped, so a
-check that hangs keeps its thread. When checks keep all threads, only a restart of the process helps.
+check that hangs occupies its thread. When such checks occupy all threads, only a restart of the process helps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ParameterChecks:
             seconds: time limit, at most 60.
 
         Raises:
-            DriverFailedError: ``function`` did not end in time (the message names the author's line where it is), or no thread is free.
+            DriverFailedError: ``function`` did not end in time (the message names the author's line that it runs), or no thread is free.
         """
         if stuck := self.stuck():
             raise DriverFailedError(stuck)
@@ -85,7 +85,7 @@ class ParameterChecks:
         return f"the check of these parameters has not returned within {seconds:g} s{where and f': it is at {where}'}"
 
     def stuck(self) -> str:
-        """Returns why no parameters can be validated: the author's line that blocks a thread. Empty while a thread is free."""
+        """Returns why no parameters can be validated, with the author's line that blocks a thread; empty while a thread is free."""
         with self._lock:
             abandoned = [abandoned_check.thread for abandoned_check in self._abandoned]
         if len(abandoned) < self.threads:
@@ -95,5 +95,5 @@ class ParameterChecks:
 
 
 def _line(thread: int) -> str:
-    """Returns ``folder/file.py:14 in GpuConfig.check`` for the code that a thread runs now; empty if it is no author's code."""
+    """Returns ``folder/file.py:14 in GpuConfig.check`` for the code that a thread runs now; empty if it is not an author's code."""
     return at_work(sys._current_frames().get(thread))

@@ -1,4 +1,4 @@
-"""The claims that a driver's methods get and return: to prepare, prepared, to bind, bound, and recovered."""
+"""The claim and device objects that a driver's methods receive and return."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class PreparedDevice:
     """A driver's result for one allocated device. :meth:`AllocatedDevice.prepared` creates it.
 
     Attributes:
-        request, pool, name, share_id: which device, as in the allocation.
-        admin_access: as in the allocation. No claim holds such a device exclusively; :meth:`Driver.recover` must set it too.
+        request, pool, name, share_id: identify the device, as in the allocation.
+        admin_access: whether the request has admin access, as in the allocation. The claim then does not hold the device exclusively.
+            :meth:`Driver.recover` must set this too.
         edits: changes that the container runtime makes to the containers.
         data: the driver's own JSON, at most 64 KiB. It is kept in the record, and :meth:`Driver.unprepare` gets it.
         status: written to the claim's status after prepare (KEP-4817). If the API server is unavailable, prepare still succeeds
             and the write is retried.
-        metadata: attributes for programs in containers, added to the device's own, if :attr:`Driver.metadata` is on.
+        metadata: attributes that the containers' metadata files contain in addition to the device's own, if :attr:`Driver.metadata` is
+            on.
     """
 
     request: str
@@ -50,12 +52,12 @@ class AllocatedDevice:
 
     Attributes:
         request: name of the claim's request; ``request/subrequest`` for an alternative of a prioritised list.
-        pool, name: which device.
+        pool, name: identify the device.
         share_id: set if several claims share the device (KEP-5075).
         admin_access: True for monitoring; other claims may use the device at the same time.
         consumed_capacity: the capacity of the device that this share consumes.
         config: typed parameters of the request. If the request has none: the defaults, or None if a field has no default.
-        config_source: ``FromClass``, ``FromClaim``, or empty.
+        config_source: where the parameters come from: ``FromClass``, ``FromClaim``, or empty for the defaults.
         device: the device as the driver published it, with its ``data``.
         tolerations: tolerations of the request, as in the claim.
     """
@@ -105,9 +107,9 @@ class AllocatedDevice:
 
 
 class UndoRegistrar:
-    """Saves the undo steps of a claim. The claim manager replaces it with its own subclass.
+    """Saves the undo steps of a claim. The claim manager passes a subclass that writes them to the record.
 
-    ``register`` is awaited in ``async def prepare``, and called directly in a plain ``prepare``, which runs in a thread.
+    An ``async def prepare`` awaits the result of ``register``. A plain ``prepare`` runs in a thread and does not.
     """
 
     def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
@@ -191,8 +193,8 @@ class Claim:
     def report(self, device: AllocatedDevice, status: DeviceStatus, /) -> ReportedStatus:
         """Writes the status of one of the claim's devices to ``status.devices[]`` of the ResourceClaim (KEP-4817).
 
-        You call it from any thread, during prepare or bind or at any time later. The write starts at once, in the background, and is
-        retried for ten minutes. It is not retried if the API server rejects the content (400, 422); the log then contains the error. A
+        You may call it from any thread, during prepare or bind or at any time later. The write starts at once, in the background, and
+        is retried for ten minutes. It is not retried if the API server rejects the content (400, 422); the log then contains the error. A
         later report for the same device replaces this one. The entries that other drivers and the controller wrote do not change.
 
         Args:
@@ -204,7 +206,7 @@ class Claim:
             is whether the status is in the claim.
 
         Raises:
-            DriverError: the device does not belong to this claim, or ``status`` is no DeviceStatus.
+            DriverError: the device does not belong to this claim, or ``status`` is not a DeviceStatus.
         """
         if not isinstance(status, DeviceStatus) or not any(device is d or device == d for d in self.devices):
             raise DriverError(
@@ -215,12 +217,12 @@ class Claim:
     def on_undo(self, step: str, /, **data: JSON) -> Awaitable[None]:
         """Registers how to undo the next step. Call it *before* you take the step, within ``prepare``.
 
-        The framework later calls the driver's method ``undo_<step>(claim, **data)``: after ``unprepare``, the newest step first. It
-        does so when prepare fails, when its process dies and another takes over, and at unprepare. The argument ``claim`` is a
-        :class:`PreparedClaim`.
+        To undo the step, the framework later calls the driver's method ``undo_<step>(claim, **data)``. It does so when prepare fails,
+        when the process dies during prepare and another process takes over, and at unprepare. It always calls ``unprepare`` first, then
+        the undo steps, the newest first. The argument ``claim`` is a :class:`PreparedClaim`.
 
-        The method must be idempotent. It may run for a step that was registered and never taken, and again after success. If it raises,
-        the framework still runs the other steps, and later calls ``unprepare`` and all steps again.
+        The undo method must be idempotent. It may run for a step that you registered but never took, and again after success. If it
+        raises, the framework still runs the other undo steps, and later calls ``unprepare`` and all undo steps again.
 
         In ``async def prepare``, await the result; the step is on disk afterwards. In a plain ``prepare``, or in a thread of the
         driver, the step is on disk when the call returns. It costs one synced write, about a millisecond. If you forget the ``await``,
@@ -237,7 +239,7 @@ class Claim:
         return self._undo.register(step, data)
 
 
-# set after @dataclass, which would take a class attribute for the default
+# Set after @dataclass, which would use the descriptor as the field's default.
 Claim.object = _DecodedWhenRead()  # type: ignore[assignment]
 
 
@@ -249,8 +251,8 @@ class PreparedClaim:
         namespace, name, uid: of the ResourceClaim. Namespace and name are empty if :meth:`Driver.recover` did not know them.
         devices: the devices that prepare returned, with their ``data``, without edits, status and metadata. If prepare did not return:
             the allocated devices, without ``data``.
-        complete: False if prepare did not finish, so any part of it may have happened. It can also be False for a record that was
-            lost, and that the framework rebuilt.
+        complete: False if prepare did not finish, so any part of it may have happened. It can also be False if the record was lost and
+            the framework rebuilt it.
         same_boot: False if the node was rebooted since prepare; state in memory and in /sys is lost then.
     """
 

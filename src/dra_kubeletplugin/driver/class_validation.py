@@ -1,4 +1,4 @@
-"""Creates a driver from its class and finds faults of the class before anything starts, not first in a pod's event."""
+"""Creates a driver from its class. Finds faults of the class before anything starts, so that no pod's event is the first to show them."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ _CALLED: dict[str, tuple[str, ...]] = {
 _TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
 _SET_BY_ATTACH = ("host", "settings", "log")  # attributes that Driver.attach sets
 _CODE_ERRORS = (TypeError, NameError, AttributeError)  # errors that are bugs in the code itself, on any machine
-_OF_TYPE = re.compile(
-    r"Expected .*, got |Invalid enum value "
-)  # wrong types only: a default may have a value that a claim may not
+# msgspec's messages for wrong types. Other messages are ignored: a default may have a value that a claim must not have.
+_OF_TYPE = re.compile(r"Expected .*, got |Invalid enum value ")
 
 
 def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> Driver:
@@ -44,11 +43,11 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
     Args:
         cls: the driver's class.
         role: the role of the process.
-        options: as for :func:`read_options`.
+        options: the argument ``given`` of :func:`read_options`.
 
     Raises:
-        DriverError: as :func:`check`, or the class cannot be instantiated.
-        SettingsError: wrong options.
+        DriverError: :func:`check` finds a fault, or the class cannot be instantiated.
+        SettingsError: an option is invalid.
     """
     check(cls, role)
     own = read_options(cls, options)
@@ -80,7 +79,7 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     """Checks the class for faults that do not depend on the hardware.
 
     Raises:
-        DriverError: with the class, the attribute and the rule.
+        DriverError: the class has a fault; the message names the class, the attribute and the rule.
     """
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
         raise DriverError(f"{shown(cls)} is not a subclass of Driver: pass the class, not an instance or its name")
@@ -118,8 +117,10 @@ def _check(cls: type[Driver], role: Role) -> None:
 
 
 def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
-    """Runs an author's code outside of :class:`Calls`, before the framework starts. Raises :class:`DriverError`, also for
-    ``SystemExit``.
+    """Runs an author's code outside of :class:`Calls`, before the framework starts.
+
+    Raises:
+        DriverError: the code raised anything other than :class:`DraError` or ``KeyboardInterrupt``, also ``SystemExit``.
     """
     try:
         return make()
@@ -163,7 +164,7 @@ def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> N
 def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
     """Checks that a function accepts the arguments ``given``.
 
-    Of a decorated function, the wrapped function or the wrapper must accept them, because a decorator may add arguments or pass on any.
+    For a decorated function, it is enough if the wrapped function or the wrapper accepts them, because the wrapper may add arguments.
     """
     first = ""
     for follow in (True, False):
@@ -198,7 +199,7 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
     declared: object = cls.config
     found: list[Any] = [] if declared is None else list(declared) if isinstance(declared, (list, tuple)) else [declared]
     named = {id(kind): f"{cls.__name__}.config" for kind in found}
-    for kind in found:  # the list grows by the older versions of each kind
+    for kind in found:  # the loop appends the older versions of each kind to this list
         where = named[id(kind)]
         if not (isinstance(kind, type) and issubclass(kind, Config)):
             own = isinstance(kind, type) and kind.__module__ != "builtins"
@@ -270,7 +271,7 @@ def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
 def _try_check(kind: type[Config]) -> None:
     """Runs ``check()`` with the defaults and reports misspelled names in it.
 
-    It ignores ValueError, because a default may have a value that a claim may not.
+    It ignores ValueError, because a default may have a value that a claim must not have.
     """
     try:
         converted({}, kind, check=True)
@@ -284,7 +285,7 @@ def _try_check(kind: type[Config]) -> None:
 
 
 def _check_shadowed(kind: type[Config]) -> None:
-    """Rejects a parameter with the name of an attribute of Config: an annotation turns it into a field."""
+    """Rejects an attribute of Config, such as ``KIND``, with a type annotation: the annotation would turn it into a parameter."""
     for name in kind.__struct_fields__:
         if name in vars(Config):
             way = (
@@ -298,7 +299,7 @@ def _check_shadowed(kind: type[Config]) -> None:
 
 
 def _check_apart(kinds: Sequence[type[Config]]) -> None:
-    """Rejects kinds that claims cannot distinguish: only the first of them would ever be read."""
+    """Rejects two kinds with the same KIND and API_VERSION: only the first would ever be read."""
     named: dict[tuple[str, str], type[Config]] = {}
     for kind in kinds:
         other = named.setdefault((kind.API_VERSION, kind.KIND), kind)
@@ -339,7 +340,7 @@ def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> N
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
-    """Yields the types in ``info`` that JSON has no form for, each with its field. Adds the objects within to ``seen``."""
+    """Yields each type in ``info`` that has no JSON form, with its field. Adds the object types that it visits to ``seen``."""
     if isinstance(info, msgspec.inspect.CustomType):
         yield info.cls, where
         return

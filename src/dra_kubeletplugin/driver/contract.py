@@ -1,6 +1,6 @@
 """The base class of all drivers: you subclass :class:`Driver`, and its docstrings are the contract.
 
-For each method they state when it is called, in which process, how often, and what happens when it raises.
+For each method, they state when it is called, in which process, how often, and what happens when it raises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Role(Enum):
     """The controller, one per cluster: publishes the pools that belong to no single node, and binds claims."""
 
 
-_MAX_SECONDS = 1e11  # seconds; the latest time that Go's and a database's timestamps can hold
+_MAX_SECONDS = 1e11  # seconds; later times do not fit into the timestamps of Go and of databases
 
 
 def _do_nothing() -> None:
@@ -60,11 +60,11 @@ class Health:
             informs.
         measured: unix time in seconds of the measurement; by default, the time when ``health`` was called. Set it when you report an
             older measurement, such as the last report of a monitor: otherwise a monitor that hangs looks alive.
-        timeout: seconds after ``measured`` when the device becomes unknown unless a new report arrives. It must be longer than
-            ``HEALTH_INTERVAL``. By default the longer of 30 s and three times that interval.
+        timeout: seconds from ``measured`` until the device becomes unknown, unless a new report arrives. It must be longer than
+            ``HEALTH_INTERVAL``. By default, it is the longer of 30 s and three times that interval.
 
     Raises:
-        DriverError: a taint of a device that is not unhealthy, or a time out of range.
+        DriverError: there is a taint although ``healthy`` is not False, or a time is out of range.
     """
 
     healthy: bool | None
@@ -104,7 +104,8 @@ class Driver:
     waiting. While a method runs, other plugin processes do not touch its claim, because the method may still use the hardware.
 
     The framework keeps the records of prepared claims, prevents two claims from getting the same device, and writes CDI files, sockets
-    and slices. One driver object lives as long as the process. During a rolling update two plugin processes run, each with its own.
+    and slices. One driver object lives as long as the process. During a rolling update, two plugin processes run, each with its own
+    driver object.
 
     A subclass sets ``name``, and if it needs them ``config``, ``unhealthy_taint``, ``metadata``, ``subsystems`` and ``options``.
     ``options`` is an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
@@ -121,7 +122,7 @@ class Driver:
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
     """The taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them."""
     metadata: ClassVar[bool] = False
-    """Whether containers get files that describe their devices (KEP-5304), see :mod:`dra_kubeletplugin.metadata`.
+    """Whether containers get files that describe their devices (KEP-5304); see :mod:`dra_kubeletplugin.metadata`.
 
     The files contain the attributes of the container's devices and those that ``AllocatedDevice.prepared(metadata=...)`` adds.
     """
@@ -137,10 +138,10 @@ class Driver:
     role: Role = Role.NODE
     """``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``."""
     gates_off: frozenset[Gate] = frozenset()
-    """Feature gates that the API server has off, as far as the framework has found out.
+    """Feature gates that are off in the API server, as far as the framework knows.
 
-    The API server drops fields whose gate is off, so the framework withholds, for example, partitions. When this set changes, ``pools``
-    is called again and may return a simpler layout, such as whole devices.
+    The API server drops fields whose gate is off, so the framework does not publish devices that need such fields, for example
+    partitions. When this set changes, ``pools`` is called again and may return a simpler layout, such as whole devices.
     """
     _look_again: Callable[[], None] = staticmethod(_do_nothing)
     _update: Callable[[MetadataUpdate], Awaitable[int]] = staticmethod(_no_claims)
@@ -189,12 +190,12 @@ class Driver:
     def changed(self) -> None:
         """Requests a new call of ``devices`` (or ``pools``) and ``health``, because devices or their health may have changed.
 
-        You call it, from any thread and any method. The framework merges calls that follow closely. The kubelet gets the new result of
-        :meth:`health` at once.
+        You may call it from any thread and any method. The framework combines calls that follow each other closely. The kubelet gets
+        the new result of :meth:`health` at once.
 
-        Use it if the driver learns of changes first, e.g. from a vendor's event or a fabric manager. Otherwise the framework sees a
-        changed device with the next kernel event or after ``rescan_interval`` seconds, and changed health after ``health_interval``
-        seconds.
+        Use it if the driver learns of changes before the framework does, e.g. from a vendor's event or a fabric manager. Otherwise the
+        framework sees a changed device with the next kernel event or after ``rescan_interval`` seconds, and changed health after
+        ``health_interval`` seconds.
         """
         self._look_again()
 
@@ -209,7 +210,7 @@ class Driver:
     ) -> Awaitable[int]:
         """Updates the metadata files of a prepared claim with facts that were unknown at prepare, such as addresses (KEP-5304).
 
-        You call it, from the event loop or from any thread. On the event loop, await the result. In another thread the update is done
+        You may call it on the event loop or in any thread. On the event loop, await the result. In another thread, the update is done
         when the call returns. The update is written to the claim's record and to the metadata file of the request; running containers
         see the file change.
 
@@ -224,13 +225,13 @@ class Driver:
             device: name of the device, if the request has several; ``pool/name`` if the name alone is ambiguous.
 
         Returns:
-            The file's generation: one higher than before, or the same if the file contains all of this already.
+            The file's generation: one higher than before, or unchanged if the file already contains the update.
 
         Raises:
-            DriverError: a value that a metadata file cannot contain, a request or device that the claim does not have, or
-                :attr:`metadata` is off.
-            MetadataUpdateError: the claim is not prepared, or no longer.
-            ClaimBusyError: another operation works on the claim for too long.
+            DriverError: a metadata file cannot contain the value, the claim does not have the request or device, or :attr:`metadata`
+                is off.
+            MetadataUpdateError: the claim is not prepared, or is no longer prepared.
+            ClaimBusyError: another operation on the claim takes too long.
             RecordsError: the record cannot be written. Nothing is raised if only the file cannot be written: the record contains the
                 update, and the framework retries the file.
         """
@@ -241,17 +242,17 @@ class Driver:
         return self._update(metadata_update(claim, request, network_data, attributes, device))
 
     def start(self) -> Awaitable[None] | None:
-        """Opens what lives as long as the process, such as the vendor's library.
+        """Opens resources that the driver keeps until the process stops, such as the vendor's library.
 
         Called once, in both roles, before any other method except ``__init__``. If it raises, or does not return within
         ``START_TIMEOUT``, the process exits with a non-zero code and :meth:`stop` is not called.
         """
 
     def stop(self) -> Awaitable[None] | None:
-        """Closes what :meth:`start` opened.
+        """Closes the resources that :meth:`start` opened.
 
-        Called once when the process stops, after the calls that ended in time. The process waits at most 3 s for it and logs an
-        exception. Not called when the process is killed.
+        Called once when the process stops, after it has waited for the running calls. The process waits at most 3 s for this method,
+        and logs an exception. It is not called when the process is killed.
         """
 
     def devices(self) -> DriverResult[Device]:
@@ -292,8 +293,9 @@ class Driver:
         """Makes the claim's devices ready for containers, and returns one :class:`PreparedDevice` for each of ``claim.devices``.
 
         Called in the node role, before the first pod of the claim starts. Calls for several claims run at once. Before the call, the
-        framework writes a record to disk and reserves the devices for this claim. It refuses, without a call, a device that another
-        claim holds exclusively. It also refuses partitions of a counter set, or shares of a device, that together exceed what exists.
+        framework writes a record to disk and reserves the devices for this claim. If another claim holds a device exclusively, the
+        framework refuses the claim without calling this method. It does the same if partitions of a counter set, or shares of a device,
+        would together exceed the available amount.
 
         The call may take as long as necessary. The kubelet waits at most 45 s; the framework replies earlier, and the kubelet's retry
         joins the same call. After success the framework keeps the result. It calls again only after a failed prepare that was rolled
@@ -302,8 +304,8 @@ class Driver:
         Another process (the controller, another plugin instance) may publish a device's pool. Then ``device`` has the content of its
         slice, and ``device.data`` is None.
 
-        The process may die at any point of the call. Then ``unprepare`` is called with ``complete=False``, and after it the steps
-        that were registered with ``claim.on_undo``. The same happens when the call raises.
+        The process may die at any point of the call. Then the framework calls ``unprepare`` with ``complete=False``, and afterwards the
+        undo steps that you registered with ``claim.on_undo``. The same happens when the call raises.
 
         Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The kubelet retries
         after both. The exception's text becomes an event of the pod. Use the same text for the same fault, without counts or times:
@@ -318,8 +320,9 @@ class Driver:
         a reboot. It may also be called for a claim whose prepare never began or did not finish (``claim.complete`` is False). The
         ResourceClaim object may be gone; ``claim`` comes from the framework's record.
 
-        After it, the framework runs the undo steps of the claim, also if it raises. No other claim gets the devices until all of them
-        have succeeded. If one raises, the devices stay reserved, and the framework later calls ``unprepare`` and all undo steps again.
+        Afterwards the framework runs the undo steps of the claim, also if ``unprepare`` raised. No other claim gets the devices until
+        ``unprepare`` and all undo steps have succeeded. If one of them raises, the devices stay reserved, and the framework later calls
+        ``unprepare`` and all undo steps again.
         """
 
     def bind(self, claim: Claim) -> Awaitable[None] | None:
@@ -375,10 +378,11 @@ class Driver:
         in use yet. If it raises, the framework calls it again.
 
         Set the request and ``admin_access`` of each device if the hardware knows them. The framework reserves the returned devices for
-        these claims until they are unprepared. It does the same for claims in its CDI files, without your help.
+        these claims until they are unprepared. It also finds the claims that its CDI files name; you need not return them.
 
-        Only the files know how much of a device a claim uses. For a claim that only this method returns, a share counts as the whole
-        device. A partition counts as what it consumes now. A device that no longer exists counts as all counters of its pool.
+        Only the CDI files contain how much of a device a claim uses. For a claim that only this method returns, the framework reserves
+        more: for a share, the whole device; for a partition, what the device now consumes according to the inventory; for a device that
+        no longer exists, all counters of its pool.
         """
         return ()
 

@@ -1,4 +1,4 @@
-"""Checks the JSON that a driver stores with a claim, so that it is read back equal."""
+"""Checks the JSON that a driver stores with a claim, so that reading it back returns an equal value."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .diagnostics.author_errors import forgotten
 JSON = Any
 MAX_DATA_BYTES = 65_536
 _DEPTH = 32
-_LEAVES = frozenset(
-    {str, int, bool, type(None)}
-)  # without float, which needs a check for NaN; msgspec rejects lone surrogates and integers above 64 bits
+# Without float, which needs a check for NaN. msgspec rejects lone surrogates and integers above 64 bits.
+_LEAVES = frozenset({str, int, bool, type(None)})
 _INTEGERS = range(-(2**63), 2**64)
 
 
 def plain_json(value: object, path: str = "data") -> JSON:
-    """Returns a copy of ``value`` in JSON's types. Tuples become lists; enumerations of texts or numbers become their values.
+    """Returns a copy of ``value`` in JSON's types. Tuples become lists; members of a text or number Enum become their values.
 
     Runs no code of the value's classes.
 
     Raises:
-        ValueError: with the path of a value that JSON does not have: bytes, a set, another object, or a key that is not text; NaN, an
-            infinity, an integer above 64 bits, or invalid Unicode. Also for a value nested deeper than 32, or larger than 64 KiB.
+        ValueError: JSON cannot contain a value; the message has its path. Examples are bytes, a set, another object, a key that is not
+            text, NaN, an infinity, an integer above 64 bits, and invalid Unicode. Also if ``value`` is nested deeper than 32 levels or
+            larger than 64 KiB.
     """
     copy = _plain(value, path, _DEPTH)
     size = len(msgspec.json.encode(copy))
@@ -38,7 +38,7 @@ def plain_json(value: object, path: str = "data") -> JSON:
 def is_plain_json(value: object, size: int) -> bool:
     """Whether :func:`plain_json` returns an equal copy of ``value``, whose JSON has ``size`` bytes.
 
-    It takes a twentieth of the time, but does not report the cause of a fault.
+    It takes a twentieth of the time of :func:`plain_json`, but does not report the cause of a fault.
     """
     if size > MAX_DATA_BYTES:
         return False

@@ -27,14 +27,14 @@ _importing: ContextVar[bool] = ContextVar("importing", default=False)
 
 
 def load_driver(target: str) -> type[Driver]:
-    """Imports and returns the driver class that ``target`` names. Nothing has to be installed.
+    """Imports and returns the driver class that ``target`` names. The driver need not be installed.
 
     Args:
-        target: a file, the folder of a package, or a module, each followed by ``:Class`` if it contains several drivers. A folder
-            contains its driver in ``src/PACKAGE/driver.py``, as ``dra new`` creates it, or in ``driver.py``.
+        target: a file, the folder of a package, or a module. ``:Class`` follows if it contains several drivers. A folder contains its
+            driver in ``src/PACKAGE/driver.py``, as ``dra new`` creates it, or in ``driver.py``.
 
     Raises:
-        DriverError: the message contains the searched and the found names.
+        DriverError: there is no such driver, or several; the message contains the name that was searched and the names that exist.
     """
     head, colon, class_name = target.rpartition(":")
     if not colon:
@@ -138,10 +138,9 @@ def _hint(what: str | Path, e: BaseException) -> str:
 
 
 def _names_in_package(path: Path) -> tuple[Path, list[str]] | None:
-    """Returns the folder above the outermost package of a file, and the module's names from there. None if no import could use these
-    names.
+    """Returns the folder above the outermost package of a file, and the parts of the module's name. None if it cannot be imported so.
 
-    Links are not followed: the author did not choose the name under which a mounted ConfigMap or a build tool keeps the file.
+    Links are not followed: a mounted ConfigMap or a build tool keeps the file under another name, which the author did not choose.
     """
     names = [] if path.name == "__init__.py" else [path.stem]
     above = Path(os.path.abspath(path)).parent  # noqa: PTH100 - must not follow links
@@ -164,10 +163,10 @@ def _from_package(path: Path, above: Path, names: Sequence[str]) -> ModuleType:
 
 
 def _other_module(package: Path, file: Path) -> str:
-    """Returns the origin of another module with the name of ``package``, imported or not; empty if there is none.
+    """Returns the file of another module with the name of ``package``, imported or not; empty if there is none.
 
-    Code that imports the other module must not get this one. An installed copy of the same package, which has a module at the place of
-    ``file``, does not count as another one.
+    Code that imports the other module must not get this package instead. An installed copy of this package does not count: it has a
+    module at the place of ``file``.
     """
     loaded = sys.modules.get(package.name)
     if loaded is not None or package.name in sys.stdlib_module_names:

@@ -19,7 +19,8 @@ class MetadataUpdate:
     """One update in the form of the record.
 
     Attributes:
-        uid, request: of the claim, and the name of its request.
+        uid: UID of the claim.
+        request: name of the claim's request.
         device: the device's name, ``pool/name``, or empty for the request's only device.
         attributes: in API form; None for an attribute that is removed.
         network_data: in API form; None keeps the present data.

@@ -1,7 +1,7 @@
 """A driver's own options: the declaration in its class, and their values from flags, environment and defaults.
 
-``options`` of a driver is an instance of a frozen dataclass. Its fields are the options, its values their defaults, and a text in
-``Annotated`` is the help of ``--help``. As with the framework's options, ``shelf_count`` becomes ``--shelf-count`` and
+``options`` of a driver is an instance of a frozen dataclass. Its fields are the options, its values are their defaults, and a text in
+``Annotated`` is the description in ``--help``. As with the framework's options, ``shelf_count`` becomes ``--shelf-count`` and
 ``SHELF_COUNT``::
 
     @dataclass(frozen=True)
@@ -134,13 +134,13 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
 
     Args:
         cls: the driver's class.
-        given: values by name, as command-line text or typed. A missing option comes from the environment or has its default. Or an
-            instance of the options' own class, which is used unchanged.
-        environ: the environment; by default that of this process.
+        given: values by name, as command-line text or typed. A missing option comes from the environment or has its default.
+            Alternatively an instance of the options' class, which is used unchanged.
+        environ: the environment variables; by default, those of this process.
 
     Raises:
-        SettingsError: with all faults at once.
-        DriverError: as :func:`declared`.
+        SettingsError: options are invalid; the message contains all faults.
+        DriverError: :func:`declared` finds a fault of the class.
     """
     options = declared(cls)
     defaults: Any = getattr(cls, "options", None)

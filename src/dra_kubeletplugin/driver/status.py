@@ -116,7 +116,7 @@ class DeviceStatus:
     Attributes:
         conditions: at most 8, together with the conditions of other writers.
         data: the driver's own JSON object, at most 10 KiB, for readers of the claim.
-        network_data: for a network device.
+        network_data: addresses of a network device.
 
     Raises:
         InvalidObjectError: the API server would reject the status.
@@ -188,7 +188,7 @@ class ReportedStatus:
         return self.until_written().__await__()
 
     def wait(self) -> bool:
-        """Waits for the write like ``await``, for code that runs in a thread. Never call it on the event loop."""
+        """Waits for the write and returns the result, as ``await`` does, for code in a thread. Never call it on the event loop."""
         return self.block()
 
 

@@ -40,7 +40,7 @@ class Threads:
         thread = threading.Thread(target=self._work, name=self.name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the machine has no thread left; a running thread takes the job when its own ends
+        except RuntimeError:  # the machine has no thread left; another thread of this pool runs the job later
             with self._change:
                 self._alive -= 1
 

@@ -1,4 +1,4 @@
-"""The hardware of the machine: reads sysfs and kernel events. A described host can replace the real ``/sys``."""
+"""Reads the machine's hardware from sysfs and kernel events. A described host can replace the real ``/sys``."""
 
 from .machine import Host
 from .pci import PciFunction

@@ -11,14 +11,14 @@ import re
 
 DOMAIN = "resource.kubernetes.io"
 PCIE_ROOT = f"{DOMAIN}/pcieRoot"
-"""The root complex, ``pci<domain>:<bus>``.
+"""The PCIe root complex, ``pci<domain>:<bus>``.
 
-Devices below one root share a tree of switches. A CPU has a list, because it is local to several roots.
+Devices with the same root share a tree of switches. A CPU has a list of roots, because it is local to several roots.
 """
 PCI_BUS_ID = f"{DOMAIN}/pciBusID"
 """The PCI address, with a domain of four digits."""
 NUMA_NODE = f"{DOMAIN}/numaNode"
-"""The NUMA node; absent for a device without affinity. A list adds the nearest other nodes after the device's own."""
+"""The NUMA node; absent for a device without affinity. In a list, the nearest other nodes follow the device's own node."""
 MDEV_UUID = f"{DOMAIN}/mdevUUID"
 """The UUID of a mediated device, in lower case."""
 
@@ -30,16 +30,14 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 def pci_bus_id(address: str) -> str | None:
     """Returns the attribute's value for an address.
 
-    Returns None if the address does not have the standard form, as below Intel's VMD, whose domains have five digits.
+    Returns None if the address does not have the standard form. For example, addresses behind Intel's VMD have domains of five digits.
     """
     lower = address.lower()
     return lower if _BUS_ID.fullmatch(lower) else None
 
 
 def pcie_root(component: str) -> str | None:
-    """Returns the attribute's value for the first component below ``devices`` of sysfs, or None outside PCI (Hyper-V,
-    ACPI).
-    """
+    """Returns the attribute's value for the first part of a path below sysfs's ``devices``; None for other buses (Hyper-V, ACPI)."""
     return component if _ROOT.fullmatch(component) else None
 
 

@@ -1,6 +1,4 @@
-"""Watches for hardware changes: kernel uevents through udev's library if it is installed, or the events of a described
-host.
-"""
+"""Watches for hardware changes: uevents of the kernel, if libudev is installed, or the events of a described host."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from .fake.uevents import Listener
 
 log = logging.getLogger(__name__)
 _POLL_INTERVAL = 0.1  # seconds between reads of a described host's events, because a file does not wake the event loop
-_SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number counts dropped events
+_SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number in the result is the count of dropped events
 SUBSYSTEMS = (
     "accel",
     "auxiliary",
@@ -39,10 +37,10 @@ SUBSYSTEMS = (
 
 @contextlib.contextmanager
 def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[str] = SUBSYSTEMS) -> Iterator[bool]:
-    """Calls ``notify`` on the event loop after each event of these subsystems; yields whether events arrive at all.
+    """Calls ``notify`` on the event loop after each event of these subsystems. Yields whether events can be received.
 
     The source is the kernel, because udev's own events need a running udevd. Events are lost when a buffer overflows,
-    and pods in a user namespace receive none. A caller therefore also rescans at an interval.
+    and pods in a user namespace receive no events. So the caller must also rescan at an interval.
     """
     # A monitor without any subsystem filter would receive every event.
     if not subsystems or (sys.platform != "linux" and not is_described(sysfs)):
@@ -70,7 +68,7 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
         nonlocal dropped
         received = False
         with contextlib.suppress(OSError):  # such as ENOBUFS
-            # events of other subsystems also wake the reader, without an event here
+            # Events of other subsystems also call this function; `poll` then returns None.
             while monitor.poll(timeout=0) is not None:
                 received = True
         before, dropped = dropped, _dropped_events(monitor.fileno())
@@ -104,7 +102,7 @@ def _described_events(sysfs: Path, notify: Callable[[], None], subsystems: Seque
 
 
 def _dropped_events(fd: int) -> int:
-    """Returns how many events did not fit into the socket's buffer; libudev does not report it.
+    """Returns how many events did not fit into the socket's buffer; libudev does not report this number.
 
     Source: socket(7), sock_diag(7).
     """

@@ -1,4 +1,4 @@
-"""The machine of a driver: its PCI functions, NUMA nodes, boot id, and writes to sysfs."""
+"""The machine that a driver works on: reads its PCI functions, NUMA nodes and boot id, and writes to sysfs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Host:
 
     Args:
         sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.fake.sysfs`).
-        dev: the path of the host's ``/dev`` in this process; a described host has its own.
+        dev: the path of the host's ``/dev`` in this process. By default, a described host uses its own ``dev`` folder.
         lists: whether attributes may be lists (the cluster's gate DRAListTypeAttributes).
     """
 
@@ -35,7 +35,7 @@ class Host:
 
     @property
     def is_real(self) -> bool:
-        """Whether this is a machine's own sysfs and not a described host."""
+        """Whether this is the sysfs of a real machine and not a described host."""
         return not is_described(self.sysfs)
 
     @cached_property
@@ -61,9 +61,9 @@ class Host:
         Args:
             vendor, device: 16-bit ids, e.g. ``0x10EE``.
             class_code: the 24-bit class, or its upper 8 or 16 bits, e.g. ``0x02`` for all network controllers.
-            driver: the bound kernel driver.
+            driver: the name of the bound kernel driver.
 
-        Raises ``TypeError`` for an id that is not an integer, because text would never match.
+        Raises ``TypeError`` for an id that is not an integer, because text such as ``"10ee"`` would never match.
         """
         for name, number in (("vendor", vendor), ("device", device), ("class_code", class_code)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
@@ -74,13 +74,13 @@ class Host:
             try:
                 fn = find_function(around, name, vendor, device)
             except (FileNotFoundError, ValueError):
-                continue  # removed or not ready during the scan; an event or the next scan finds it
+                continue  # removed or not ready during the scan; if it appears later, an event or the next scan finds it
             if fn is not None and (class_code is None or fn.is_class(class_code)):
                 out.append(fn)
         return sorted(out, key=lambda fn: (len(fn.address), fn.address))
 
     def function(self, address: str) -> PciFunction | None:
-        """Returns the present state of one function, or None if it does not exist (any more)."""
+        """Returns the current state of one function, or None if it does not exist or no longer exists."""
         if not ADDRESS.fullmatch(address):
             return None
         try:
@@ -89,9 +89,9 @@ class Host:
             return None
 
     def pcie_roots_of_cpus(self) -> dict[int, list[str]]:
-        """Returns the root complexes local to each CPU, in order, by CPU number.
+        """Returns for each CPU number the sorted root complexes that are local to the CPU.
 
-        The list is the value of the standard attribute ``pcieRoot`` of a CPU, so that CPUs can be matched with
+        The list is the value of the standard attribute ``pcieRoot`` of a CPU, so that a claim can match CPUs with
         devices (KEP-5491).
         """
         roots: dict[int, set[str]] = {}
@@ -105,7 +105,7 @@ class Host:
         return PciContext(self.sysfs, self.names, self.numa, lists=self.lists)
 
     def _bound(self, driver: str) -> Iterator[str]:
-        """Yields the addresses bound to a driver. The driver's folder links them, so other functions need not be read."""
+        """Yields the addresses of the functions that are bound to a driver. Only the driver's folder is read."""
         return (n for n in sysfs.names(f"{self.sysfs}/bus/pci/drivers/{driver}") if ADDRESS.fullmatch(n.lower()))
 
     def boot_id(self) -> str:
@@ -120,7 +120,7 @@ class Host:
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, os.uname().nodename))
 
     def write(self, path: str, text: str) -> None:
-        """Writes a sysfs attribute, e.g. ``bus/pci/drivers_probe``. A described host shows the kernel's effect.
+        """Writes a sysfs attribute, e.g. ``bus/pci/drivers_probe``. A described host imitates the kernel's effect.
 
         Raises ``OSError`` as the kernel does.
         """
@@ -128,7 +128,7 @@ class Host:
         if not is_described(self.sysfs):
             target.write_text(text)
             return
-        from .fake import sysfs as described  # never needed on a real node
+        from .fake import sysfs as described  # imported here, because a real node never needs it
 
         described.write(self.sysfs, path, text)
 

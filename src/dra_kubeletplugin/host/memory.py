@@ -1,6 +1,6 @@
-"""Returns memory to the kernel that starting or a burst of work needed and an idle process does not need.
+"""Returns memory to the kernel that the process needed at its start or for a burst of work, and no longer needs.
 
-Source: malloc_trim(3) and mallopt(3). Both are glibc's; with another C library only Python's garbage collection runs.
+Source: malloc_trim(3) and mallopt(3). Only glibc has both; with another C library, only Python's garbage collection runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gc
 import sys
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_THRESHOLD = 128 * 1024  # bytes: the default with which glibc starts
+_THRESHOLD = 128 * 1024  # bytes; the initial value in glibc
 _SETTLED = 5.0  # seconds; longer than the work that the start triggers (first watch events, a second publish)
 _INTERVAL = 60.0  # seconds; as often as devices are rescanned, which allocates each time
 
@@ -20,10 +20,10 @@ _INTERVAL = 60.0  # seconds; as often as devices are rescanned, which allocates 
 def fix_thresholds() -> None:
     """Makes glibc return each large block to the kernel when it is freed. Call it when a process starts.
 
-    By default, glibc raises both thresholds, up to 64 MiB, when a program frees a large block. The next large blocks then lie in the arenas
-    of the threads that allocate them, and free memory stays at the ends of these arenas: ``malloc_trim`` releases the end of the main arena
-    only. A fixed threshold turns this off. It is for processes that decode large objects of many users: it makes large allocations
-    slower, about 5 ms in a prepare of 32 claims.
+    By default, glibc raises both thresholds, up to 64 MiB, when a program frees a large block. It then allocates the next large blocks in
+    the arenas of threads. Free memory stays at the ends of these arenas, because ``malloc_trim`` releases the end of the main arena only.
+    Fixed thresholds prevent this. Use it in processes that decode large objects of many users. It makes large allocations slower: about
+    5 ms in a prepare of 32 claims.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -33,7 +33,7 @@ def fix_thresholds() -> None:
 
 
 def trim() -> None:
-    """Runs the garbage collector, and returns the heap's free pages to the kernel. Takes a few milliseconds."""
+    """Runs the garbage collector and returns the heap's free pages to the kernel. This takes a few milliseconds."""
     gc.collect()
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

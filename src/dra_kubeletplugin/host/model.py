@@ -19,7 +19,7 @@ _VFS_DEFAULTS = {("enabled", 0), ("stride", 1)}
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """The maximum of a link: gigatransfers per second and lane, and number of lanes."""
+    """The maximum of a PCIe link: gigatransfers per second and lane, and the number of lanes."""
 
     speed: float
     width: int
@@ -27,14 +27,14 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualFunctions:
-    """The virtual functions of a physical one. ``iommu_group`` belongs to the first; the others count up."""
+    """The virtual functions of a physical function. The first has the group ``iommu_group``, each further one the next number."""
 
     total: int
     device: int
     enabled: int = 0
     driver: str | None = None
     iommu_group: int | None = None
-    offset: int = 0  # from the parent's address to the first one's; described, or chosen by the parser
+    offset: int = 0  # from the parent's address to the address of the first virtual function; the parser replaces 0
     stride: int = 1
 
 
@@ -61,7 +61,7 @@ class Function:
     attributes: Texts = field(default_factory=dict)
 
     def description(self) -> dict[str, Any]:
-        """The function as a description, without default values."""
+        """Returns the function in the form of a description, without default values."""
         out: dict[str, Any] = {"address": self.address, "vendor": self.vendor, "device": self.device}
         out |= {"class": self.class_code} if self.class_code else {}
         out |= {"subsystem_vendor": self.subsystem_vendor} if self.subsystem_vendor != self.vendor else {}
@@ -77,7 +77,7 @@ class Function:
         return out
 
     def virtual(self, index: int) -> Function:
-        """Returns a virtual function by index; it has the same place in the PCI tree as its parent."""
+        """Returns a virtual function by index. It has the same parent bridge and root as its physical function."""
         assert self.vfs is not None
         group = self.vfs.iommu_group
         return Function(
@@ -113,7 +113,7 @@ class Machine:
     files: Texts = field(default_factory=dict)
 
     def folder(self, function: Function) -> PurePosixPath:
-        """The function's folder below ``devices`` of sysfs."""
+        """Returns the function's folder, relative to ``devices`` of sysfs."""
         by_address = {f.address: f for f in self.functions}
         parts: list[str] = []
         at: Function | None = function
@@ -124,7 +124,7 @@ class Machine:
 
 
 def root_of(address: str) -> str:
-    """The root complex of a function without a described parent."""
+    """Returns the root complex of a function without a described parent."""
     return f"pci{':'.join(address.split(':')[:2])}"
 
 
@@ -136,7 +136,7 @@ def shifted(address: str, by: int) -> str:
 
 
 def routing_id(address: str) -> int:
-    """Bus, device and function as one number."""
+    """Returns bus, device and function as one number."""
     found = _DOMAIN.fullmatch(address)
     assert found
     return int(found["bus"], 16) << 8 | int(found["slot"], 16) << 3 | int(found["function"])

@@ -21,7 +21,7 @@ class Numa:
         self._near: dict[int, list[int]] = {}
 
     def nodes(self) -> list[int]:
-        """The numbers of the nodes, in order; empty if the kernel has no NUMA support."""
+        """Returns the numbers of the nodes, sorted; empty if the kernel has no NUMA support."""
         return sorted(
             int(n[4:]) for n in sysfs.names(self._nodes) if n.startswith("node") and n.isascii() and n[4:].isdigit()
         )
@@ -34,18 +34,17 @@ class Numa:
         return next((n for n in self.nodes() if cpu in self.cpus(n)), None)
 
     def cpus(self, node: int) -> list[int]:
-        """The CPUs of a node; empty for a memory-only node."""
+        """Returns the CPUs of a node; empty for a memory-only node."""
         return sysfs.cpu_list(sysfs.text(f"{self._nodes}/node{node}/cpulist"))
 
     def near(self, node: int) -> list[int]:
-        """Returns ``node`` followed by the nearest nodes of the same socket, which all have the same distance, by
-        number.
+        """Returns ``node``, followed by the nearest nodes of the same socket, sorted by number.
 
-        A node of unknown socket counts as the same socket, because leaving out a near node would be worse. Returns
-        only ``node`` if the firmware has no distances.
+        The nearest nodes are all nodes at the smallest distance. A node whose socket is unknown counts as in the same socket, because
+        omitting a near node would be worse. If the firmware has no distances, the result is only ``node``.
 
-        Raises ``ValueError`` for a number that no node has. -1 (no affinity) must never be published: it would match
-        all other devices without affinity.
+        Raises ``ValueError`` for a number that no node can have, such as -1 (no affinity). A driver must never publish -1: it would
+        match all other devices without affinity.
         """
         if not 0 <= node < _MAX_NODES:
             raise ValueError(f"{node} is no NUMA node: leave the attribute out where a device has no affinity")
@@ -58,8 +57,7 @@ class Numa:
         row = (sysfs.text(f"{self._nodes}/node{node}/distance") or "").split()
         if node not in nodes or len(row) != len(nodes) or not all(d.isascii() and d.isdigit() for d in row):
             return []
-        # The file has one number per online node, in order. If some are offline, the position is not the node's
-        # number.
+        # The file has one distance per online node, in order. If nodes are offline, a position is not a node's number.
         distances = {n: int(d) for n, d in zip(nodes, row, strict=True) if n != node}
         least = min(distances.values(), default=0)
         socket = self._socket(node)

@@ -1,7 +1,7 @@
 """Reads PCI functions from sysfs. Source: Documentation/ABI/testing/sysfs-bus-pci and PCI/sysfs-pci.rst of the kernel.
 
 Finding a function reads only its ids and class. Other attributes are read at first use, because a node may have
-thousands.
+thousands of functions.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PciContext:
     """The values that all functions of one scan share, so that each is read only once.
 
     Args:
-        root: of sysfs.
+        root: the root of sysfs.
         lists: whether attributes may be lists (the cluster's gate DRAListTypeAttributes).
     """
 
@@ -74,18 +74,18 @@ class PciContext:
         self._models: dict[tuple[int, int, int], Mapping[str, Attribute | None]] = {}
 
     def resolved(self, link: str) -> str:
-        """Resolves a link in :attr:`links`. The kernel's links are relative and all have the same form."""
+        """Resolves a link in :attr:`links`. The kernel's links all have the same prefix, so this usually takes one system call."""
         target = os.readlink(link)  # noqa: PTH115 - creating a Path takes longer than reading the link
         if target.startswith(_UP):
             return self.devices + target[len(_UP) :]
         return os.path.realpath(link)
 
     def virtual_functions(self, folder: str) -> Mapping[str, int]:
-        """The virtual functions of a physical function: index by address."""
+        """Returns the virtual functions of a physical function: their indexes by address."""
         return _cached(self._virtual, folder, _virtual_functions)
 
     def model(self, fn: PciFunction) -> Mapping[str, Attribute | None]:
-        """The attributes that all functions with the same ids share: ids and their names."""
+        """Returns the attributes that all functions with the same ids share: the ids and their names."""
         ids = (fn.vendor, fn.device_id, fn.class_code)
         if ids not in self._models:
             self._models[ids] = {
@@ -99,9 +99,7 @@ class PciContext:
         return self._models[ids]
 
     def link_of(self, folder: str) -> tuple[int | None, int | None]:
-        """The maximum of a physical function's link, limited by the port above: megatransfers per second and lane, and
-        lanes.
-        """
+        """Returns the maximum of a physical function's link and the port above: megatransfers per second and lane, and lanes."""
         return _cached(self._most, folder, _link_limits)
 
 
@@ -109,9 +107,9 @@ class PciContext:
 class PciFunction:
     """One PCI function.
 
-    Attributes other than the ids, class and folder are read from sysfs at first use and cached. For the present
-    state, look the function up again (:meth:`Host.function`). Ids are integers; ``numa_node``, ``iommu_group`` and
-    links are None if absent.
+    Attributes other than the ids, class and folder are read from sysfs at first use and cached. To get the current
+    state, look the function up again (:meth:`Host.function`). Ids are integers. ``numa_node``, ``iommu_group`` and the
+    values of the link are None if absent.
     """
 
     address: str  # domain:bus:device.function, lower case
@@ -144,9 +142,9 @@ class PciFunction:
 
     @once
     def driver(self) -> str | None:
-        """The bound kernel driver.
+        """The name of the bound kernel driver.
 
-        It changes while a function is passed through with VFIO, so it is not a published attribute.
+        It is not a published attribute, because it changes while a function is passed through with VFIO.
         """
         return sysfs.link(f"{self.folder}/driver")
 
@@ -162,7 +160,9 @@ class PciFunction:
 
     @once
     def pcie_root(self) -> str | None:
-        """The first component below ``devices``, e.g. ``pci0000:00``; below Intel's VMD the root of its controller."""
+        """The PCIe root, e.g. ``pci0000:00``: the first part of the path below ``devices``. For a device behind Intel's VMD, it is the
+        root of the VMD controller.
+        """
         return device_attributes.pcie_root(self._below.partition("/")[0])
 
     @once
@@ -186,7 +186,7 @@ class PciFunction:
 
     @once
     def vf_index(self) -> int | None:
-        """The index of a virtual function below its parent."""
+        """The index of a virtual function in its physical function; None for a physical function."""
         parent = self._parent
         return None if parent is None else self.context.virtual_functions(parent).get(self.address)
 
@@ -196,7 +196,7 @@ class PciFunction:
 
     @once
     def total_vfs(self) -> int:
-        """The number of virtual functions that a physical one supports; 0 without SR-IOV."""
+        """The number of virtual functions that a physical function supports; 0 without SR-IOV."""
         return 0 if self.is_vf else sysfs.integer(f"{self.folder}/sriov_totalvfs") or 0
 
     @once
@@ -206,7 +206,7 @@ class PciFunction:
 
     @once
     def link_speed(self) -> int | None:
-        """The current link speed in megatransfers per second and lane. Many devices reduce it while idle."""
+        """The current link speed in megatransfers per second and lane. Many devices reduce it while they are idle."""
         return _speed(self.read("current_link_speed"))
 
     @once
@@ -216,12 +216,12 @@ class PciFunction:
 
     @property
     def max_link_speed(self) -> int | None:
-        """The maximum speed of the function and the port above it together; for a virtual function its parent's."""
+        """The maximum link speed of the function and the port above it; for a virtual function, that of its physical function."""
         return self._limits[0]
 
     @property
     def max_link_width(self) -> int | None:
-        """The maximum lanes of the function and the port above it together; for a virtual function its parent's."""
+        """The maximum lanes of the function and the port above it; for a virtual function, those of its physical function."""
         return self._limits[1]
 
     @once
@@ -248,17 +248,16 @@ class PciFunction:
 
     @property
     def pci_bus_id(self) -> str | None:
-        """The address if it has the standard form, which a VMD domain of five digits does not have; else None."""
+        """The address, or None if its domain has five digits (Intel VMD), which is not the standard form."""
         return device_attributes.pci_bus_id(self.address)
 
     def nodes(self, kind: str | None = None) -> list[str]:
         """Returns the device files that the function's driver created, e.g. ``/dev/dri/renderD128``, sorted.
 
-        They exist while the driver is bound. Unlike a position in a list, they identify the function however the
-        devices are ordered.
+        They exist while the driver is bound. They belong to this function, whatever order the kernel numbered devices in.
 
         Args:
-            kind: return the files of this class only, e.g. ``drm``.
+            kind: only files of this class are returned, e.g. ``drm``; None for all classes.
         """
         out = []
         for folder in _subfolders(self.folder):
@@ -268,15 +267,15 @@ class PciFunction:
         return sorted(out)
 
     def attributes(self) -> dict[str, Attribute]:
-        """Returns the attributes for selectors whose values stay constant while the function is in use.
+        """Returns the attributes for selectors. Their values do not change while the function is in use.
 
-        Standard: ``pcieRoot`` and ``pciBusID`` (strings), ``numaNode`` (integer, or a list if the cluster supports
-        lists; absent without affinity).
+        Attributes that Kubernetes defines: ``pcieRoot`` and ``pciBusID`` (strings), ``numaNode`` (an integer, or a list if the cluster
+        supports lists; absent without affinity).
 
-        Own: ids as lower-case hex strings (``vendor``, ``device``, ``class``), names from pci.ids, ``iommuGroup``
-        (integer), ``totalVFs``. Virtual functions have ``physicalFunction`` and ``vfIndex``. ``linkSpeed``
-        (megatransfers per second and lane) and ``linkWidth`` (lanes) are the link's maximum. The kernel driver is
-        left out, because VFIO changes it.
+        Attributes of the driver: ids as lower-case hex strings (``vendor``, ``device``, ``class``), their names from pci.ids,
+        ``iommuGroup`` (integer), ``totalVFs``, ``virtualFunction``. Virtual functions have ``physicalFunction`` and ``vfIndex``.
+        ``linkSpeed`` (megatransfers per second and lane) and ``linkWidth`` (lanes) are the link's maximum. The kernel driver is not an
+        attribute, because VFIO changes it.
         """
         speed, width = self._limits
         values: dict[str, Attribute | None] = {
@@ -308,8 +307,8 @@ class PciFunction:
         """Returns a :class:`Device` for this function.
 
         Args:
-            name: the device's name; by default made from the address.
-            attributes: added to :meth:`attributes`; they override equal names.
+            name: the device's name; by default, ``pci-`` and the address.
+            attributes: added to the result of :meth:`attributes`; they override attributes with the same name.
             fields: other fields of :class:`Device`.
         """
         merged = {**self.attributes(), **(attributes or {})}
@@ -360,9 +359,8 @@ def _id(folder: str, name: str) -> int:
     path = f"{folder}/{name}"
     found = sysfs.text(path)
     if found is None:
-        if os.access(path, os.F_OK) and not os.access(
-            path, os.R_OK
-        ):  # everybody may read it: a security policy denies it
+        # File modes allow every user to read the file, so a security policy such as SELinux denies it.
+        if os.access(path, os.F_OK) and not os.access(path, os.R_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         raise FileNotFoundError(path)
     return int(found, 16)
@@ -370,7 +368,8 @@ def _id(folder: str, name: str) -> int:
 
 def _virtual_functions(folder: str) -> dict[str, int]:
     out = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # it may be removed during the scan
+    # The function may be removed during the scan.
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             index = entry.name[6:]
             if entry.name.startswith("virtfn") and index.isascii() and index.isdigit():

@@ -12,7 +12,7 @@ _HEAD = re.compile(rb"\n[^\t#\n]")  # the next line without indentation
 
 
 class PciNames:
-    """Looks up names in the file. Only names already looked up are kept in memory, because the file has 1.5 MB."""
+    """Looks up names in the pci.ids file. Keeps only the results in memory, because the file has 1.5 MB."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class PciNames:
 
 
 def _search(content: mmap.mmap, head: bytes, sub: bytes) -> str | None:
-    """Finds an entry. A head has no indentation, its entries have one tab and their sub-entries two."""
+    """Finds the name of a vendor or class (``head``), or of a device or subclass (``sub``), whose line begins with a tab."""
     mark = b"\n" + head + b"  "
     at = content.find(mark)
     if at < 0:

@@ -1,4 +1,4 @@
-"""Records a machine's hardware as a host description, so that a vendor's tests can use values of the real hardware."""
+"""Records a machine's hardware as a description, so that a vendor's tests can use the values of real hardware."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RECORDED = ("dev", "operstate", "size")  # the recorded attributes of class dev
 def record(host: Host) -> Machine:
     """Reads a machine's sysfs into a description, as far as the format allows.
 
-    Virtual functions are part of their parents.
+    The description of a physical function contains its virtual functions.
     """
     every = host.pci()
     functions, virtual = [fn for fn in every if not fn.is_vf], [fn for fn in every if fn.is_vf]
@@ -80,7 +80,7 @@ def _function(
 
 
 def _root(host: Host, fn: PciFunction) -> str | None:
-    """The folders between the function and the function above it."""
+    """Returns the folders between the function and the function above it; None if there are none."""
     parts = fn.path.parent.relative_to((host.sysfs / "devices").resolve()).parts
     if fn.upstream in parts:
         parts = parts[parts.index(fn.upstream) + 1 :]
@@ -88,7 +88,7 @@ def _root(host: Host, fn: PciFunction) -> str | None:
 
 
 def _link(fn: PciFunction) -> Mapping[str, float] | None:
-    """The function's own link limit, without the limit of the port above."""
+    """Returns the function's own link limit, without the limit of the port above."""
     speed = (fn.read("max_link_speed") or "").partition(" ")[0]
     width = sysfs.integer(f"{fn.folder}/max_link_width")
     known = next((s for s in SPEEDS if f"{s:.1f}" == speed), None)
@@ -111,7 +111,7 @@ def _virtual(fn: PciFunction, virtual: Sequence[PciFunction]) -> Mapping[str, An
 
 
 def _devices(host: Host) -> dict[str, dict[str, dict[str, dict[str, str]]]]:
-    """The class devices that drivers created anywhere below the functions' folders: folder → class → name → attributes."""
+    """Returns the class devices that drivers created in the functions' folders: attributes by folder, class and name."""
     out: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
     folders = {fn.folder for fn in host.pci()}
     for kind in sysfs.names(f"{host.sysfs}/class"):

@@ -1,9 +1,9 @@
 """Reads small files and links of sysfs as text.
 
-A missing or unreadable file is None, because hardware can be removed during a scan.
+For a missing or unreadable file, the functions return None, because hardware can be removed during a scan.
 
-``OSError`` is raised if no file at all can be opened now (too many open files, no memory): otherwise all hardware
-would seem removed.
+If no file can be opened now (too many open files, no memory), they raise ``OSError``. Otherwise it would look as if all hardware was
+removed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 
 def text(path: str) -> str | None:
-    """Reads an attribute without the line's end; None if it is missing or empty."""
+    """Returns the text of an attribute without the newline; None if it is missing or empty."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as e:
@@ -35,7 +35,7 @@ def text(path: str) -> str | None:
 
 
 def integer(path: str, base: int = 10) -> int | None:
-    """Reads a number; None also for other text, such as the width ``Unknown``."""
+    """Returns the number in an attribute; None if it is missing or not a number, such as the width ``Unknown``."""
     found = text(path)
     try:
         return None if found is None else int(found, base)
@@ -44,7 +44,7 @@ def integer(path: str, base: int = 10) -> int | None:
 
 
 def link(path: str) -> str | None:
-    """The last component of a link's target."""
+    """Returns the last part of a link's target; None if there is no such link."""
     try:
         return os.readlink(path).rstrip("/").rpartition("/")[2]  # noqa: PTH115
     except OSError:
@@ -52,10 +52,10 @@ def link(path: str) -> str | None:
 
 
 def names(folder: str) -> list[str]:
-    """The sorted names in a folder; empty if the folder does not exist.
+    """Returns the sorted names in a folder; empty if the folder does not exist.
 
     Raises ``OSError`` if the folder cannot be read now, and ``PermissionError`` if a security policy such as SELinux denies it.
-    All users may read the folders of sysfs, so an empty list would look as if all devices were gone.
+    With an empty list instead, it would look as if all devices were removed.
     """
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208

@@ -15,7 +15,7 @@ LAST = 0xFFFF  # highest routing id of a domain
 
 
 def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequence[Function]:
-    """Assigns addresses to virtual functions, and reports addresses that two functions claim."""
+    """Assigns addresses to virtual functions, and reports addresses that two functions have."""
     taken: Taken = {}
     for i, fn in enumerate(functions):
         if fn is not None and _reserve(taken, fn.address, 0, 1, 1, (i, fn.address)):
@@ -37,7 +37,7 @@ def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequ
 
 
 def _reserve(taken: Taken, address: str, offset: int, stride: int, count: int, owner: tuple[int, str]) -> str:
-    """Reserves addresses; returns the owner of the first one that is already reserved, else ""."""
+    """Reserves addresses. If one of them is already reserved, returns the owner of the first such address, else ""."""
     domain, first = address.partition(":")[0], routing_id(address) + offset
     for number in range(first, first + stride * count, stride):
         if (before := taken.setdefault((domain, number), owner)) != owner:
@@ -46,7 +46,7 @@ def _reserve(taken: Taken, address: str, offset: int, stride: int, count: int, o
 
 
 def _free_offset(taken: Taken, fn: Function, vfs: VirtualFunctions) -> int:
-    """Returns the first offset, from the next device number on, at which all addresses are free."""
+    """Returns the lowest offset at which all addresses are free. It begins at the next device number."""
     domain, own = fn.address.partition(":")[0], routing_id(fn.address)
     start = (own | 7) + 1
     while start <= LAST:

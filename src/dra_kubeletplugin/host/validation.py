@@ -14,10 +14,11 @@ T = TypeVar("T")
 
 
 class Faults:
-    """Collects errors, each with file, place and, if known, line.
+    """Collects errors, each with the source, the place and, if known, the line.
 
     Args:
-        lines: line number by place.
+        source: the name of the file, for messages.
+        lines: line numbers by place.
     """
 
     def __init__(self, source: str, lines: Mapping[Place, int]) -> None:
@@ -56,7 +57,7 @@ class KeyReader:
     @overload
     def take(self, key: str, read: Callable[[object], T]) -> T | None: ...
     def take(self, key: str, read: Callable[[object], T], *, required: bool = False) -> T | None:
-        """Returns a value as converted by ``read``, or None if it is missing, null or invalid."""
+        """Returns the value of a key, converted by ``read``; None if it is missing, null or invalid."""
         self._known.append(key)
         value = self._data.get(key)
         if value is None:
@@ -66,23 +67,23 @@ class KeyReader:
         return self._read((*self._place, key), read, value)
 
     def inner(self, key: str, read: Callable[[KeyReader], T | None]) -> T | None:
-        """Reads a mapping below a key."""
+        """Returns the result of ``read`` for the mapping in a key; None if it is missing."""
         self._known.append(key)
         value = self._data.get(key)
         return None if value is None else read(KeyReader(value, (*self._place, key), self._faults))
 
     def each(self, key: str, read: Callable[[KeyReader], T], *, required: bool = False) -> list[T]:
-        """Reads a list of mappings."""
+        """Returns the results of ``read`` for the list of mappings in a key."""
         items = self._list(key, required=required)
         return [read(KeyReader(item, (*self._place, key, i), self._faults)) for i, item in enumerate(items)]
 
     def items(self, key: str, read: Callable[[object], T]) -> tuple[T, ...]:
-        """Reads a list of values."""
+        """Returns the valid values of the list in a key, converted by ``read``."""
         found = (self._read((*self._place, key, i), read, item) for i, item in enumerate(self._list(key)))
         return tuple(item for item in found if item is not None)
 
     def mapping(self, key: str, read_key: Callable[[object], K], read: Callable[[object], T]) -> dict[K, T]:
-        """Reads a mapping whose keys the user chooses."""
+        """Returns the mapping in a key, whose keys the user chooses, with keys and values converted."""
         self._known.append(key)
         data = self._data.get(key)
         if data is None:

@@ -24,21 +24,21 @@ JSON = dict[str, Any]
 T = TypeVar("T")
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-LARGE = 64 * 1024  # bytes of JSON that are decoded on the event loop: the worst take about 3 ms
+LARGE = 64 * 1024  # up to so many bytes, JSON is decoded on the event loop, which takes at most about 3 ms
 _RETRIES = 4
 _MAX_RETRY_AFTER = 30.0
 _DISCOVERY = 5.0  # seconds that a version discovery may take
-_MAX_REFUSAL = 1024 * 1024  # bytes that are read of the body of a refused watch
+_MAX_REFUSAL = 1024 * 1024  # at most so many bytes of the response to a refused watch are read
 USER_AGENT = "dra-kubeletplugin"
 
 
 class KubeClient:
-    """Talks to one API server. There is no client-side rate limit; the server's own limit (429) is honoured.
+    """Sends requests to one API server. There is no client-side rate limit; a 429 response is retried after its ``Retry-After``.
 
     Every failure of the network or the server is raised as :class:`ApiError`, within the timeout.
 
     Args:
-        timeout: seconds for a call including its retries, unless the call names its own timeout.
+        timeout: seconds for a call including its retries, unless the call has its own ``timeout``.
         connections: maximum number of concurrent requests; further requests wait in order.
     """
 
@@ -100,7 +100,7 @@ class KubeClient:
         return identified(await self.call("POST", path, obj), f"POST {path}")
 
     async def update(self, resource: Resource, obj: Mapping[str, Any], sub: str = "") -> JSON:
-        """Raises :class:`ApiError` 409 if the object changed since it was read."""
+        """Replaces the object. Raises :class:`ApiError` 409 if the object changed since it was read."""
         meta = obj["metadata"]
         path = resource.path(meta.get("namespace", ""), meta["name"], sub)
         return identified(await self.call("PUT", path, obj), f"PUT {path}")
@@ -128,7 +128,7 @@ class KubeClient:
         version: str = "",
         grace: int | None = None,
     ) -> JSON:
-        """Deletes the object if the preconditions hold. Raises :class:`ApiError`, also for a 404."""
+        """Deletes the object if it has this UID and resource version. Raises :class:`ApiError`, also for a 404."""
         options: JSON = {"kind": "DeleteOptions", "apiVersion": "v1"}
         conditions = {k: v for k, v in (("uid", uid), ("resourceVersion", version)) if v}
         if conditions:
@@ -147,7 +147,7 @@ class KubeClient:
         content_type: str = "application/json",
         timeout: float | None = None,
     ) -> JSON:
-        """Sends one request. Waits out a 429 or 503 with Retry-After within ``timeout``; retries a 401 once with fresh credentials.
+        """Sends one request. Retries a 429 or 503 after its Retry-After, within ``timeout``, and a 401 once with new credentials.
 
         Raises :class:`ApiError`.
         """
@@ -165,8 +165,9 @@ class KubeClient:
         content_type: str = "",
         timeout: float | None = None,
     ) -> HttpResponse:
-        """Sends one request as :meth:`call` does, and returns the response undecoded: a log, metrics, or an object of which few
-        fields are needed. Raises :class:`ApiError`.
+        """Sends one request as :meth:`call` does, and returns the response undecoded. Raises :class:`ApiError`.
+
+        Use it for logs and metrics, and for an object of which the caller needs few fields.
         """
         return await self._call(
             method, path, check_response, body, query=query, content_type=content_type, timeout=timeout
@@ -197,7 +198,7 @@ class KubeClient:
                 return read(response, what)
             except ApiError as e:
                 if e.status == 404 and path.startswith(f"/apis/{GROUP}/") and not _is_about_object(e):
-                    self.forget_version()  # the whole resource is missing, not one object: the server was replaced
+                    self.forget_version()  # the server lacks the whole resource, so its version has changed
                 raise
 
     async def _send_request(
@@ -220,7 +221,7 @@ class KubeClient:
     async def stream(
         self, path: str, query: Mapping[str, str], idle_timeout: float, opened: Callable[[], None]
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yields the lines of a long-running GET on its own connection. ``opened`` is called once the server accepts the request.
+        """Yields the lines of a long-running GET on its own connection. ``opened`` is called when the server has accepted the request.
 
         Raises :class:`ApiError`, also while lines are read and after ``idle_timeout`` seconds without a line.
         """
@@ -253,7 +254,7 @@ class KubeClient:
             yield await stack.enter_async_context(contextlib.aclosing(read()))
 
     def _rejected(self) -> None:
-        """Reads credentials and certificates again after a 401, and closes idle connections that used the old ones."""
+        """Reacts to a 401: the next request reads credentials and certificates again. Closes idle connections, which used the old ones."""
         self.config.credentials.rejected()
         self.config.tls.rejected()
         self.transport.forget_idle()
@@ -268,7 +269,7 @@ class KubeClient:
         return {**self._plain, "Content-Type": content_type} if content_type else self._plain
 
     async def dra_version(self) -> str:
-        """Returns the best version of resource.k8s.io that the server has. The result is cached.
+        """Returns the first of v1, v1beta2 and v1beta1 of resource.k8s.io that the server has. The result is cached.
 
         Raises :class:`ApiError` if the server has no known version or does not respond within 5 s.
         """
@@ -283,7 +284,7 @@ class KubeClient:
         return await self._discovery.refresh()
 
     async def dra(self, plural: str) -> Resource:
-        """Returns the resource in the best version, for the plural names of the four kinds of resource.k8s.io."""
+        """Returns a resource of resource.k8s.io, by its plural name, in the version of :meth:`dra_version`."""
         namespaced = plural in {"resourceclaims", "resourceclaimtemplates"}
         return Resource(GROUP, await self.dra_version(), plural, namespaced)
 
@@ -305,7 +306,7 @@ def _is_about_object(e: ApiError) -> bool:
 
 
 def _retry_after(response: HttpResponse) -> float | None:
-    """Seconds to wait before the request is retried; None if it must not be retried."""
+    """Returns the seconds to wait before the request is retried; None if it must not be retried."""
     if response.status not in {429, 503}:
         return None
     params = response.header(b"retry-after")

@@ -15,10 +15,10 @@ from .proxy import Proxy
 
 MAX_BODY = 128 * 1024 * 1024  # bytes of a response; a list of 500 full slices is 80 MB
 _MAX_LINE = 16 * 1024 * 1024  # bytes of one event of a watch; the API server takes objects of up to 3 MiB
-_AHEAD = 1024 * 1024  # bytes of a watch that are buffered before the reader takes them
+_AHEAD = 1024 * 1024  # bytes of a watch that are buffered; reading from the socket pauses when they are not read
 
-# A peer that vanishes without closing is noticed after 30 s. Probes start after 15 s of silence, and sent bytes must be
-# acknowledged within 30 s.
+# TCP notices within 30 s that a peer has vanished without closing. Probes start after 15 s of silence, and the peer must
+# acknowledge sent bytes within 30 s.
 KEEPALIVE = tuple(
     (level, getattr(socket, name), value)
     for level, name, value in (
@@ -33,7 +33,7 @@ KEEPALIVE = tuple(
 
 
 class Connection(asyncio.Protocol):
-    """Carries one request at a time. ``lost`` is called once the connection is closed, by either side."""
+    """Carries one request at a time. ``lost`` is called when either side has closed the connection."""
 
     def __init__(self, lost: Callable[[Connection], None], max_body: int = MAX_BODY) -> None:
         self._on_lost = lost
@@ -121,17 +121,17 @@ class Connection(asyncio.Protocol):
         return self._response is None or (self._response.done and self._response.keeps)
 
     def unread(self) -> bool:
-        """Whether the kernel holds unread data from the peer, usually the end of the connection."""
+        """Whether the kernel has unread data from the peer, usually the end of the connection."""
         return bool(self._poll.poll(0))
 
     def close(self) -> None:
-        """Closes in order, which needs the peer's cooperation."""
+        """Closes the connection after sending buffered data, which may take as long as the peer does."""
         self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
 
-    # --- answers ------------------------------------------------------------------------------------
+    # --- responses ----------------------------------------------------------------------------------
 
     def _advance(self, response: ResponseReader) -> None:
         if response.head is None:
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
             if response.done:
                 self._lines.end(None)
         elif response.done:
-            pieces, self._body = self._body, []  # an idle connection must not hold a response in memory
+            pieces, self._body = self._body, []  # an idle connection must not keep a response in memory
             body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             self._settle(HttpResponse(response.head.status, response.head.headers, body))
 
@@ -214,7 +214,7 @@ class Lines:
             self._waiter.set_result(None)
 
     async def read(self, idle_timeout: float) -> AsyncGenerator[bytes, None]:
-        """Yields lines. Raises ``TimeoutError`` after ``idle_timeout`` seconds without one, or the error that ended the connection."""
+        """Yields lines. Raises ``TimeoutError`` after ``idle_timeout`` seconds without a line, or the error that ended the connection."""
         loop = asyncio.get_running_loop()
         while True:
             while self._ready:
@@ -267,7 +267,7 @@ async def connect(
 
 
 def _name(host: str) -> str:
-    """Returns an ASCII host name as bytes: for text, the ssl module loads a codec whose tables stay in memory."""
+    """Returns an ASCII host name as bytes. For a ``str``, the ssl module loads the IDNA codec, whose tables stay in memory."""
     return cast(str, host.encode()) if host.isascii() else host
 
 
@@ -304,7 +304,7 @@ class _Tunnel(asyncio.Protocol):
             self._status.set_exception(status)
 
     async def open(self, host: str, port: int, proxy: Proxy) -> None:
-        """Raises ``OSError`` if the proxy refuses."""
+        """Requests the tunnel. Raises ``OSError`` if the proxy refuses it."""
         target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         headers = {"Host": target}
         if proxy.authorization:

@@ -1,7 +1,7 @@
-"""Gets credentials from an exec plugin or auth provider with the official client, in a process of its own that ends afterwards.
+"""Gets credentials from an exec plugin or auth provider with the official client, in a child process that ends afterwards.
 
-The official client needs 22 MiB and half a second to import, which a process never releases. A plugin therefore runs this module as
-a child process: ``run`` in the parent, ``main`` in the child. Only this module imports the official client.
+Importing the official client takes half a second and 22 MiB, which a process never releases. So the plugin runs this module as a child
+process: ``run`` in the parent, ``main`` in the child. Only this module imports the official client.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from ..errors import ApiError, SettingsError, describe, printable
 
-# The child finds the package where its parent did. PYTHONPATH would reach the exec plugin, which may be another Python.
+# The child imports the package from the same folder as its parent. PYTHONPATH would also reach the exec plugin and could break it.
 _CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from dra_kubeletplugin.kube.credential_process import main; main()"
 
 
@@ -79,7 +79,7 @@ class CredentialProcess:
         return found
 
     def kill(self) -> None:
-        """Ends the child; ``run`` raises then."""
+        """Kills the child, so that ``run`` raises."""
         self._killed = True
         if self._process is not None:
             self._process.kill()
@@ -88,7 +88,7 @@ class CredentialProcess:
 def main() -> None:
     """Runs in the child: writes :class:`ProvidedCredentials` as JSON to the standard output that it started with."""
     result = os.dup(1)
-    os.dup2(2, 1)  # what an exec plugin or the client prints goes to standard error
+    os.dup2(2, 1)  # output that an exec plugin or the client prints goes to standard error
     captured = _CapturedErrors()
     logging.getLogger().addHandler(captured)
     paths, context = sys.argv[1:]
@@ -97,7 +97,7 @@ def main() -> None:
             found = _load(paths, context, folder)
         if not found.header and not found.cert:
             found.fault = captured.text or "it logged no reason"
-    except Exception as e:  # the loader raises any exception for a file that it does not expect
+    except Exception as e:  # the loader may raise anything for an unusual file
         found = ProvidedCredentials(fault=describe(e))
     with os.fdopen(result, "wb") as file:
         file.write(msgspec.json.encode(found))

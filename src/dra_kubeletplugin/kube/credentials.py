@@ -26,7 +26,7 @@ class Credentials:
 
 
 class TokenFile(Credentials):
-    """A bearer token in a file that may be replaced at any time. The last good token is kept while the file cannot be read."""
+    """A bearer token in a file that may be replaced at any time. While the file cannot be read, the last valid token stays in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -38,8 +38,8 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
 def decode_object(response: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
     """Returns the JSON object of a successful response, {} for an empty body.
 
-    Raises :class:`ApiError` for any other response. Its status is 0 if a proxy sent it, for example a page or a redirect,
-    because such a response is not a decision of the API server.
+    Raises :class:`ApiError` for any other response. The error's status is 0 if a proxy sent the response, for example a web page or
+    a redirect, because such a response is not a decision of the API server.
     """
     if response.status >= 400:
         raise refusal(response, what)
@@ -67,7 +67,7 @@ def check_response(response: HttpResponse, what: str) -> HttpResponse:
 
 
 class Metadata(msgspec.Struct, rename="camel"):
-    """The metadata fields that are decoded if nothing else of the object is needed. A list has no name and no UID."""
+    """Fields of an object's or a list's metadata. A list has no name and no UID."""
 
     resource_version: str
     name: str = ""
@@ -76,20 +76,20 @@ class Metadata(msgspec.Struct, rename="camel"):
 
 
 class Bare(msgspec.Struct):
-    """An object of which only the metadata is decoded; the rest is skipped to save time and memory."""
+    """An object with only its metadata decoded; the rest is skipped to save time and memory."""
 
     metadata: Metadata
 
 
 class Page(msgspec.Struct):
-    """A list, or a page of one. The items stay encoded and are decoded one at a time, so that memory use stays small."""
+    """A list, or one page of a list. The items stay encoded and are decoded one at a time, so that memory use stays small."""
 
     metadata: Metadata
     items: list[msgspec.Raw] | None = None
 
 
 def decode_page(response: HttpResponse, what: str) -> Page:
-    """Raises :class:`ApiError` as :func:`decode_object` does, and if an item has no valid metadata."""
+    """Decodes a list. Raises :class:`ApiError` as :func:`decode_object` does, and if an item has no valid metadata."""
     if response.status >= 300:
         decode_object(response, what)  # always raises
     try:
@@ -106,10 +106,7 @@ def decode_page(response: HttpResponse, what: str) -> Page:
 
 
 def identity(obj: Any) -> tuple[str, str]:
-    """Returns UID and resource version.
-
-    Raises ``ValueError`` if ``obj`` is not an object of an API server.
-    """
+    """Returns UID and resource version. Raises ``ValueError`` if ``obj`` lacks its name, UID or resource version."""
     meta = obj.get("metadata") if isinstance(obj, dict) else None
     if isinstance(meta, dict):
         name, uid, version = meta.get("name"), meta.get("uid"), meta.get("resourceVersion")
@@ -119,7 +116,7 @@ def identity(obj: Any) -> tuple[str, str]:
 
 
 def identified(obj: JSON, what: str) -> JSON:
-    """Returns ``obj``. Raises :class:`ApiError` if it is not an object of an API server."""
+    """Returns ``obj`` unchanged. Raises :class:`ApiError` if it lacks its name, UID or resource version."""
     try:
         identity(obj)
     except ValueError as e:

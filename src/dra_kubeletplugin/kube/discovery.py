@@ -1,4 +1,4 @@
-"""Finds the version of resource.k8s.io that is used: the first of v1, v1beta2 and v1beta1 that the API server serves."""
+"""Finds the version of resource.k8s.io to use: the first of v1, v1beta2 and v1beta1 that the API server serves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Discovery:
         self._request = SharedCall(self._discover, "discovery")
 
     async def version(self) -> str:
-        """Returns the best version that both sides know. Callers that arrive during a request share its result.
+        """Returns the version, from the cache or from the server. Callers that arrive during a request share its result.
 
         Raises :class:`ApiError`.
         """
@@ -38,9 +38,8 @@ class Discovery:
         await asyncio.wait({request})  # cancelling one caller must not cancel the request of the others
         fault = request.exception() if not request.cancelled() else ApiError("the client was closed")
         if isinstance(fault, ApiError):
-            raise ApiError(
-                str(fault), status=fault.status, details=fault.details
-            )  # each caller raises its own exception object
+            # A new object for each caller, because callers share the request.
+            raise ApiError(str(fault), status=fault.status, details=fault.details)
         return request.result()
 
     def forget(self) -> None:

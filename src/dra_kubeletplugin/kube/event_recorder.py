@@ -1,9 +1,9 @@
 """Writes Events about claims, pods and nodes. Events are best effort: no other part depends on them.
 
-The same fault of the same object is one Event with a growing count. The Event's name is a hash of its content, so neither
-a retry nor another process creates a second one. Writes are rate limited per object and in total, as in client-go.
-After a 403 no Event is written to that namespace for an hour. Causes are missing permissions, a quota, or a namespace that
-is being deleted. The pause is per namespace, so one namespace never silences another.
+The same fault of the same object is one Event with a growing count. The Event's name contains a hash of its content, so neither
+a retry nor another process creates a second Event. Writes are rate limited per object and in total, as in client-go.
+After a 403, no Event is written to that namespace for an hour. Causes are missing permissions, a quota, or a namespace that
+is being deleted. Events of other namespaces are still written.
 """
 
 from __future__ import annotations
@@ -30,16 +30,14 @@ _MAX_MESSAGE = 1024  # bytes; the server accepts no more in events.k8s.io, to wh
 _MAX_NAME = 200
 _MOST = 1_000  # limit of pending Events and of remembered objects; the oldest is dropped
 _CONSUMERS = 8  # maximum number of pods and pod groups of a claim that get an Event
-_BURST, _EACH = 25.0, 300.0  # burst of Events of one object, then one per so many seconds, as in client-go
-_BURST_OF_ALL, _EACH_OF_ALL = 100.0, 1.0
+_BURST, _EACH = 25.0, 300.0  # rate limit for one object, as in client-go: Events at once, then seconds for each Event
+_BURST_OF_ALL, _EACH_OF_ALL = 100.0, 1.0  # the same for all objects together
 _AGAIN = 60.0  # seconds until the count of an Event is written again
-_KEPT = 3000.0  # seconds for which an Event is counted; the server deletes it after an hour
+_KEPT = 3000.0  # seconds without repetition until an Event is forgotten; the server deletes it after an hour
 _FORBIDDEN = 3600.0  # seconds without Events in a namespace whose Events are forbidden
 _RETRY = 10.0
-_KINDS = {
-    ("", "pods"): ("v1", "Pod"),
-    ("scheduling.k8s.io", "podgroups"): ("", "PodGroup"),
-}  # the version of PodGroup is not stable yet
+# PodGroup has no API version here, because it is not stable yet.
+_KINDS = {("", "pods"): ("v1", "Pod"), ("scheduling.k8s.io", "podgroups"): ("", "PodGroup")}
 
 
 class Subject(NamedTuple):
@@ -62,18 +60,18 @@ class Subject(NamedTuple):
 
 
 def claim_subject(namespace: str, name: str, uid: str) -> Subject:
-    """A ResourceClaim. The API version is nominal, because servers serve different versions of the group."""
+    """Returns a ResourceClaim as a subject. The API version is always v1, although the server may serve another version."""
     return Subject("ResourceClaim", name, uid, namespace, "resource.k8s.io/v1")
 
 
 def node_subject(name: str) -> Subject:
-    """A Node. Its UID is its name, as in the kubelet's Events, so that `kubectl describe node` finds the Event."""
+    """Returns a Node as a subject. Its UID is its name, as in the kubelet's Events, so that `kubectl describe node` finds the Event."""
     return Subject("Node", name, name)
 
 
 @dataclass
 class _Budget:
-    """Rate limit: ``burst`` at once, then one per ``each`` seconds."""
+    """A rate limit: ``burst`` writes at once, then one write per ``each`` seconds."""
 
     burst: float
     each: float
@@ -127,11 +125,11 @@ class EventRecorder:
         self._fault = ""
 
     def warn(self, about: Subject, reason: str, message: str, related: Subject | None = None) -> None:
-        """Queues a warning. A repeated one increases the count."""
+        """Queues a warning. A repeated warning increases the count of its Event."""
         self._add(about, reason, message, related, consumers=False)
 
     def warn_claim(self, claim: Subject, reason: str, message: str) -> None:
-        """Queues a warning about a claim, and about the pods and pod groups for which it is reserved when the Event is written.
+        """Queues a warning about a claim. The pods and pod groups for which the claim is then reserved get the same warning.
 
         Does nothing if the claim's name or namespace is unknown.
         """
@@ -139,7 +137,7 @@ class EventRecorder:
             self._add(claim, reason, message, None, consumers=True)
 
     async def write(self, about: Subject, reason: str, message: str) -> bool:
-        """Writes now. Returns True if the server has the Event; False if it is not allowed or failed, which is logged once."""
+        """Writes an Event now. Returns whether the server has it. False means a rate limit, a pause, or a failure, which is logged."""
         return await self._write(self._entry(about, reason, message, None, consumers=False))
 
     async def run(self) -> None:
@@ -170,7 +168,7 @@ class EventRecorder:
         known = self._events.pop(key, None)
         if known is None:
             self._events[key] = new_event
-        else:  # move to the end, so that the first entry is the one not repeated for longest
+        else:  # move to the end, so that the first Event is the one without repetition for the longest time
             self._events[key] = known
             known.times, known.last, known.seen = known.times + 1, new_event.last, new_event.seen
         while len(self._events) > _MOST:
@@ -215,7 +213,7 @@ class EventRecorder:
         return True
 
     def _within_budget(self, event: _RecordedEvent) -> bool:
-        """Whether the budgets allow one more write. A driver may report a different text at each check of a device."""
+        """Whether the budgets allow one more write: a driver may report another text at each check of a device."""
         budget = self._budgets.pop(event.about, None) or _Budget(_BURST, _EACH)
         self._budgets[event.about] = budget
         while len(self._budgets) > _MOST:

@@ -1,7 +1,7 @@
 """HTTP/1.1 for API servers: builds request heads and parses responses incrementally.
 
-Stricter than RFC 9112 where the standard leaves a choice: no folded lines, no bare line feeds, exactly one body framing.
-An exchange takes a tenth of the time of a general parser, which matters when many claims are prepared at once.
+Where RFC 9112 allows a choice, this parser is strict: no folded lines, no bare line feeds, exactly one body framing.
+It takes a tenth of the time of a general parser, which matters when many claims are prepared at once.
 """
 
 from __future__ import annotations
@@ -113,10 +113,7 @@ class ResponseReader:
                     return
 
     def end(self) -> None:
-        """Marks the end of the connection.
-
-        Raises ``ConnectionResetError`` if the response is incomplete.
-        """
+        """Handles the end of the connection. Raises ``ConnectionResetError`` if the response is incomplete."""
         if self._state is _State.UNTIL_CLOSE:
             self._state = _State.DONE
         elif self._state is not _State.DONE:
@@ -181,7 +178,7 @@ class ResponseReader:
         return rest
 
     def _line(self, data: bytes) -> tuple[bytes | None, bytes]:
-        """Returns a line and the rest; None instead of the line if it is incomplete."""
+        """Returns the first line, or None if it is incomplete, and the rest of the data."""
         end = data.find(b"\r\n", 0, _CHUNK_LINE)
         if end >= 0:
             return data[:end], data[end + 2 :]
@@ -222,7 +219,7 @@ class ResponseReader:
 
 
 def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
-    """Headers by lower-case name. Values of a repeated name are joined with a comma, as RFC 9110 defines."""
+    """Returns the headers by lower-case name. Values of a repeated name are joined with a comma, as RFC 9110 defines."""
     out: dict[bytes, bytes] = {}
     for line in lines:
         raw_name, colon, value = line.partition(b":")

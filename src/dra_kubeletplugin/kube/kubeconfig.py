@@ -1,6 +1,6 @@
-"""Credentials from kubeconfig files: tokens, passwords and certificates, and those that an exec plugin or auth provider returns.
+"""Credentials from kubeconfig files: tokens, passwords, certificates, and the credentials of an exec plugin or auth provider.
 
-Changed files are read again. An exec plugin runs in a child process (:mod:`.credential_process`) and never delays a request for long.
+Changed files are read again. An exec plugin runs in a child process (:mod:`.credential_process`); a request waits at most 8 s for it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .tls import RECHECK, Tls, TlsFiles
 log = logging.getLogger(__name__)
 _WAIT = 8.0  # seconds that a request waits for an exec plugin, which continues for the next request
 _HUNG_AFTER = 120.0  # seconds after which an exec plugin is considered hung and started again
-_MIN_INTERVAL = 5.0  # minimum seconds between runs of an exec plugin, however often the server returns 401
-_EXPIRY_MARGIN = 300.0  # seconds before their expiry that credentials are renewed, as in the official client
+_MIN_INTERVAL = 5.0  # minimum seconds between runs of an exec plugin, also if the server returns 401 more often
+_EXPIRY_MARGIN = 300.0  # credentials are renewed so many seconds before they expire, as in the official client
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Kubeconfig(Credentials):
     """One context of one or more kubeconfig files.
 
     Args:
-        paths: one path, or several as in KUBECONFIG, of which missing ones are skipped.
+        paths: one path, or several as in KUBECONFIG; missing files are skipped.
         context: name of the context; empty for the current one.
 
     Raises :class:`SettingsError` with the file, the field and the cause.
@@ -102,7 +102,7 @@ class Kubeconfig(Credentials):
                 raise ApiError(f"{self._where}: {self._provider or 'reading it'} takes longer than {_WAIT:g}s")
             if self._stale and self._fault:
                 raise ApiError(self._fault)
-        # Credentials that were not rejected are still valid for some minutes, so this request does not wait for new ones.
+        # Credentials that the server has not rejected are valid for some minutes more, so this request does not wait for new ones.
         return self._last()
 
     def _last(self) -> str:
@@ -116,7 +116,7 @@ class Kubeconfig(Credentials):
             self.token_file.rejected()
 
     def _renew(self) -> _Loaded:
-        """Runs in a thread. Raises :class:`SettingsError` or :class:`ApiError`."""
+        """Returns current credentials. Runs in a thread. Raises :class:`SettingsError` or :class:`ApiError`."""
         loaded = self._loaded
         if loaded and not self._stale and not loaded.is_expired and read_content(self._paths) == loaded.content:
             return loaded
@@ -156,7 +156,7 @@ class Kubeconfig(Credentials):
 
 
 def _in_thread(work: Callable[[], _Loaded], name: str) -> asyncio.Future[_Loaded]:
-    """Runs ``work`` in a daemon thread, which does not delay the end of the process, unlike an executor's thread."""
+    """Runs ``work`` in a daemon thread. Unlike an executor's thread, it does not delay the end of the process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Loaded] = loop.create_future()
 

@@ -1,7 +1,7 @@
 """Reads kubeconfig files: merges them, selects a context, and checks its fields without running a program.
 
-Files are read as kubectl reads them: the first file that has an entry wins, paths are relative to their own file, and inline data
-comes before a path. Source: https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/
+The rules are those of kubectl: the first file that has an entry is used, paths are relative to the file that contains them, and inline
+data is used before a path. Source: https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ class KubeconfigFile(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class SelectedContext:
-    """The context that is used, with its cluster and user.
+    """The selected context, with its cluster and user.
 
     Attributes:
-        name: of the context.
-        files: certificates; those of an exec plugin are not known yet.
-        token_file: file with the bearer token, read again when it changes; None for none.
+        name: name of the context.
+        files: the certificates, without the certificate that an exec plugin will return.
+        token_file: file with the bearer token, read again when it changes; None if the user has no such file.
         header: value of the Authorization header; empty if the user has neither token nor password.
         provider: the exec plugin or auth provider that returns the credentials, for messages; empty for static credentials.
-        content: of the files, to notice changes.
+        content: contents of the files, to notice changes.
     """
 
     name: str
@@ -118,7 +118,7 @@ def select_context(paths: str, name: str, where: str) -> SelectedContext:
 
     Args:
         paths: one path, or several separated as in KUBECONFIG; missing files are skipped.
-        name: of the context; empty for the current one.
+        name: name of the context; empty for the current one.
         where: the option and the paths, for messages.
 
     Raises :class:`SettingsError` with the file, the field and the cause.
@@ -156,7 +156,7 @@ def select_context(paths: str, name: str, where: str) -> SelectedContext:
 
 
 class _Fields:
-    """Fields of one cluster or user: reads their files and names them in messages."""
+    """Reads the fields of one cluster or user and the files that they name, and names the fields in messages."""
 
     def __init__(self, where: str, kind: str, name: str, file: Path) -> None:
         self._where, self._of, self._folder = where, f"{kind} {name!r}", file.absolute().parent
@@ -185,7 +185,7 @@ class _Fields:
         return server.rstrip("/")
 
     def source(self, field: str, path: str | None, data: str | None) -> Source | None:
-        """Returns inline data decoded, or else the path; None for neither. Raises :class:`SettingsError`."""
+        """Returns the decoded inline data, or else the path; None if there is neither. Raises :class:`SettingsError`."""
         if data:
             try:
                 return base64.b64decode("".join(data.split()), validate=True)
@@ -201,7 +201,7 @@ class _Fields:
 
 
 def _tls_files(of_cluster: _Fields, cluster: Cluster, of_user: _Fields | None, user: User) -> TlsFiles:
-    """Raises :class:`SettingsError` with the field that is not a valid certificate or key."""
+    """Returns the checked certificates. Raises :class:`SettingsError` with the field that is not a valid certificate or key."""
     ca = of_cluster.source("certificate-authority", cluster.certificate_authority, cluster.certificate_authority_data)
     verify = not cluster.insecure_skip_tls_verify
     files = TlsFiles(ca, verify=verify, server_name=cluster.tls_server_name or "")
@@ -227,7 +227,7 @@ def _check(files: TlsFiles, field: str) -> None:
 
 
 def _provider(user: User) -> str:
-    """Describes the program or server that returns the credentials. Static credentials come before an exec plugin, as in kubectl."""
+    """Describes the exec plugin or auth provider; empty if there is none. As in kubectl, static credentials come before an exec plugin."""
     if user.token_file:
         return ""
     if user.auth_provider:
@@ -278,7 +278,7 @@ def _read_files(paths: str, where: str) -> list[tuple[Path, KubeconfigFile]]:
 
 
 def _entry(where: str, group: str, name: str, entries: Sequence[tuple[Path, str, T]]) -> tuple[Path, T]:
-    """Returns the file and the entry of that name. The first file that has it wins; a name twice in one file is an error."""
+    """Returns the entry with that name from the first file that has it, and the file. Two such entries in one file are an error."""
     matches = [(path, entry) for path, known, entry in entries if known == name]
     if not matches:
         known_names = ", ".join(sorted({known for _, known, _ in entries})) or "none"

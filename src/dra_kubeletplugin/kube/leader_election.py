@@ -1,12 +1,12 @@
-"""Leader election with a Lease of coordination.k8s.io: one of several replicas leads, and it stops before another one starts.
+"""Leader election with a Lease of coordination.k8s.io: one of several replicas leads, and it stops before another replica starts.
 
-The rules are those of client-go's leaderelection. Clocks of different machines are never compared: a lease has expired when
-its record did not change for its duration, measured on the local clock. Every write names the resource version that was read,
-so only one of two candidates for an expired lease succeeds. A leader that cannot renew within ``renew_deadline`` stops leading.
-The lease lasts longer than that, so that work can end before the next leader starts.
+The rules are those of client-go's leaderelection. Clocks of different machines are never compared: a candidate measures on its own
+clock how long the Lease has not changed. Every write contains the resource version that was read, so only one of two candidates for an
+expired Lease succeeds. A leader that cannot renew within ``renew_deadline`` stops leading. The Lease lasts longer than that, so that
+the leader's work can end before the next leader starts.
 
-If a lease is deleted, its holder creates it again. A candidate that saw the holder waits until the deleted lease would have
-expired. Only a replica that starts between the deletion and the holder's next renewal does not know of a holder.
+If the Lease is deleted, its holder creates it again. A candidate that saw the holder waits until the deleted Lease would have
+expired. Only a replica that starts between the deletion and the holder's next renewal does not know the holder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RELEASE = 3.0  # seconds to release the lease
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Periods in seconds; the defaults are those of Kubernetes' own controllers.
+    """Periods in seconds; the defaults are those of the Kubernetes controllers.
 
     Raises :class:`SettingsError` if two replicas could lead at the same time.
     """
@@ -54,7 +54,7 @@ class LeaseTimes:
 
     @property
     def slack(self) -> float:
-        """Seconds between the end of one leader and the earliest start of the next."""
+        """Seconds between the moment when one leader stops and the earliest moment when the next starts."""
         return self.duration - self.renew_deadline
 
 
@@ -67,20 +67,20 @@ class _Spec(msgspec.Struct, rename="camel"):
 
 
 def since_boot() -> float:
-    """Seconds of a clock that cannot be set back. Source: clock_gettime(2)."""
+    """Returns the seconds since boot, including sleep. This clock cannot be set back. Source: clock_gettime(2)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaderElector:
     """Takes part in the election for one Lease.
 
-    ``leader`` is set while this process leads, and ``lost`` once it has stopped leading. ``lost`` is never cleared, because work of
-    the leader (a thread in a vendor's library) may still run, and only a new process is certainly free of it.
-    ``holder`` is the leader according to the last record seen. ``fault`` is why the election cannot take place now.
+    ``leader`` is set while this process leads, and ``lost`` when it has stopped leading. ``lost`` is never cleared: work of the
+    leader, such as a thread in a vendor's library, may still run, so only a new process may lead again.
+    ``holder`` is the leader according to the Lease as last read. ``fault`` is why the election cannot take place now; empty if it can.
 
     Args:
         identity: identity of this process, unique in the cluster.
-        clock: monotonic seconds that also count while the machine sleeps, when other replicas can take the lease.
+        clock: returns monotonic seconds. It must include the time when the machine sleeps, because another replica may lead meanwhile.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class LeaderElector:
         return self.leader.is_set() and self._remaining() > 0
 
     async def run(self) -> None:
-        """Waits until it becomes leader, then renews the lease, and returns when it no longer leads."""
+        """Waits until this process becomes the leader, then renews the Lease, and returns when the process no longer leads."""
         while True:
             if await self._attempt(self.times.renew_deadline):
                 break
@@ -130,15 +130,17 @@ class LeaderElector:
         """Releases the lease, so that the next leader need not wait for its expiry. Call it when all work has ended."""
         if self.holder != self.identity or self._remaining() <= 0:
             return
-        with contextlib.suppress(
-            ApiError, TimeoutError, msgspec.ValidationError
-        ):  # the lease expires without a release
+        # After a failure the Lease expires on its own.
+        with contextlib.suppress(ApiError, TimeoutError, msgspec.ValidationError):
             async with asyncio.timeout(_RELEASE):
                 while not await self._release_once():
                     pass
 
     async def _release_once(self) -> bool:
-        """Reads the lease again, because a renewal without a response may have been stored. Returns False if such a renewal conflicts."""
+        """Releases the Lease. Returns False if another write conflicts.
+
+        Reads the Lease first, because the server may have stored a renewal although no response arrived.
+        """
         found = await self._read()
         if found is None or (found.get("spec") or {}).get("holderIdentity") != self.identity:
             return True
@@ -160,7 +162,7 @@ class LeaderElector:
     # --- one attempt ----------------------------------------------------------------------------
 
     def _remaining(self) -> float:
-        """Seconds for which this process may still lead."""
+        """Returns the seconds for which this process may still lead."""
         return self._renewed_at + self.times.renew_deadline - self._clock()
 
     async def _renew(self) -> None:
@@ -175,7 +177,7 @@ class LeaderElector:
         log.error("cannot renew lease %s/%s for %g s", self.namespace, self.name, self.times.renew_deadline)
 
     async def _attempt(self, limit: float) -> bool:
-        """Tries once, for at most ``limit`` seconds. Returns whether this process holds the lease; external failures are not raised."""
+        """Tries once, for at most ``limit`` seconds. Returns whether this process holds the Lease. Failures are logged, not raised."""
         try:
             async with asyncio.timeout(limit):
                 try:
@@ -259,5 +261,5 @@ class LeaderElector:
 
 
 def now_exactly() -> str:
-    """The current time in the format of ``MicroTime``."""
+    """Returns the current time in the format of ``MicroTime``."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

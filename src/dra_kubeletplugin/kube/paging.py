@@ -28,10 +28,10 @@ async def read_all(
     limit: int = PAGE,
     progress: Callable[[int], None] = lambda count: None,
 ) -> list[T]:
-    """Reads all objects and returns the results of ``take``. Starts again once if the list expired between two pages.
+    """Reads all objects and returns the result of ``take`` for each. If the list expires between two pages, starts again once.
 
     Args:
-        progress: called after each page with the number of objects read.
+        progress: called after each page with the number of objects that have been read.
 
     Raises :class:`ApiError`, and exceptions of ``take``.
     """

@@ -13,7 +13,7 @@ from ..errors import SettingsError
 
 @dataclass(frozen=True)
 class Proxy:
-    """An HTTP proxy that opens tunnels (CONNECT). ``authorization`` is the value of the Proxy-Authorization header; empty for none."""
+    """An HTTP proxy that opens tunnels (CONNECT). ``authorization`` is the value of the Proxy-Authorization header, or empty."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ def parse_proxy(url: str, where: str) -> Proxy:
 
 
 def proxy_of(environment: Mapping[str, str], scheme: str, host: str, port: int) -> Proxy | None:
-    """Returns the proxy that the environment names for a server; None for loopback addresses.
+    """Returns the proxy that the environment variables name for a server; None if there is none, and for loopback addresses.
 
     Raises :class:`SettingsError` for an unusable proxy.
     """

@@ -1,7 +1,7 @@
 """Lists and watches the objects of one resource, and recovers from every failure of server and connection.
 
-Lists again after a 410, and after other errors with increasing pauses. Resumes from the last bookmark when a connection ends.
-The version of resource.k8s.io is discovered again before each watch, so that an upgraded server is followed at once.
+After a 410 it lists again. After other errors it retries with increasing pauses. When a connection ends, it watches from the last
+resource version. It discovers the version of resource.k8s.io before each watch, so that it follows an upgraded server at once.
 Source: the API concepts page of Kubernetes, "Efficient detection of changes".
 """
 
@@ -28,24 +28,26 @@ from .resource import Resource
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 PAGE = 500  # objects, as kubectl requests
-WATCH_SECONDS = 290  # the server ends a watch after this; it must stay below a proxy's five minutes
-# A watch that is silent for this long is started again. The server sends a bookmark about every minute, so an idle watch
-# lives on. Without bookmarks this costs one request every 75 s. TCP keepalive notices a vanished peer after 30 s; this limit
-# is for a peer that is connected but forwards no data.
+WATCH_SECONDS = (
+    290  # the server ends a watch after this time, which must be less than the five minutes of common proxies
+)
+# A watch without a line for so many seconds is started again. The server sends a bookmark about every minute, so an idle watch
+# continues. If the server sends no bookmarks, this costs one request every 75 s. TCP keepalive notices a vanished peer after 30 s;
+# this limit is for a peer that is connected but forwards no data.
 IDLE_TIMEOUT = 75.0
 _MAX_PAUSE = 30.0
-_SPREAD = 1.0  # seconds over which reconnects are spread when many watches are cut at once
-_RELIST = 3  # consecutive failures of any kind after which objects are listed again
-_SHORT = 5.0  # a watch that ends sooner than this counts as a failure
+_SPREAD = 1.0  # the maximum random pause in seconds before a reconnect, when a server ends many watches at once
+_RELIST = 3  # after so many consecutive failures of any kind, objects are listed again
+_SHORT = 5.0  # a watch that lasts fewer seconds counts as a failure
 
 
 @dataclass(frozen=True)
 class Event:
-    """``SYNCED`` without an object after a list; ``ADDED``, ``MODIFIED`` or ``DELETED`` with one.
+    """``ADDED``, ``MODIFIED`` or ``DELETED`` with an object, or ``SYNCED`` without an object after a list.
 
-    Without ``copies``, ``object`` has only name, UID and resource version, and ``encoded`` is the whole object as JSON. It refers to the
-    response that contains it: copy its bytes to keep them. A deletion that the reflector finds by listing has, without ``copies``, only
-    the UID.
+    Without ``copies``, ``object`` has only name, UID and resource version, and ``encoded`` is the whole object as JSON. ``encoded`` keeps
+    the whole response in memory: copy its bytes to keep them longer. Without ``copies``, a deletion that the reflector finds by listing
+    has only the UID.
     """
 
     type: str
@@ -56,16 +58,16 @@ class Event:
 class Reflector:
     """Follows the objects that match the field selectors.
 
-    ``items`` is the local copy, by UID. ``last_message`` is the time (``time.monotonic()``) of the server's last message, 0 for never.
-    ``fault`` is why the resource is not followed now, empty while it is. ``fault_status`` is the server's status for that fault,
-    0 if it did not respond. ``fault_of_list`` is whether even the list failed. ``silence`` is the seconds without a line after which a
-    watch is started again.
+    ``items`` is the local copy, by UID. ``last_message`` is the time (``time.monotonic()``) of the server's last message; 0 if there was
+    none. ``fault`` is the last error, and empty while the watch works. ``fault_status`` is the server's status for that error; 0 if it
+    did not respond. ``fault_of_list`` is whether the list failed, and not only the watch. ``idle_timeout`` is the seconds without a
+    line after which a watch is started again.
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in any version that the server has; or a Resource in one version.
         copies: whether whole objects are decoded and ``items`` is kept.
-        page: objects in one response to a list. A response is decoded in one step: choose fewer where users choose the objects' size.
-        cut: called when a watch is open again after an abnormal end: the server may have been replaced or upgraded.
+        page: objects in one response to a list. A response is decoded at once, so use a small number if users can create large objects.
+        cut: called when a watch is open again after an abnormal end, because the server may have been replaced or upgraded.
     """
 
     def __init__(
@@ -100,11 +102,11 @@ class Reflector:
 
     @property
     def resource(self) -> Resource | None:
-        """The resource in the followed version; None until the server's version is known."""
+        """The resource in the version that is watched; None until the server's version is known."""
         return self._resource
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yields events and never ends. Errors are logged and retried. Changes found by a list precede its ``SYNCED`` event."""
+        """Yields events and never ends. Logs errors and retries. Changes that a list shows come before its ``SYNCED`` event."""
         failures, broken = 0, False
         while True:
             started = math.inf
@@ -134,16 +136,15 @@ class Reflector:
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
                 log.log(level, "cannot watch %s: %s (failure %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:
-                    self._position = (
-                        ""  # a 410 among others, or an event that cannot be decoded and would be sent again
-                    )
+                    # Causes are, for example, a 410, and an event that cannot be decoded and would be sent again.
+                    self._position = ""
             if pause := self._pause(failures, time.monotonic() - started):
                 await asyncio.sleep(pause)
 
     def _pause(self, failures: int, lasted: float) -> float:
-        """Seconds until the next attempt, after a watch that ``lasted`` so many seconds."""
+        """Returns the seconds until the next attempt, after a watch of ``lasted`` seconds."""
         pause = min(_MAX_PAUSE, 0.05 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0) if failures else 0.0
-        # A stopping server ends the watches of all nodes at once. The random pause spreads their reconnects.
+        # A server that stops ends the watches of all nodes at once. Random pauses spread the reconnects.
         cut = _SHORT <= lasted < self._seconds - 1
         return float(pause + (random.uniform(0, _SPREAD) if cut else 0.0))
 
@@ -180,7 +181,7 @@ class Reflector:
         return self.client.stream(resource.path(self.namespace), query, self.idle_timeout, self._alive)
 
     async def _list(self, resource: Resource) -> AsyncGenerator[Event]:
-        """Yields the changes of each page before it requests the next, so that only one page is in memory."""
+        """Yields the changes of each page before it requests the next page, so that only one page is in memory."""
         found: dict[str, JSON] = {}
         listed: set[str] = set()
         cont = ""
@@ -213,7 +214,7 @@ class Reflector:
         return items, page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
 
     async def _decoded(self, line: bytes) -> tuple[str, JSON, msgspec.Raw]:
-        """The type of an event and its object. Long lines are decoded in a thread."""
+        """Returns the type of an event, its object, and the encoded object. Long lines are decoded in a thread."""
 
         def decode() -> tuple[str, JSON, msgspec.Raw]:
             raw = from_json(line, _Line)

@@ -1,4 +1,4 @@
-"""A resource of the API in one version and its paths; constants for resources that several packages use."""
+"""A resource of the API in one version, its paths, and constants for the resources that several packages use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CONFIG_MAPS = Resource("", "v1", "configmaps", namespaced=True)
 SECRETS = Resource("", "v1", "secrets", namespaced=True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", namespaced=True)
 
-# In version resource.k8s.io/v1. KubeClient.dra finds the version to use with a server.
+# These have the version resource.k8s.io/v1. KubeClient.dra returns them in the version that a server has.
 CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
 TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
 CLASSES = Resource(GROUP, "v1", "deviceclasses")

@@ -20,11 +20,11 @@ Source = Path | bytes
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """The certificates and where they come from.
+    """The certificates of a connection, or the files that contain them.
 
     Args:
-        ca: PEM certificates that may sign the server's certificate; None for the system's.
-        cert: client certificate in PEM, with ``key``; None for none.
+        ca: PEM certificates of the trusted CAs; None for the CAs of the system.
+        cert: client certificate in PEM, with ``key``; None for a connection without a client certificate.
         verify: whether the server's certificate is verified.
         server_name: the name that the server's certificate must have; empty for the URL's host.
     """
@@ -36,10 +36,7 @@ class TlsFiles:
     server_name: str = ""
 
     def read(self) -> tuple[bytes | None, ...]:
-        """Returns the contents of CA, certificate and key.
-
-        Raises ``OSError``.
-        """
+        """Returns the contents of CA, certificate and key. Raises ``OSError``."""
         sources = (self.ca, self.cert, self.key)
         return tuple(source.read_bytes() if isinstance(source, Path) else source for source in sources)
 
@@ -70,7 +67,7 @@ class Tls:
     def context(self) -> ssl.SSLContext:
         """Returns the context for a new connection.
 
-        Raises :class:`ApiError` if there is no context yet and the files are invalid. Later faults are logged, and the last good
+        Raises :class:`ApiError` if there is no context yet and the files are invalid. Later faults are logged, and the last valid
         context stays in use.
         """
         if self._context is not None and self._checked and time.monotonic() - self._checked < RECHECK:
@@ -92,14 +89,13 @@ class Tls:
 
 
 def make_context(files: TlsFiles, content: tuple[bytes | None, ...]) -> ssl.SSLContext:
-    """Creates a context as strict as Go's clients: certificate chain, host name and TLS 1.2.
+    """Creates a context that checks as Go's clients do: certificate chain, host name, and at least TLS 1.2.
 
     Raises ``OSError`` (``ssl.SSLError`` is one) or ``ValueError``.
     """
     ca = content[0]
-    tls = ssl.SSLContext(
-        ssl.PROTOCOL_TLS_CLIENT
-    )  # without VERIFY_X509_STRICT, which the certificates of many clusters fail
+    # Without VERIFY_X509_STRICT, because it rejects the certificates of many clusters.
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # every certificate in the CA file is trusted, also intermediates
     tls.set_alpn_protocols(["http/1.1"])
@@ -107,7 +103,7 @@ def make_context(files: TlsFiles, content: tuple[bytes | None, ...]) -> ssl.SSLC
         tls.check_hostname = False
         tls.verify_mode = ssl.CERT_NONE
     elif ca is None:
-        tls.load_default_certs()  # costs MiBs, so only if no CA is named
+        tls.load_default_certs()  # takes several MiB of memory, so it is not done if there is a CA
     else:
         tls.load_verify_locations(cadata=ca.decode("ascii", errors="ignore"))
     if files.cert and files.key:
@@ -118,11 +114,11 @@ def make_context(files: TlsFiles, content: tuple[bytes | None, ...]) -> ssl.SSLC
 
 @contextlib.contextmanager
 def _as_path(source: Source) -> Iterator[Path]:
-    """Yields a path for the ssl module, which reads certificates of clients from files only. Deletes a temporary one afterwards."""
+    """Yields a path for the ssl module, which reads client certificates only from files. Deletes a temporary file afterwards."""
     if isinstance(source, Path):
         yield source
         return
-    import tempfile  # loads shutil and random, which a pod's service account does not need
+    import tempfile  # imported here: it loads shutil and random, and a service account in a pod does not need it
 
     with tempfile.NamedTemporaryFile(prefix="dra-kubeconfig-") as file:  # only its owner can read it
         file.write(source)

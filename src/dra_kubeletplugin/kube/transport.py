@@ -16,9 +16,11 @@ from .http1 import HttpResponse, MalformedResponseError, header_block
 from .proxy import Proxy
 from .tls import Tls
 
-CONNECTIONS = 8  # concurrent requests; more do not make the API server faster and cost a TLS handshake each
+CONNECTIONS = (
+    8  # concurrent requests; with more connections the API server is not faster, and each costs a TLS handshake
+)
 _SAFE = {"GET", "HEAD"}  # methods that may be sent again
-_CLOSING = 1.0  # seconds that a connection may take to close in order
+_CLOSING = 1.0  # seconds that a connection may take to close before it is aborted
 
 
 class Transport:
@@ -28,7 +30,7 @@ class Transport:
         tls: provides the context of new connections; used for https only.
         proxy: the proxy to use; None for a direct connection.
         connections: maximum number of concurrent requests; further requests wait in order. Streams are not counted.
-        idle_seconds: seconds after which an unused connection is closed; the last one is kept open.
+        idle_seconds: seconds after which an idle connection is closed; one idle connection stays open.
         max_body: maximum bytes of a response.
 
     Raises :class:`SettingsError` if ``server`` is not a URL.
@@ -61,7 +63,7 @@ class Transport:
         self._encoded: tuple[Mapping[str, str], bytes] | None = None
 
     async def close(self) -> None:
-        """Closes all connections, in order if the peer responds within a second."""
+        """Closes all connections. Aborts them if a peer has not closed its side after a second."""
         if self._sweep:
             self._sweep.cancel()
         connections = list(self._all)
@@ -76,7 +78,7 @@ class Transport:
 
     @property
     def load(self) -> str:
-        """For messages: how many connections are in use and how many requests wait."""
+        """The number of connections in use and of waiting requests, as text for messages."""
         return (
             f"{self._open - len(self._idle)} of {self._limit} connections in use, {len(self._waiting)} requests waiting"
         )
@@ -107,7 +109,7 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(self, target: str, headers: Mapping[str, str]) -> AsyncIterator[tuple[HttpResponse, Lines]]:
-        """Sends a GET whose response is read line by line, on its own connection. Raises as :meth:`request`, except in the body."""
+        """Sends a GET whose response is read line by line, on its own connection. Raises as :meth:`request` before it yields."""
         connection = await self._connect()
         try:
             yield await connection.stream(self._prefix + target, self._block(headers))
@@ -121,7 +123,7 @@ class Transport:
 
     def _block(self, headers: Mapping[str, str]) -> bytes:
         """Encodes the headers. Raises ``ValueError`` for text that is invalid in a header."""
-        if self._encoded is None or self._encoded[0] is not headers:  # usually the same object, so it is checked once
+        if self._encoded is None or self._encoded[0] is not headers:  # callers usually pass the same object again
             self._encoded = headers, header_block({"Host": self._authority, **headers})
         return self._encoded[1]
 
@@ -153,7 +155,7 @@ class Transport:
             raise
 
     async def _wait(self) -> Connection | None:
-        """Returns the connection of a finished request; None for a free slot in which to open one."""
+        """Returns the connection of a finished request, or None if the caller may open a new connection."""
         waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
@@ -166,7 +168,7 @@ class Transport:
                 else:
                     self._release(released)
             else:
-                with contextlib.suppress(ValueError):  # already skipped
+                with contextlib.suppress(ValueError):  # `_next_waiter` has already removed it
                     self._waiting.remove(waiter)
             raise
 

@@ -8,7 +8,7 @@ package::
     for device in metadata.devices():
         print(device.request, device.name, device.attributes.get("model"))
 
-``python -m dra_kubeletplugin.metadata`` prints the devices as a table, with ``-o json`` as JSON for scripts.
+``python -m dra_kubeletplugin.metadata`` prints the devices as a table; with ``-o json`` it prints JSON.
 """
 
 from ..errors import MetadataError

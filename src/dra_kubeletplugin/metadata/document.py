@@ -1,4 +1,4 @@
-"""The content of a metadata file: a stream of JSON objects with the same facts, one per API version, newest first.
+"""The content of a metadata file: a stream of JSON objects with the same content, one per API version, newest first.
 
 Source: ``k8s.io/dynamic-resource-allocation/api/metadata``; both versions have the same fields.
 """
@@ -21,7 +21,7 @@ from ..resourceapi.version import Version
 GROUP = "metadata.resource.k8s.io"
 VERSIONS = ("v1beta1", "v1alpha1")  # newest first, the order in files
 KIND = "DeviceMetadata"
-_ESCAPED = re.compile(b"[<>&]|\xe2\x80[\xa8\xa9]")  # Go escapes these in any JSON
+_ESCAPED = re.compile(b"[<>&]|\xe2\x80[\xa8\xa9]")  # characters that Go escapes in JSON
 _KNOWN = frozenset(f"{GROUP}/{v}" for v in VERSIONS)
 
 Scalar = bool | int | str | Version
@@ -33,7 +33,7 @@ class ClaimRef:
     """The ResourceClaim that a device was allocated for.
 
     Args:
-        pod_claim: the claim's name in the pod, if it was made from a template; else empty.
+        pod_claim: the claim's name in the pod's ``spec.resourceClaims``, if the claim was created from a template; else empty.
     """
 
     name: str
@@ -44,9 +44,7 @@ class ClaimRef:
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a network device: the interface in the pod, its addresses with prefix length, its hardware (MAC)
-    address.
-    """
+    """The network data of a network device: the interface in the pod, its addresses with prefix length, and its hardware address."""
 
     interface_name: str = ""
     ips: tuple[str, ...] = ()
@@ -60,7 +58,7 @@ class Device:
     Attributes:
         request: the claim's request, with the chosen alternative (``gpu/large``).
         driver, pool, name: identify the device, as in its ResourceSlice.
-        attributes: name → ``str``, ``int``, ``bool``, :class:`~dra_kubeletplugin.Version`, or a tuple of one of them.
+        attributes: values by name: ``str``, ``int``, ``bool``, :class:`~dra_kubeletplugin.Version`, or a tuple of one of these types.
         network: data of a network device; it may be added later, with a higher ``generation``.
         claim: the claim that the device was allocated for.
         generation: starts at 1 and grows by 1 with each change.
@@ -78,7 +76,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Document:
-    """One file: the devices of one driver for one request, in the version that was read."""
+    """One file: the devices of one driver for one request. ``version`` is the API version of the object that was decoded."""
 
     claim: ClaimRef
     generation: int
@@ -122,8 +120,7 @@ class _Object(msgspec.Struct, rename="camel"):
 def decode(data: bytes, path: Path) -> Document:
     """Decodes the first object of a known version.
 
-    Raises :class:`MetadataError` with the path if the data is not JSON, or a field has a wrong type. Also raises it if no
-    version is known; the error then lists the versions found.
+    Raises :class:`MetadataError` with the path if the data is not JSON, a field has a wrong type, or no object has a known version.
     """
     seen: list[str] = []
     for obj in _objects(data, path):
@@ -141,9 +138,9 @@ def decode(data: bytes, path: Path) -> Document:
 
 
 def is_whole(data: bytes, document: Document) -> bool:
-    """Returns whether all known versions in ``data`` are equal to ``document``, the first one.
+    """Returns whether all objects of known versions in ``data`` equal ``document``, which is the first of them.
 
-    A partly written file fails this.
+    The result is False for a partly written file.
     """
     path = document.path
     try:
@@ -204,12 +201,10 @@ def _value(attribute: Mapping[str, Any], name: str) -> Value:
 
 
 def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
-    """Returns a file's content, byte for byte as a Go driver writes it: one indented object per version, each followed
-    by a newline.
+    """Returns the same bytes as a Go driver writes: one indented object per version, each followed by a newline.
 
     Args:
-        requests: devices by request, each in wire format (``driver``, ``pool``, ``name``, ``attributes``,
-            ``networkData``).
+        requests: devices by request, each in JSON form (``driver``, ``pool``, ``name``, ``attributes``, ``networkData``).
     """
     meta: dict[str, Any] = {
         "name": claim.name,
@@ -227,7 +222,7 @@ def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Map
 
 
 def _ordered(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields in the order of the Go type and the attributes by name, as Go writes them."""
+    """Returns the device with its fields in the order of the Go type, and its attributes sorted by name, as Go writes them."""
     out: dict[str, Any] = {key: device[key] for key in ("driver", "pool", "name")}
     if attributes := device.get("attributes"):
         out["attributes"] = dict(sorted(attributes.items()))

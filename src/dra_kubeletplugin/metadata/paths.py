@@ -1,4 +1,4 @@
-"""Where metadata files lie in a container. Source: KEP-5304, as built in Kubernetes 1.36 and 1.37."""
+"""The paths of metadata files in a container. Source: KEP-5304, as implemented in Kubernetes 1.36 and 1.37."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SUFFIX = "-metadata.json"
 
 
 def in_container(claim: str, pod_claim: str, request: str, driver: str) -> PurePosixPath:
-    """The file of one driver for one request.
+    """Returns the path of one driver's file for one request.
 
     Args:
         claim: the name of the ResourceClaim.
-        pod_claim: the name in the pod's ``spec.resourceClaims`` of a claim that was made from a template; else empty.
-        request: as in the allocation; of ``request/alternative`` the first part counts.
+        pod_claim: the claim's name in the pod's ``spec.resourceClaims``, if the claim was created from a template; else empty.
+        request: as in the allocation; only the first part of ``request/alternative`` is used.
 
-    Raises ``ValueError`` for a name that the API server would not accept: it could lead out of the folder.
+    Raises ``ValueError`` for a name that the API server would not accept, because such a name could lead out of the folder.
     """
     kind, name = (TEMPLATES, pod_claim) if pod_claim else (CLAIMS, claim)
     base = base_request(request)
@@ -34,5 +34,5 @@ def in_container(claim: str, pod_claim: str, request: str, driver: str) -> PureP
 
 
 def base_request(request: str) -> str:
-    """``request`` of ``request/alternative``."""
+    """Returns the part ``request`` of ``request/alternative``."""
     return request.partition("/")[0]

@@ -1,8 +1,7 @@
 """Finds and reads the metadata files in a container, also while a driver is writing them.
 
-The file itself is mounted, so a driver can only change it in place, and some drivers truncate it first. All versions
-in the stream have the same content. A partly written file therefore has differing versions or invalid JSON, and is
-read again.
+Each file itself is mounted, so a driver can only change it in place, and some drivers truncate it first. A complete file has
+the same content in all versions. A partly written file has versions that differ, or invalid JSON, so it is read again.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ def devices(
     driver: str = "",
     root: Path | None = None,
 ) -> list[Device]:
-    """Returns the devices of this container, by claim, request and driver, then in the driver's order.
+    """Returns the devices of this container, sorted by claim, request and driver, then in the driver's order.
 
     Args:
-        claim: the name in the pod's ``spec.resourceClaims`` for a claim from a template, else the ResourceClaim's
-            name. Empty means all.
-        request: with or without the chosen alternative. Empty means all.
-        driver: empty means all.
-        root: for tests. By default the folder in DRA_DEVICE_METADATA_ROOT, else the well-known folder.
+        claim: the claim's name: for a claim from a template, its name in the pod's ``spec.resourceClaims``; else the
+            ResourceClaim's name. Empty means all claims.
+        request: the name of the request, with or without the chosen alternative. Empty means all requests.
+        driver: the driver's name. Empty means all drivers.
+        root: for tests: the folder of the files. By default it is the environment variable DRA_DEVICE_METADATA_ROOT, or else
+            the folder that KEP-5304 defines.
 
-    Raises :class:`MetadataError` if a file cannot be read. A container without metadata has no devices, which is no
-    error.
+    Raises :class:`MetadataError` if a file cannot be read. Without metadata files the result is empty.
     """
     found = [
         d for document in documents(claim=claim, request=request, driver=driver, root=root) for d in document.devices
@@ -76,9 +75,7 @@ def _read(path: Path) -> Document:
 
 
 def _files(top: Path) -> list[Path]:
-    """The files ``<claim>/<request>/<driver>-metadata.json`` below ``top``, in order; empty if the folder does not
-    exist.
-    """
+    """Returns the files ``<claim>/<request>/<driver>-metadata.json`` in ``top``, sorted; empty if the folder does not exist."""
     try:
         return sorted(p for claim in _folders(top) for request in _folders(claim) for p in _named(request))
     except OSError as e:

@@ -1,1 +1,1 @@
-"""Typed opaque parameters: the Config class, which entries apply to a request, their JSON Schema."""
+"""Typed opaque parameters: the Config class, the choice and validation of the entries for a request, and JSON Schema."""

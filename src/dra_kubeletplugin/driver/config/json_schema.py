@@ -1,8 +1,8 @@
 """Creates the JSON Schema of a driver's parameters, for editors, documentation and checks outside of Python.
 
 Source: JSON Schema 2020-12. msgspec's own generator fails at a default that is a :class:`Quantity`, so this module walks the types of
-``msgspec.inspect``. A schema accepts more than the kind: 1.0 as an integer, dates that do not exist, text that is no Decimal, and
-amounts out of order. It also accepts all that :meth:`Config.check` rejects.
+``msgspec.inspect``. A schema accepts more than the class: 1.0 as an integer, dates that do not exist, text that is not a Decimal, and
+amounts out of order. It also accepts everything that :meth:`Config.check` rejects.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _OFFSET = "([Zz]|[+-][0-9]{2}:?[0-9]{2})"
 _HEX = "[0-9a-fA-F]"
 _AMOUNT = "[0-9]+([.][0-9]+)?"
 _SMALLER = f"({_AMOUNT}[Hh])?({_AMOUNT}[Mm])?({_AMOUNT}[Ss])?"
-# types that are text in JSON. Patterns and not formats, because validators treat formats differently.
+# Patterns of types that are text in JSON. JSON Schema also has formats, but validators treat formats differently.
 _TEXTS: dict[type[inspect.Type], str] = {
     inspect.DateType: _DATE,
     inspect.TimeDeltaType: f"[+-]?[Pp](?=[0-9Tt])({_AMOUNT}[Dd])?([Tt](?=[0-9]){_SMALLER})?",
@@ -76,7 +76,7 @@ _LIMITS = {
 def json_schema(kind: type[Config]) -> JSON:
     """Returns the schema of ``opaque.parameters`` of one kind, with ``apiVersion`` and ``kind`` if the class sets them.
 
-    For a layered kind no field is required, because the class may contain the rest.
+    For a layered kind, no field is required, because the DeviceClass may contain the missing fields.
     """
     walk = _Walk(partial=kind.LAYERED)
     schema = walk.struct(inspect.type_info(kind))
@@ -95,7 +95,7 @@ class _Walk:
 
     Attributes:
         definitions: the nested structs by class name, with a number if two classes have the same name.
-        partial: no field is required, because another layer may contain the rest.
+        partial: no field is required, because another layer may contain the missing fields.
     """
 
     def __init__(self, *, partial: bool) -> None:
@@ -194,9 +194,8 @@ class _Walk:
         return _array([*tag, *(self.of(f.type) for f in info.fields)], len(tag) + len(needed), closed=closed)
 
     def _form(self, cls: type) -> JSON:
-        self.definitions |= {
-            c.__name__: _FORMS.get(c, {}) for c in (cls, *_WITHIN.get(cls, ()))
-        }  # no author's class has one of their names
+        # `_reference` uses none of these names for an author's class.
+        self.definitions |= {c.__name__: _FORMS.get(c, {}) for c in (cls, *_WITHIN.get(cls, ()))}
         return {"$ref": f"#/$defs/{cls.__name__}"}
 
     def _reference(self, info: Any) -> JSON:

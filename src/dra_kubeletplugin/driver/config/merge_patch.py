@@ -1,4 +1,4 @@
-"""Merges JSON objects, computes the difference of two, and finds the layer that a value comes from.
+"""Merges JSON objects, computes the difference of two objects, and finds the layer that a value comes from.
 
 Source: RFC 7386, JSON Merge Patch.
 """
@@ -15,7 +15,7 @@ _MOST = 6  # fields that a message names
 
 
 class Layer(NamedTuple):
-    """The fields of one entry, and the place where it stands."""
+    """The fields of one entry; ``where`` is its place, for messages."""
 
     where: str
     fields: JSON
@@ -39,7 +39,7 @@ def _copy(into: dict[str, Any], given: JSON) -> None:
 
 
 def merge_into(below: dict[str, Any], above: JSON) -> None:
-    """Merges ``above`` into ``below`` itself. The cost depends on the size of ``above`` only."""
+    """Merges ``above`` into ``below`` in place. The cost depends on the size of ``above`` only."""
     for key, value in above.items():
         if value is None:
             below.pop(key, None)
@@ -53,7 +53,7 @@ def merge_into(below: dict[str, Any], above: JSON) -> None:
 
 
 def difference(before: JSON, after: JSON, kept: JSON) -> dict[str, Any]:
-    """Returns the patch that turns ``before`` into ``after``. It also contains unchanged fields that ``kept`` has."""
+    """Returns the patch that turns ``before`` into ``after``. The patch also contains each unchanged field that is in ``kept``."""
     out: dict[str, Any] = {key: None for key in before if key not in after}
     for key, value in after.items():
         old, keep = before.get(key), kept.get(key)
@@ -92,7 +92,7 @@ def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -
 
 
 def _given_at(fields: Any, at: Sequence[str | int]) -> tuple[Any, bool]:
-    """Returns the value of a layer at a place, and whether it has one. A value that is no object covers all places below it."""
+    """Returns the value of a layer at a place, and whether it has one. A value that is not an object counts for all places inside it."""
     for step in at:
         if isinstance(fields, Mapping):
             if step not in fields:

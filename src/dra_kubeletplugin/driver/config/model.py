@@ -21,9 +21,7 @@ from ..diagnostics.author_errors import defined, explained, located
 
 Steps = tuple[str | int, ...]  # keys and list positions, from the top
 MOST_FAULTS = 10
-"""Faults that are reported for all parameters of a claim, class or review together. Each further fault costs one more validation, or
-several.
-"""
+"""At most this many faults are reported for all parameters of a claim, class or review. Finding one more costs at least one validation."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # types whose values contain no object
 
 
@@ -61,8 +59,8 @@ class Config(
 
     You write fields in Python's style; claims contain them in JSON's style (``time_slice`` is ``timeSlice``). An unknown field, a wrong
     type or a missing field is an error that names its path. Fields may also have the types :class:`Quantity` (``80Gi``),
-    :class:`Version`, :class:`Capacity` and :class:`RequestPolicy`. Nested objects are Structs; best make them subclasses of ``Config``
-    too::
+    :class:`Version`, :class:`Capacity` and :class:`RequestPolicy`. Nested objects are msgspec Structs. Make them subclasses of
+    ``Config`` too: then unknown fields are errors in them, and their ``check`` runs::
 
         class GpuConfig(Config):
             KIND = "GpuConfig"
@@ -76,12 +74,12 @@ class Config(
     then use both versions, and ``prepare`` gets the newest only.
 
     Attributes:
-        KIND: the ``kind`` that claims give.
-        API_VERSION: the ``apiVersion`` that claims give, ``group/version``.
-        OLDER: older versions that claims may still use. Each of them may list older ones itself.
+        KIND: the ``kind`` that claims write into their parameters.
+        API_VERSION: the ``apiVersion`` that claims write into their parameters, ``group/version``.
+        OLDER: classes of older versions that claims may still use. Each of these classes may have an ``OLDER`` too.
         LAYERED: whether a claim's parameters are merged into its DeviceClass's parameters of the same kind (JSON Merge Patch, RFC
-            7386). Then the class provides the fields that the claim leaves out, and null restores a field's default. If False, the
-            claim's parameters replace the class's parameters entirely.
+            7386). If True, the DeviceClass provides the fields that the claim omits, and null restores a field's default. If False, the
+            claim's parameters replace the DeviceClass's parameters entirely.
     """
 
     KIND: ClassVar[str] = ""
@@ -91,8 +89,9 @@ class Config(
 
     @classmethod
     def convert_from(cls, older: Any, /) -> Self:
-        """Converts parameters of an older version to this one. The framework calls it in a thread or on the event loop, so it must be a
-        plain method and not block.
+        """Converts parameters of an older version to this version.
+
+        The framework calls it in a thread or on the event loop, so it must be a plain method and must not block.
 
         Args:
             older: an object of one of the classes in ``OLDER``; its :meth:`check` has passed.
@@ -103,10 +102,10 @@ class Config(
         raise NotImplementedError(f"{cls.__name__} lists older versions in OLDER: define convert_from(cls, older)")
 
     def check(self) -> None:
-        """Checks rules that types cannot express. Override it and raise ``ValueError`` with a sentence.
+        """Checks rules that types cannot express. Override it, and raise ``ValueError`` with a sentence to reject the parameters.
 
         The framework calls it after decoding, for inner objects first, wherever it reads parameters: before prepare, in the webhook and
-        in tools. It must be a plain method, return None and not block.
+        in tools. It must be a plain method, must return None and must not block.
         """
 
     def json(self) -> dict[str, Any]:
@@ -158,8 +157,8 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
     """Decodes parameters. The author's ``__post_init__`` runs here, and :meth:`Config.check` if ``check`` is set.
 
     Raises:
-        ValueError: the parameters are wrong; :class:`ConfigRefused` if ``check`` rejects them.
-        DriverFailedError: the author's code raised something else.
+        ValueError: the parameters are invalid; :class:`ConfigRefused` if ``check`` rejects them.
+        DriverFailedError: the author's code raised an exception other than ValueError.
     """
     try:
         config = msgspec.convert(given, cls, dec_hook=read_form, str_keys=True)
@@ -193,7 +192,7 @@ def checked(config: Config) -> Config:
 
 
 def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
-    """Calls ``check`` of all objects in ``value``, inner objects first. Skips an object if one inside it is wrong."""
+    """Calls ``check`` of all objects in ``value``, inner objects first. Skips an object that contains a rejected object."""
     within: Iterable[tuple[str | int, object]] = ()
     if isinstance(value, Config):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)

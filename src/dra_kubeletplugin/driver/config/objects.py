@@ -1,7 +1,7 @@
-"""Checks the opaque parameters in claims, templates and classes before anything is allocated: whether their drivers can read them.
+"""Checks before allocation whether drivers can read the opaque parameters in claims, templates and classes.
 
-Source: KEP-4381, "Custom parameters": a driver may check them at admission time. Objects are resource.k8s.io/v1, v1beta2 or v1beta1,
-which contain them in the same places.
+Source: KEP-4381, "Custom parameters": a driver may check parameters at admission time. Objects are resource.k8s.io/v1, v1beta2 or
+v1beta1, which contain parameters in the same places.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ConfigReader:
 
     @classmethod
     def of(cls, driver: Driver, name: str = "") -> ConfigReader:
-        """``name`` is the driver's name if it differs from the class's."""
+        """Returns the reader of one driver. ``name`` is the driver's name, if it differs from the name in its class."""
         return cls(name or driver.name, driver.config_kinds())
 
     def parameters(self) -> Parameters:
@@ -50,13 +50,13 @@ class ConfigReader:
 def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | None = None) -> list[str]:
     """Returns a sentence with the path for every fault of an entry that its driver would reject.
 
-    Entries for other drivers are not checked. At most ``MOST_FAULTS`` sentences, followed by :data:`MORE` if the search stopped there.
+    Entries for other drivers are not checked. At most ``MOST_FAULTS`` faults are returned; :data:`MORE` follows if the search stopped.
 
     Args:
         obj: the claim, template or class.
         readers: the drivers whose entries are checked.
-        before: the object before an update. Entries that it contained, at any place, are not checked again. Each counts once, so a
-            wrong entry cannot be added a second time.
+        before: the object before an update. An entry that it already contained, at any place, is not checked again. A second copy of
+            the entry is checked, so an update cannot copy an invalid entry.
     """
     by_name = {r.driver: r.parameters() for r in readers}
     known = Counter(_content(entry) for _, entry in _entries(before or {}))
@@ -77,10 +77,9 @@ def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | Non
 
 
 def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequence[ConfigReader]) -> list[str]:
-    """Returns the faults of a claim's (or template's) parameters combined with those of its classes, where the driver would reject them
-    at prepare.
+    """Returns the faults that appear only when a claim's (or template's) parameters are combined with its classes' parameters.
 
-    A fault of one of the two alone is not reported again.
+    The driver would reject such parameters at prepare. A fault of the claim or of the class alone is not reported.
 
     Args:
         obj: the claim or template.
@@ -101,7 +100,7 @@ def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequenc
                 return [*list(out)[:MOST_FAULTS], MORE]
             under = [g for g in below if g.opaque.get("driver") == driver]
             over = [g for g in own if g.opaque.get("driver") == driver and applies(g.requests, request)]
-            # An entry for all requests may be for devices of other drivers: only a class's own entries show which driver it selects.
+            # A claim's entry for all requests does not show that this request uses the driver: other requests may use it.
             if under or any(g.requests or len(requests) == 1 for g in over):
                 at = over[-1].path if over else path
                 out.update(dict.fromkeys(f"{at}: {fault}" for fault in _together(under, over, parameters)))
@@ -126,7 +125,7 @@ def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Param
 
 
 class _Given(NamedTuple):
-    """An entry of a claim or a class: its path there, and its place with kind and name."""
+    """An entry of a claim or a class. ``path`` is its path in the object; ``where`` also names the object's kind and name."""
 
     path: str
     where: str
@@ -155,7 +154,7 @@ def _requests(claim: JSON) -> Iterator[tuple[str, str, str]]:
 
 
 def _listed(at: Any, name: str, path: str) -> Iterator[tuple[str, JSON]]:
-    """Yields the objects of a list, each with its path. Other shapes are skipped: the API server rejects them."""
+    """Yields the objects of a list, each with its path. Items that are not objects are skipped: the API server rejects them."""
     items = at.get(name) if isinstance(at, Mapping) else None
     for i, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, Mapping):
@@ -170,8 +169,8 @@ def _at(obj: JSON, steps: Sequence[str]) -> Any:
 
 
 def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
-    """Returns a sentence with the path for every entry for a driver without a reader: its parameters were not checked."""
-    import difflib  # only for files of users
+    """Returns a sentence for every entry whose driver is not among ``readers``, so that its parameters were not checked."""
+    import difflib  # imported here, because only tools that check users' files need it
 
     names = [r.driver for r in readers]
     out = []

@@ -1,4 +1,4 @@
-"""Finds the parameters of a request: entries of class and claim, in any version that the driver reads.
+"""Finds the typed parameters of a request in the entries of its class and claim, in any version that the driver reads.
 
 The work on a user's text is bounded: :class:`Parameters` checks each distinct entry once and reports at most ``MOST_FAULTS`` faults.
 
@@ -34,7 +34,7 @@ MAX_LAYERED_BYTES = 65_536
 
 
 class ConfigEntry(NamedTuple):
-    """One entry for a request. ``where`` is its place, for people; ``source`` is ``FromClass`` or ``FromClaim``."""
+    """One entry for a request. ``where`` is its place, for messages; ``source`` is ``FromClass`` or ``FromClaim``."""
 
     where: str
     source: str
@@ -47,9 +47,10 @@ class GivenParameters(NamedTuple):
     Attributes:
         cls: the kind.
         fields: the (merged) fields.
-        layers: the fields of each entry with its place, the lowest first.
-        size: bytes of their JSON.
-        content: the JSON of a single entry; None for merged entries."""
+        layers: the fields of each entry with its place, the lowest layer first.
+        size: bytes of JSON of all layers.
+        content: the JSON of a single entry; None for merged entries.
+    """
 
     cls: type[Config]
     fields: JSON
@@ -67,7 +68,7 @@ class Parameters:
     """Reads the parameters of one claim, class or review for one driver.
 
     Each distinct entry is checked once, for any number of requests. At most :data:`MOST_FAULTS` faults are reported over all entries;
-    the search stops there. Create one instance for each object: it keeps the entries that it has read.
+    the search stops there. Create one instance for each object: an instance keeps the entries that it has read.
     """
 
     def __init__(self, kinds: Sequence[type[Config]], driver: str) -> None:
@@ -76,11 +77,11 @@ class Parameters:
         self.remaining_faults = MOST_FAULTS  # faults that may still be reported
         self._stopped = False  # the search ended before the last entry
         self._versions = versions(kinds)
-        self._contents: dict[
-            int, tuple[object, bytes | None]
-        ] = {}  # by identity; the object is kept so that its identity is not reused
+        # By the identity of the object, which is kept so that Python does not reuse the identity.
+        self._contents: dict[int, tuple[object, bytes | None]] = {}
         self._results: dict[tuple[str, bytes], Any] = {}
-        # Entries that are not layered, by their content: the valid ones, and the configurations of those that apply again.
+        # By content, for kinds that are not layered: `_right` has the valid entries; `_configs` has the decoded configurations of
+        # entries that applied to a request, so that further requests use them again.
         self._right: set[bytes] = set()
         self._configs: dict[bytes, Config] = {}
         self._resolved: dict[tuple[int, ...], Resolved] = {}
@@ -110,7 +111,7 @@ class Parameters:
     def resolve(self, entries: Sequence[JSON], request: str) -> Resolved:
         """Returns the configuration of one ``request`` (``req`` or ``req/sub``) and its source.
 
-        ``entries`` are the entries of the allocation in their order, class before claim; pass the same ones in each call. Returns and
+        ``entries`` are the entries of the allocation in their order, class before claim; pass the same list in each call. Returns and
         raises as :meth:`together`.
         """
         found = []
@@ -125,17 +126,17 @@ class Parameters:
         return self._resolved[key]
 
     def together(self, entries: Iterable[ConfigEntry]) -> Resolved:
-        """Returns the parameters that all entries for one request make.
+        """Returns the parameters that result from all entries for one request.
 
-        The last entry applies; if its kind is ``LAYERED``, it is merged into the entries before. Without an entry, the default of the
-        first kind applies if all its fields have defaults.
+        The last entry applies; if its kind is ``LAYERED``, it is merged into the entries before it. If there is no entry, the result has
+        the defaults of the first kind; it is None if a field has no default.
 
         Returns:
             The parameters, and their source: ``FromClass``, ``FromClaim`` or empty.
 
         Raises:
-            ConfigError: with the path of each wrong field.
-            DriverFailedError: the author's checks raised something other than ``ValueError``.
+            ConfigError: an entry is invalid; the message has the path of each wrong field.
+            DriverFailedError: the author's checks raised an exception other than ``ValueError``.
         """
         found: Config | None = None
         origin = ""
@@ -160,7 +161,7 @@ class Parameters:
                     self._right.update({content} if content else ())
                     continue
                 self._validate_partial(read)  # so that a fault is reported with its entry
-                if whole:  # an older version, which is not layered
+                if whole:  # the entries before are of another version, which is not layered
                     below, whole = self._given(whole.parameters, whole.where), None
                 below = self._layer(below, read) if below else read._replace(fields=merge({}, read.fields))
             except ConfigError as e:
@@ -189,10 +190,10 @@ class Parameters:
     def validate(self, parameters: object, where: str) -> None:
         """Checks one entry of a claim or a class before anything is allocated.
 
-        For a layered kind only the given fields are checked, because the class may contain the rest.
+        For a layered kind, only the fields in ``parameters`` are checked, because the DeviceClass may contain the missing fields.
 
         Raises:
-            ConfigError: with the path of each wrong field.
+            ConfigError: the entry is invalid; the message has the path of each wrong field.
             DriverFailedError: as for :meth:`together`.
         """
         read = self._given(parameters, where)
@@ -237,9 +238,8 @@ class Parameters:
 
         found = self._once("given", content, where, read)
         if found:
-            del self._results[
-                "given", content or b""
-            ]  # decoded fields take 20 times their bytes, and most are read once
+            # Decoded fields take 20 times the memory of their JSON, and most entries are read once.
+            del self._results["given", content or b""]
         return found and found._replace(layers=(Layer(where, found.fields),))
 
     def _newest(self, given: GivenParameters) -> Config:
@@ -255,11 +255,11 @@ class Parameters:
             return newest()
         found = self._once("newest", given.content, given.where, newest)
         if not given.cls.LAYERED:
-            del self._results["newest", given.content or b""]  # most are only checked and apply to no request
+            del self._results["newest", given.content or b""]  # most entries are only checked, and apply to no request
         return found
 
     def _validate_partial(self, given: GivenParameters) -> None:
-        """Checks names and types of the given fields, also in nested objects. Another layer may contain the missing ones."""
+        """Checks names and types of one entry's fields, also in nested objects. Another layer may contain the missing fields."""
 
         def check() -> None:
             fields = merge({}, given.fields)
@@ -278,7 +278,7 @@ class Parameters:
         raise _Faults(_sentences(given, found))
 
     def _once(self, step: str, content: bytes | None, where: str, work: Callable[[], T]) -> T:
-        """Runs ``work`` once for each content and returns its result. A fault is raised again with the place of the present entry."""
+        """Runs ``work`` once for each content and returns its result. If ``work`` found faults, each call raises them, with ``where``."""
         key = (step, content or b"")
         if content is None or key not in self._results:
             try:
@@ -293,9 +293,9 @@ class Parameters:
     # --- versions and layers --------------------------------------------------------------------
 
     def _layer(self, below: GivenParameters, above: GivenParameters) -> GivenParameters:
-        """Merges ``above`` into ``below``, in their own version if it is the same, else both in the newest.
+        """Merges ``above`` into ``below``. If their versions differ, both are first converted to the newest version.
 
-        Changes the fields of ``below``, which are a copy that :meth:`together` made.
+        Changes the fields of ``below`` in place; :meth:`together` made them as a copy.
         """
         size = below.size + above.size
         if below.cls is above.cls:
@@ -312,8 +312,8 @@ class Parameters:
     def _set_in_newest(self, given: GivenParameters) -> JSON:
         """Returns the fields that an entry sets, in the newest version.
 
-        These are the fields whose value differs from that of an empty entry, and those that the entry contains under the same name. If
-        the older version has required fields, there is no empty entry, and all fields count as set.
+        A field counts as set if its value differs from that of an empty entry, or if the entry itself has a field of that name. If the
+        older version has required fields, an empty entry would be invalid, so all fields count as set.
         """
         if self._line(given.cls)[-1] is given.cls:
             return given.fields
@@ -325,7 +325,7 @@ class Parameters:
         return difference(unset, set_fields, given.fields)
 
     def _as_newest(self, given: GivenParameters) -> JSON:
-        """Returns all fields in the newest version, without its checks, because the other layers are not known yet."""
+        """Returns all fields, converted to the newest version. That version's checks do not run yet, because layers are missing."""
         *_, newest = line = self._line(given.cls)
         if newest is given.cls:
             return given.fields
@@ -340,7 +340,7 @@ class Parameters:
         return self._once("as newest", given.content, given.where, as_newest)
 
     def _line(self, cls: type[Config]) -> list[type[Config]]:
-        """Returns a kind and the kinds that it is converted to in turn, up to the one that the driver's code uses."""
+        """Returns the chain of conversions: ``cls``, each version that follows, and last the version that the driver's code uses."""
         out = [cls]
         while (target := self._versions[out[-1]]) is not None:
             out.append(target)

@@ -1,6 +1,6 @@
-"""Checks parameters of which another layer contains the rest: only the names and types of the given fields.
+"""Checks the parameters of one layer: the names and types of its fields. Other layers may contain the missing fields.
 
-Source: RFC 7386, JSON Merge Patch: objects are merged; any other value replaces the one below.
+Source: RFC 7386, JSON Merge Patch: objects are merged; any other value replaces the value of the lower layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def validate_partial(given: JSON, cls: type[Config]) -> None:
     """Checks that all fields in ``given`` can be part of parameters of ``cls``, also in nested objects. Null is accepted for any field.
 
     Raises:
-        msgspec.ValidationError: with the path of the first field that cannot.
+        msgspec.ValidationError: a field cannot; the message has the path of the first one.
     """
     types = types_of(cls)
     _validate_object(given, types.info, "$", types)
@@ -46,7 +46,7 @@ def _validate_object(given: JSON, info: Any, path: str, kind: ConfigTypes) -> No
 def _without_merged_objects(
     given: JSON, type_of: Callable[[str], Any], path_of: Callable[[str], str], kind: ConfigTypes
 ) -> dict[str, Any]:
-    """Checks the nested objects that are merged with another layer's. Returns ``given`` without them."""
+    """Checks the nested objects that are merged with objects of other layers. Returns ``given`` without them."""
     rest: dict[str, Any] = {}
     for key, value in given.items():
         found = _merged_as(type_of(key), value) if isinstance(value, Mapping) else None
@@ -71,9 +71,9 @@ _OBJECTS = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
 
 
 def _merged_as(info: Any, value: JSON) -> Any:
-    """Returns the struct, or the mapping of objects, that ``value`` is a part of.
+    """Returns the struct, or the mapping of structs, in ``info`` that ``value`` is merged into.
 
-    Returns ``_LATER`` if another layer contains its tag, and None if objects of this type are not merged.
+    Returns ``_LATER`` if ``value`` lacks the tag that selects the struct, and None if objects of this type are not merged.
     """
     infos = alternatives(info)
     structs: list[Any] = [i for i in infos if isinstance(i, _OBJECTS) and not getattr(i, "array_like", False)]
@@ -87,7 +87,7 @@ def _merged_as(info: Any, value: JSON) -> Any:
 
 
 def _partial(info: Any, kind: ConfigTypes) -> type:
-    """Returns a struct like that of ``info`` without required fields. It is created once for each kind of parameters."""
+    """Returns a struct with the fields of ``info``, none of them required. It is created once for each kind of parameters."""
     if (found := kind.partial.get(info.cls)) is None:
         found = kind.partial[info.cls] = _made_partial(info)
     return found

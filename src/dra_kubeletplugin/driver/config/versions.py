@@ -12,7 +12,7 @@ _SHOWN = 80  # bytes of a kind or an API version in a message
 
 
 def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] | None]:
-    """Returns every kind that claims may use, with the kind that it is converted to; None for the kinds that the driver's code uses."""
+    """Returns every kind that claims may use, each with the kind that it is converted to, or None if the driver's code uses it."""
     out: dict[type[Config], type[Config] | None] = dict.fromkeys(kinds)
     waiting = list(kinds)
     while waiting:

@@ -1,7 +1,7 @@
 """Finds all faults of parameters, although msgspec reports only the first.
 
-It deletes the reported part from a copy and validates the rest again, so msgspec stays the only validator. A fault that only exists
-because a part was deleted is not reported, and its part is deleted too.
+:func:`all_faults` deletes the reported part from a copy and validates the rest again, so msgspec stays the only validator. A fault that
+only exists because a part was deleted is not reported, and the part with that fault is deleted too.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Copy:
 
     def _fault_at(self, at: Steps, text: str, key: bool = False) -> Fault | None:
         unknown, missing = _UNKNOWN.fullmatch(text), _MISSING.fullmatch(text)
-        if unknown:  # a field's name may contain the end of such a sentence
+        if unknown:  # a field's name may contain the text that ends such a message
             node, name = self._at(at), unknown["name"]
             there = unknown["whole"] and isinstance(node, dict) and name in node
             return Fault(at, text, unknown=name) if there else None
@@ -180,10 +180,10 @@ class _Copy:
         return tuple(out)
 
     def _entry(self, node: dict[str, Any], message: str, key: bool) -> str | None:
-        """Returns the key of the mapping's entry that msgspec's message is about, which the message does not name.
+        """Returns the key of the mapping's entry that msgspec's message is about. The message does not contain this key.
 
-        msgspec validates entries in order. So the search replaces entries by a value that no type accepts: the message changes if that
-        entry comes before.
+        msgspec validates entries in order. So a binary search replaces one entry by a value that no type accepts: the message changes
+        if that entry comes before the faulty one.
         """
         keys = list(node)
         low, high = 0, len(keys)

@@ -30,16 +30,16 @@ from .hints import hint
 E = TypeVar("E", bound=BaseException)
 _FRAMEWORK = str(Path(__file__).parents[2]) + os.sep
 _PYTHON = str(Path(os.__file__).parent) + os.sep  # the standard library
-_INSTALLED = {"site-packages", "dist-packages"}  # also for an environment within the driver's folder
-_ARGUMENT_ERRORS = (
-    DriverError,
-    InvalidObjectError,
-    InvalidSpecError,
-)  # errors of the framework's classes about an author's arguments
+_INSTALLED = {
+    "site-packages",
+    "dist-packages",
+}  # folders of libraries, also in an environment inside the driver's folder
+# Errors of the framework's classes about an author's arguments.
+_ARGUMENT_ERRORS = (DriverError, InvalidObjectError, InvalidSpecError)
 
 
 def without_frames(e: E) -> E:
-    """Returns the exception after deleting the tracebacks of it, its causes and its contexts.
+    """Deletes the tracebacks of an exception, its causes and its contexts, and returns the exception.
 
     Frames keep every local variable of the failed work, such as a decoded claim, often in a cycle that only a garbage collection frees.
     """
@@ -62,7 +62,7 @@ def explained(e: BaseException) -> str:
 def located(e: DraError) -> DraError:
     """Adds the author's line to an error of the framework's classes about an author's arguments.
 
-    Any other exception is returned unchanged, or as the framework's own class if it cannot be logged.
+    Any other exception is returned unchanged. If it cannot be logged, an equal error of the framework's class is returned.
     """
     if type(e) in _ARGUMENT_ERRORS and _raised_by(e, _is_framework) and (where := place(e)):
         return type(e)(f"{printable(e)} ({where})")
@@ -151,9 +151,9 @@ def looking_at(what: str) -> Iterator[None]:
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
-    """Returns the exception with a traceback without the framework's frames, if that adds to :func:`place`; else None.
+    """Removes the framework's frames from the traceback. Returns the exception if the rest shows more than :func:`place`; else None.
 
-    If only one function of the author is involved, the message already contains it.
+    If only one function of the author is involved, the message already contains its line.
     """
     chain = _chain(e)
     codes = [f.f_code for one in chain for f, _ in _frames(_slot(one, "__traceback__"))]
@@ -174,7 +174,7 @@ def own_traceback(e: BaseException) -> BaseException | None:
 
 
 def _without_framework_frames(tb: TracebackType | None) -> TracebackType | None:
-    """Returns the traceback without the framework's frames, also where the framework called back into the author's."""
+    """Returns the traceback without the framework's frames, also without those between frames of the author."""
     own_links = [t for t in _links(tb) if not _is_framework(t.tb_frame.f_code.co_filename)]
     for one, following in itertools.zip_longest(own_links, own_links[1:]):
         one.tb_next = following
@@ -195,7 +195,7 @@ def _chain(e: BaseException) -> list[BaseException]:
 
 
 def _is_stop(e: BaseException) -> bool:
-    """Whether Python raised it instead of a StopIteration, which no coroutine can raise."""
+    """Whether Python raised ``e`` instead of a StopIteration, which no coroutine can raise."""
     return is_a(e, RuntimeError) and is_a(_slot(e, "__cause__"), StopIteration)
 
 

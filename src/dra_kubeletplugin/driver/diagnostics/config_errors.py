@@ -16,14 +16,14 @@ from .all_errors import Fault
 JSON = Mapping[str, Any]
 
 MORE = "there may be more faults: validation stopped here"
-"""The last of an error's faults, if the search stopped before the end."""
+"""The last item of an error's ``faults``, if the search stopped before the end."""
 _MOST = 12  # fields that are listed when none is similar
 _LONGEST = 80  # bytes of a key in a path, and of an unknown field
 _LONGEST_TEXT = 512  # bytes of a message of msgspec or check(), which may quote the value
 
 
 def refusal(*wrong: str, at: str = "") -> ConfigError:
-    """Creates an error with a sentence for each fault, all at one place. Its message contains as many as fit into an event."""
+    """Creates an error with a sentence for each fault, all at one place. Its message contains as many sentences as fit into an event."""
     head = f"{at}: " if at else ""
     found = [w for w in wrong if w != MORE]
     more = [MORE] if len(found) < len(wrong) else []
@@ -46,9 +46,8 @@ def fault_sentences(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[st
         yield f"{path}: {clip(fault.text, _LONGEST_TEXT)}: use one of {', '.join(map(repr, known))}"
     else:
         value = value_at(given, fault.at) if fault.text.endswith("got `float`") and not fault.key else None
-        number = (
-            f" ({value:g})" if isinstance(value, float) else ""
-        )  # such as 1e+40, which its author wrote as an integer
+        # An integer above 64 bits becomes a float, such as 1e+40. The value shows the user which integer is meant.
+        number = f" ({value:g})" if isinstance(value, float) else ""
         yield f"{path}: {'the key: ' if fault.key else ''}{clip(fault.text, _LONGEST_TEXT)}{number}"
 
 

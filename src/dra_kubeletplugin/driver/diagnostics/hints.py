@@ -76,7 +76,7 @@ def _import(e: Any, text: str, frame: FrameType | None) -> str:
     if not named:
         return ""
     module = sys.modules.get(named[2], ModuleType("none"))
-    # __all__, if the module has it, are its public names
+    # `__all__`, if the module has it, lists its public names.
     return did_you_mean(named[1], getattr(module, "__all__", dir(module)))
 
 

@@ -1,4 +1,4 @@
-"""Finds names in an author's class that are similar to the framework's: a misspelt method would never be called, without an error."""
+"""Finds misspelt names in an author's class. The framework would never call a misspelt method, and no error would show it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SET = ("host", "settings", "log", "role", "gates_off")
 _DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "subsystems")
 _EITHER = {"devices": "pools", "pools": "devices"}  # a driver that implements one may use the name of the other freely
 _OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "LAYERED", "check", "convert_from")
-# names that other libraries use; without an error, no check would run
+# Names that other libraries use for such a method. The framework would never call a method with such a name.
 _MEANT = {"validate": "check", "verify": "check"}
 _NEAR = 0.8
-_FORMS = ("ed", "ing")  # endings: prepared() and starting() are not misspelt names, nor are _WORDS
-_WORDS = frozenset({"healthy"})
+_FORMS = ("ed", "ing")  # endings: prepared() and starting() are not misspelt
+_WORDS = frozenset({"healthy"})  # more names that are not misspelt
 _WITHIN: Mapping[type, tuple[str, ...]] = {  # attributes that contain the function
     staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget", "fset"),
     functools.cached_property: ("func",),
@@ -91,7 +91,7 @@ def _written(cls: type, base: type, *, of_base: bool = False) -> Iterator[tuple[
 
 
 def _is_used(name: str, cls: type) -> bool:
-    """Whether the author's own code uses the name in another place; then it is intended."""
+    """Whether the author's own code uses the name in another place, so that the name is intended."""
     own = {one.__module__ for one in cls.__mro__} - {Driver.__module__, Config.__module__, "builtins"}
     places: list[Mapping[str, Any]] = [vars(one) for one in cls.__mro__]
     for module in (vars(sys.modules[m]) for m in own if m in sys.modules):
@@ -122,13 +122,13 @@ def _wrapped(function: FunctionType) -> Iterator[CodeType]:
 
 
 def _near(name: str, known: list[str]) -> str:
-    """Returns the known name that is similar, also in another style; empty if ``name`` is another form of its word."""
+    """Returns the known name that is similar, also if ``name`` is in camelCase; empty if ``name`` is a form such as ``prepared``."""
     plain = {_plain(n): n for n in known if n[0].lower() == name[0].lower()}
     if name in _WORDS or any(_plain(name) in {stem.removesuffix("e") + end for end in _FORMS} for stem in plain):
         return ""
     if not plain:
         return ""
-    import difflib  # only for the few names of an author that begin alike
+    import difflib  # imported here, because few authors' classes need it
 
     found = difflib.get_close_matches(_plain(name), list(plain), 1, _NEAR)
     return plain[found[0]] if found else ""
@@ -139,7 +139,7 @@ def _plain(name: str) -> str:
 
 
 def _callable_with(value: object, arguments: tuple[str, ...]) -> bool:
-    """Whether the framework could call this method; if not, it is the author's own."""
+    """Whether the framework could call this method with ``arguments``; if not, the method is a helper of the author."""
     function: object = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
     if not callable(function) or isinstance(value, type):
         return False

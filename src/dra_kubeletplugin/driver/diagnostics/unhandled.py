@@ -1,4 +1,4 @@
-"""Logs exceptions in an author's own threads and tasks that no code awaits, with the same text as exceptions of methods."""
+"""Logs unhandled exceptions of an author's own threads and tasks, with the same text as exceptions of methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 def listen(loop: asyncio.AbstractEventLoop) -> None:
-    """Installs the handlers for the life of the process. Exceptions without a line of the author are logged as Python does it."""
+    """Installs the handlers for the life of the process. Exceptions without a line of the author's code are logged as Python logs them."""
     threading.excepthook = _thread
     loop.set_exception_handler(_task)
 

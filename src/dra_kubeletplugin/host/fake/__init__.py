@@ -1,1 +1,1 @@
-"""Described hosts: a sysfs tree and device nodes made from YAML, which replace the machine's own."""
+"""Described hosts: a sysfs tree and device nodes that are built from YAML and replace those of the machine."""

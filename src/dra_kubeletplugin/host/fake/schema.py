@@ -8,30 +8,30 @@ Only ``address``, ``vendor`` and ``device`` of a function are required::
         vendor: 0x10ee
         device: 0x5000
         class: 0x120000              # 24 bits
-        subsystem_vendor: 0x10ee     # default: the vendor
+        subsystem_vendor: 0x10ee     # default: `vendor`
         subsystem_device: 0x0001
         revision: 0x02
         behind: "0000:16:00.0"       # the bridge, port or controller above this function
-        root: pci0000:16             # default: from the address; with `behind`: a root below it (VMD)
+        root: pci0000:16             # default: from the address; with `behind`: the root that this controller (VMD) creates
         driver: xclmgmt              # the kernel driver that is bound at boot
         numa: 0
         iommu_group: 12
-        boot_vga: true               # it is the console's graphics device
+        boot_vga: true               # this function is the console's graphics device
         link: {speed: 16.0, width: 8}                     # maximum GT/s and lanes
         vfs: {total: 4, device: 0x5001, enabled: 2, driver: xclvf, iommu_group: 40, offset: 1, stride: 1}
-        classes: {fpga: {fpga0: {dev: "240:0"}}}          # class devices of its driver; `dev` makes a device node
-        attributes: {label: left, "hwmon/hwmon0/temp1_input": 42000}    # any other files of its folder
+        classes: {fpga: {fpga0: {dev: "240:0"}}}          # class devices of the driver; `dev` makes a device node
+        attributes: {label: left, "hwmon/hwmon0/temp1_input": 42000}    # any other files in the function's folder
     numa_nodes:
       0: {cpus: 0-15, socket: 0, distances: [10, 21]}
       1: {cpus: 16-31, socket: 1, distances: [21, 10]}
-    drivers: [vfio-pci]              # loaded but not bound; vfio-pci is always loaded
+    drivers: [vfio-pci]              # drivers that are loaded but not bound; vfio-pci is always loaded
     nodes: {fpga-manager: "c 10:123"}       # device nodes that belong to no function
     files: {class/dmi/id/product_name: Box}  # any other files of sysfs
 
-A class device exists while the function's own driver is bound, as with the kernel. ``devname`` beside ``dev`` names
-the device node if its name is not the device's (``dri/renderD128``). The IOMMU groups of virtual functions count up
-from ``vfs.iommu_group``. Their addresses begin ``offset`` after the parent's, ``stride`` apart; by default the parser
-chooses free addresses.
+A class device exists while the function's described driver is bound. ``devname``, next to ``dev``, is the name of the
+device node if it differs from the device's name (``dri/renderD128``). The first virtual function has the IOMMU group
+``vfs.iommu_group``, the next one the next number. The first virtual function's address is ``offset`` after the parent's, and each
+further address is ``stride`` higher. By default, the parser chooses free addresses.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parse(
     """Reads a description from an object, as parsed from YAML or JSON.
 
     Args:
-        source: the name for error messages.
+        source: the name of the description in error messages.
         lines: line numbers by place in the object, if known.
 
     Raises :class:`SettingsError` with every error and its place.

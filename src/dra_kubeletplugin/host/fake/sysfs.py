@@ -1,7 +1,7 @@
-"""Builds described hosts: folders with the files and links of a sysfs and a ``dev``, made from a few lines of YAML.
+"""Builds described hosts: folders with the files and links of a sysfs and a ``dev``, from a few lines of YAML.
 
-They serve tests and demonstrations without hardware, and operations that are too dangerous for a developer's machine.
-Writes have the kernel's effect (binding and unbinding drivers, driver_override, drivers_probe, sriov_numvfs), so that
+Tests and demonstrations use them without hardware, also for operations that are too dangerous for a developer's machine.
+:func:`write` has the kernel's effects (binding and unbinding drivers, driver_override, drivers_probe, sriov_numvfs), so that
 code for VFIO runs as on real hardware. :mod:`.schema` documents the format. ``dra dev --host NAME`` uses a
 description from the package.
 """
@@ -39,7 +39,7 @@ _NO_OVERRIDE = "(null)"
 
 
 def machines() -> dict[str, Path]:
-    """The descriptions that the package contains: file by name."""
+    """Returns the descriptions that the package contains: their files by name."""
     return {p.stem: p for p in sorted(_MACHINES.glob("*.yaml"))}
 
 
@@ -47,7 +47,7 @@ def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
     """Returns the file of a description: a path relative to ``within``, or a name from :func:`machines`.
 
     Args:
-        option: the option that contained the name, for error messages.
+        option: the command-line option with the name, for error messages.
 
     Raises :class:`SettingsError` if neither exists.
     """
@@ -97,7 +97,7 @@ def _build(root: Path, machine: Machine) -> None:
 
 @contextlib.contextmanager
 def _convert_errors(root: Path) -> Iterator[None]:
-    """Converts errors of the file system: a valid description can still describe one path as a file and as a folder."""
+    """Converts errors of the file system to SettingsError. A valid description can describe one path as a file and as a folder."""
     try:
         yield
     except OSError as e:
@@ -109,12 +109,12 @@ def _convert_errors(root: Path) -> Iterator[None]:
 
 
 def add_device_node(root: Path, name: str, major: int, minor: int) -> None:
-    """Adds a character device to the host's ``dev``. It is a file with the type and numbers, because mknod needs root."""
+    """Adds a character device to the host's ``dev``: a file with the type and numbers, because mknod needs root."""
     _node(root, name, f"c {major}:{minor}")
 
 
 def device_numbers(path: Path) -> tuple[str, int, int] | None:
-    """Returns type (``b`` or ``c``), major and minor of a described host's device node, or None for another file."""
+    """Returns type (``b`` or ``c``), major and minor of a described host's device node; None if ``path`` is not such a node."""
     if not path.is_file():
         return None
     kind, _, numbers = path.read_text().partition(" ")
@@ -123,7 +123,7 @@ def device_numbers(path: Path) -> tuple[str, int, int] | None:
 
 
 def reboot(root: Path) -> None:
-    """Reboots the host: a new boot id, no driver overrides, and drivers and virtual functions as described."""
+    """Reboots the host: sets a new boot id, removes driver overrides, and restores the described drivers and virtual functions."""
     _new_boot(root)
     for link in sorted((root / "bus/pci/devices").iterdir()):
         if link.exists() and not (link / "physfn").is_symlink():
@@ -135,9 +135,9 @@ def reboot(root: Path) -> None:
 
 
 def add_function(root: Path, description: Mapping[str, Any]) -> None:
-    """Hot-plugs one function, written as in a description.
+    """Hot-plugs one function. ``description`` is an item of ``functions`` in a description.
 
-    Raises :class:`SettingsError` if it is invalid or its addresses are in use.
+    Raises :class:`SettingsError` if the description is invalid or its addresses are in use.
     """
     links = sorted((root / "bus/pci/devices").iterdir())
     present = [_description_of(link.resolve()).description() for link in links if not (link / "physfn").is_symlink()]
@@ -149,28 +149,28 @@ def add_function(root: Path, description: Mapping[str, Any]) -> None:
 
 
 def function(root: Path, address: str) -> Mapping[str, Any] | None:
-    """Returns the description of a present function, for :func:`add_function`.
+    """Returns the description of an existing function, for :func:`add_function`.
 
-    Returns None for a virtual one; its parent creates it.
+    Returns None for a virtual function, because its parent creates it.
     """
     folder = root / "bus/pci/devices" / address
     return None if (folder / "physfn").is_symlink() else _description_of(folder.resolve()).description()
 
 
 def remove_function(root: Path, address: str) -> None:
-    """Unplugs one function with its virtual functions and every function below it."""
+    """Unplugs one function, its virtual functions, and every function below it."""
     folder = (root / "bus/pci/devices" / address).resolve()
     for below in sorted(folder.rglob(_DESCRIPTION), key=lambda p: len(p.parts), reverse=True):
-        if below.exists():  # its parent may have removed this virtual function already
+        if below.exists():  # the parent of a virtual function may have removed it already
             _unplug(root, below.parent)
     shutil.rmtree(folder)
 
 
 def write(root: Path, path: str, text: str) -> None:
-    """Writes an attribute, with the kernel's effect.
+    """Writes an attribute, with the effect that the kernel's attribute has.
 
     Raises ``OSError`` as the kernel does: ENOENT for a missing attribute, ENODEV for a wrong address, ERANGE for too
-    many virtual functions, EBUSY for changing their number while some exist.
+    many virtual functions, and EBUSY if their number is changed while some exist.
     """
     target = root / path
     if not target.exists():
@@ -301,7 +301,7 @@ def _set_virtual(root: Path, folder: Path, value: str) -> None:
             shutil.copy(folder / "local_cpulist", home)
         _replace(home / "physfn", os.path.relpath(folder, home))
         _replace(folder / f"virtfn{i}", os.path.relpath(home, folder))
-        uevents.write_event(root, "change", "pci", virtual.address)  # its links are created after the "add" event
+        uevents.write_event(root, "change", "pci", virtual.address)  # at the "add" event, the links did not exist yet
     _change(root, control, value + "\n")
 
 
@@ -328,7 +328,7 @@ def _driver(root: Path, name: str) -> Path:
 
 
 def _bind(root: Path, address: str, driver: str | None) -> None:
-    """Binds a driver or, with None, unbinds. The class devices and virtual functions of the previous driver are removed."""
+    """Binds a driver; None only unbinds the previous driver. The previous driver's class devices and virtual functions are removed."""
     folder = (root / "bus/pci/devices" / address).resolve()
     function = _description_of(folder)
     link = folder / "driver"
@@ -410,7 +410,7 @@ def _file(path: Path, text: str) -> None:
 
 
 def _change(root: Path, path: Path, text: str) -> None:
-    """Replaces the file atomically: as with a kernel attribute, a reader sees the old or the new value, never a part."""
+    """Replaces the file atomically: as with a kernel attribute, a reader sees the old or the new value, never a part of it."""
     temporary = root / f".{uuid.uuid4().hex}"  # a hidden name in the root, which no reader treats as an attribute
     temporary.write_text(text)
     temporary.replace(path.resolve())

@@ -1,4 +1,4 @@
-"""The uevents of a described host: a file with one line per event replaces the kernel's netlink socket."""
+"""The uevents of a described host: a file with one line per event, in place of the kernel's netlink socket."""
 
 from __future__ import annotations
 

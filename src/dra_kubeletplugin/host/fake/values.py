@@ -1,6 +1,6 @@
 """Parsers for the single values of a description.
 
-Each returns the value or raises ``ValueError`` with the expected form.
+Each parser returns the value, or raises ``ValueError`` with the expected form.
 """
 
 from __future__ import annotations
