@@ -39,7 +39,7 @@ def decode_object(response: HttpResponse, what: str, decode: Callable[[bytes], A
     """Returns the JSON object of a successful response, {} for an empty body.
 
     Raises :class:`ApiError` for any other response. The error's status is 0 if a proxy sent the response, for example a web page or
-    a redirect, because such a response is not a decision of the API server.
+    a redirect. Such a response is not a decision of the API server.
     """
     if response.status >= 400:
         raise refusal(response, what)
