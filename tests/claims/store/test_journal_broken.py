@@ -19,7 +19,7 @@ from dra_kubeletplugin.claims.store.offline import forget
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError
-from tests.helpers.crash.record_stores import JOURNAL, make_record, open_store
+from tests.helpers.crash.record_stores import JOURNAL, append_body, make_record, open_store
 
 
 def do(store: RecordStore, operation: Any) -> Any:
@@ -252,3 +252,30 @@ def test_a_lock_is_free_after_an_error_of_the_check_of_its_name(
             one.acquire(0)
     other.acquire(0)
     other.close()
+
+
+def test_the_devices_of_a_newer_record_are_held_even_if_its_head_is_damaged(tmp_path: Path) -> None:
+    with stores(tmp_path, 1) as (store,):
+        insert(store, "u", "d-0")
+    path = tmp_path / JOURNAL
+    body = b'{"uid":"n","namespace":"ns","name":"n","state":"Newer","doc":{"devices":[{"pool":"node","device":"d-1"}]}}'
+    append_body(path, make_record("n", "d-1"), body)
+    path.write_bytes(path.read_bytes().replace(b'"uid":"n","claim"', b'"uid":"X","claim"'))
+    with stores(tmp_path, 1) as (store,):
+        check_held(store, "d-0", "d-1")
+
+
+def test_a_file_that_is_a_folder_or_a_link_for_a_while_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / JOURNAL
+    with stores(tmp_path, 1) as (store,):
+        insert(store, "u", "d-0")
+        path.rename(tmp_path / "away")
+        path.mkdir()
+        with pytest.raises(RecordsError, match="Is a directory"):
+            insert(store, "thief", "d-0")
+        path.rmdir()
+        path.symlink_to(tmp_path / "away")
+        with pytest.raises(RecordsError, match="symbolic link"):
+            insert(store, "thief", "d-0")
+        path.unlink()
+        check_held(store, "d-0")

@@ -148,7 +148,7 @@ class Records:
         else:
             row = _decode(body or b"", {})
             uid, claim = row.uid, row.shown.partition(" ")[0]
-            holds = tuple(row.holds()) if isinstance(row, Record) else ()
+            holds = _holds_of(row)
         self._set_claim(uid, Stored(body or b"", claim, holds, *_state_of(body or b"")))
 
     def _change(self, set_to: Callable[[str, Any], None], table: Mapping[str, Any], key: str, new: Any) -> None:
@@ -383,6 +383,16 @@ def _decode(body: bytes, newer: Mapping[str, object]) -> Row:
         )
     except (ValueError, RecursionError) as e:
         return UnreadableRecord(shown_key(raw.get("uid", "")), printable(e), raw)
+
+
+def _holds_of(row: Row) -> tuple[Hold, ...]:
+    """Returns what a record holds, also one that this version cannot read, if its devices have the known shape."""
+    if isinstance(row, UnreadableRecord):
+        try:
+            row = Record(row.uid, "", "", State.PREPARED, "", doc=check_doc(row.raw.get("doc")))
+        except ValueError:
+            return ()
+    return tuple(row.holds())
 
 
 def _text(raw: Mapping[str, object], column: str) -> str:
