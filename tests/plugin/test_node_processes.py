@@ -114,7 +114,9 @@ async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sent
         second = await b.start("second", ready=False)
         assert await second.wait() == 2
         b.plugins.pop("second")
-        assert "is served by another process: stop that plugin, or give each its POD_UID" in b.log.read_text()
+        assert (
+            "is served by another process: stop that plugin, or, for a rolling update, set POD_UID" in b.log.read_text()
+        )
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
 

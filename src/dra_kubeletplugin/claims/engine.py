@@ -1,6 +1,6 @@
-"""Prepares and unprepares claims so that a crash at any point leaks nothing and never allocates a device twice.
+"""Prepares and unprepares claims. A crash at any point neither leaks a device nor leaves it prepared for two claims.
 
-A prepare always writes the record, prepares the hardware, writes the CDI file and commits; a rollback does the reverse.
+A prepare always writes the record, prepares the hardware, writes the CDI file and commits, in this order. A rollback does the reverse.
 A claim has one operation in flight at a time. A repeated call joins it, the opposite call waits for it, and other claims do not wait.
 An operation continues when the call that started it has ended.
 """

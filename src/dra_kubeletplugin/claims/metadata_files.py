@@ -111,17 +111,21 @@ def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
     return out
 
 
-def _attributes(claim: Claim, attributes: Mapping[str, Any], given: PreparedDevice) -> JSON:
-    merged = {**attributes, **given.metadata}
+def _attributes(claim: Claim, attributes: Mapping[str, Any], prepared_device: PreparedDevice) -> JSON:
+    merged = {**attributes, **prepared_device.metadata}
     try:
         wire = {name: attribute_json(value, name) for name, value in merged.items()}
     except TypeError as e:
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {given.name}: {e}") from None
+        raise BadAnswerError(
+            f"claim {claim.namespace}/{claim.name}: metadata of device {prepared_device.name}: {e}"
+        ) from None
     if len(wire) > _MAX_ATTRIBUTES:
-        raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", given.name, wire))
-    added = {name: value for name, value in wire.items() if name in given.metadata}
+        raise BadAnswerError(_too_many(f"claim {claim.namespace}/{claim.name}", prepared_device.name, wire))
+    added = {name: value for name, value in wire.items() if name in prepared_device.metadata}
     if faults := attribute_faults(added):
-        raise BadAnswerError(f"claim {claim.namespace}/{claim.name}: metadata of device {given.name}: {faults}")
+        raise BadAnswerError(
+            f"claim {claim.namespace}/{claim.name}: metadata of device {prepared_device.name}: {faults}"
+        )
     return wire
 
 
@@ -161,12 +165,12 @@ class MetadataFiles:
         pod_claim = _pod_claim(claim)
         requests: dict[str, list[JSON]] = {}
         mounts: dict[str, JSON] = {}
-        for allocated, given in prepared:
+        for allocated, prepared_device in prepared:
             device: JSON = {"driver": self._driver, "pool": allocated.pool, "name": allocated.name}
-            if attributes := _attributes(claim, allocated.attributes, given):
+            if attributes := _attributes(claim, allocated.attributes, prepared_device):
                 device["attributes"] = attributes
-            if given.status and given.status.network_data:
-                device["networkData"] = given.status.network_data.json()
+            if prepared_device.status and prepared_device.status.network_data:
+                device["networkData"] = prepared_device.status.network_data.json()
             requests.setdefault(allocated.request, []).append(device)
             base = base_request(allocated.request)
             if base not in mounts:

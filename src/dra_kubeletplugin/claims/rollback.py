@@ -45,7 +45,7 @@ class Rollback:
         self.retries = RollbackRetries(context.metrics)
 
     async def decide(self, operation: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
-        """Runs ``operation`` in a transaction and returns its decision. A claim marked for rollback has no CDI spec afterwards."""
+        """Runs ``operation`` in a transaction and returns its decision. If it marks a claim for rollback, removes the claim's CDI spec."""
         return await self.context.store.do(operation, mode, then=self._without_spec)
 
     async def unprepare(self, uid: str) -> Decision:
@@ -133,7 +133,7 @@ class Rollback:
         self._undone(record)
 
     def _record_event(self, record: Record, error: DraError) -> None:
-        """Records an event for a failed rollback: the kubelet records none for unprepare, and does not know of other rollbacks."""
+        """Records an event for a failed rollback: the kubelet records none for a failed unprepare, and does not know other rollbacks."""
         if not isinstance(error, StoppingError):
             reason, verb = (
                 ("UnprepareFailed", "unprepare") if record.doc.get("complete") else ("RollbackFailed", "roll back")

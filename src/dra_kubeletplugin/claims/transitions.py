@@ -42,7 +42,7 @@ class AlreadyPrepared:
 class RollBack:
     """The claim is marked and owned by this process: roll it back, then decide again.
 
-    ``fault`` is why its CDI spec still exists.
+    ``fault`` is why the claim's CDI spec could not be removed; None if it was removed.
     """
 
     record: Record
@@ -104,7 +104,7 @@ class Transitions:
             fault: why the claim cannot be prepared for the first time; ignored if it is prepared already.
             supply: the current counters and capacity.
 
-        Raises ``fault``, or :class:`DeviceHeldError` with the holders of a device, or of the counters and capacity that it needs.
+        Raises ``fault``, or :class:`DeviceHeldError` with the holders of a device, or of the counters and capacity that the claim needs.
         Raises :class:`RecordUnreadableError`; or :class:`HardwareUnknownError` while it is not known which devices are in use.
         """
         found = self.readable(records.read(wanted.uid))
@@ -165,7 +165,7 @@ class Transitions:
 
     def _repeat(self, records: Records, found: Record, wanted: Record) -> Decision:
         if self.is_prepared(found) and found.same_allocation(wanted):
-            # Another instance may have found the claim deleted and may be about to unprepare it. This update stops that.
+            # Another instance may have found the claim deleted and may be about to unprepare it. Updating the record prevents that.
             if not found.name or self.process.others():
                 fence = found.fence
                 found.complete_from(wanted)
@@ -176,7 +176,10 @@ class Transitions:
         return self._mark(records, found)
 
     def end(self, records: Records, uid: str, read_note: Callable[[], Record | None]) -> Decision:
-        """Decides for an unprepare. ``read_note`` returns the record from the claim's note; it is called only if the row cannot be used."""
+        """Decides for an unprepare.
+
+        ``read_note`` returns the record from the claim's note. It is called only if there is no readable record of the claim.
+        """
         row = records.read(uid)
         if not isinstance(row, Record):
             record = read_note()
@@ -206,7 +209,7 @@ class Transitions:
     def _adopt(self, records: Records, record: Record) -> Decision:
         """Inserts a record for a claim without a row, so that it can be rolled back.
 
-        If another claim has its devices now, they are left alone and only the claim's files are removed.
+        If another claim holds the devices now, nothing is undone, and only this claim's files are removed.
         """
         records.forget(record.uid)
         record.state, record.owner = State.UNPREPARING, self.process.id
@@ -222,7 +225,7 @@ class Transitions:
         return RollBack(record)
 
     def reclaim(self, records: Records, seen: Record) -> Decision:
-        """Decides for a prepared claim that the API server no longer has. It must be unchanged since it was ``seen``."""
+        """Decides for a prepared claim that the API server no longer has. Its record must be unchanged since ``seen`` was read."""
         row = records.read(seen.uid)
         if not isinstance(row, Record) or (row.created, row.updated) != (seen.created, seen.updated):
             return NothingToDo()

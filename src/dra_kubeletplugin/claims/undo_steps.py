@@ -182,7 +182,7 @@ async def run_undo(
     claim: PreparedClaim,
     report: Report = _log,
 ) -> None:
-    """Runs ``unprepare``, then every recorded step, newest first. A failure does not stop the remaining ones.
+    """Runs ``unprepare``, then every recorded step, newest first. After a failure, the remaining steps still run.
 
     Args:
         driver: the driver that reverses the steps.

@@ -132,7 +132,7 @@ class DeviceDiscovery:
         return f"no claim can be prepared until {what} succeeds"
 
     async def first_look(self, timeout: float) -> bool:
-        """Waits until a call has ended, successful or not. Returns False if none has after ``timeout`` seconds."""
+        """Waits until a call has ended, successful or not. Returns False if no call has ended after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout), self._ended:
                 await self._ended.wait_for(lambda: self._rounds[1] > 0)

@@ -21,8 +21,8 @@ class HealthPolicy:
     """The effects of health reports.
 
     Args:
-        taint: for unhealthy devices whose report sets none; None for no taint. A plugin passes ``Driver.unhealthy_taint``, by default
-            ``dra-kubeletplugin.dev/unhealthy`` with the effect NoSchedule.
+        taint: the taint of unhealthy devices whose report contains no taint; None for no taint. A plugin passes
+            ``Driver.unhealthy_taint``, by default ``dra-kubeletplugin.dev/unhealthy`` with the effect NoSchedule.
         effect: replaces the effect of every taint for bad health (option UNHEALTHY_EFFECT); empty to keep each taint's own effect.
         unhealthy_after: consecutive unhealthy reports that make a healthy device unhealthy; by default 1 (UNHEALTHY_AFTER).
         healthy_after: consecutive healthy reports that make an unhealthy device healthy; by default 3 (HEALTHY_AFTER).

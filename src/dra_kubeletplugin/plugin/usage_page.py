@@ -30,7 +30,7 @@ _HEADERS = {
 
 
 def page() -> Response:
-    """Returns the page, which contains no data. Its policy allows its own script and style, and requests to this server only."""
+    """Returns the page, which contains no data. Its policy allows only its own script and style, and requests to this server."""
     text = FILE.read_text(encoding="utf-8")
     hashes = {kind: f"'sha256-{_digest(body)}'" for kind, body in _INLINE.findall(text)}
     policy = (

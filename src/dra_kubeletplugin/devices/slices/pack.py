@@ -63,10 +63,10 @@ def pack(
 ) -> list[SliceContent]:
     """Returns the slices of a pool, slices with counter sets first.
 
-    An empty pool is one slice without devices, which means that the driver runs and has none.
+    An empty pool is one slice without devices, which means that the driver runs and has no devices.
 
     Args:
-        devices: in the author's order, which is kept within a slice.
+        devices: the devices in the author's order, which is kept within a slice.
         counter_sets: shared counters of the pool.
         before: the previous content of slices, in the order in which the allocator reads them.
         full: maximum number of devices in a slice: 128, or 64 if the driver reports health.
@@ -98,7 +98,7 @@ def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, Publi
 def _stay(
     devices: Sequence[EncodedDevice], before: Mapping[str, PublishedNames], contents: Mapping[str, SliceContent]
 ) -> Collection[str]:
-    """Puts devices into their previous slices. Returns the names of new devices and of those that cannot stay."""
+    """Puts devices into their previous slices. Returns the names of new devices and of devices that cannot stay."""
     home: dict[str, str] = {}
     for slice_, held in before.items():
         for name in held.devices:
@@ -135,9 +135,9 @@ def _place(
     spare: Sequence[SliceContent],
     full: int,
 ) -> list[SliceContent]:
-    """Puts the devices in ``rest`` into as few slices as possible. Returns the slices that were added, first those from ``spare``.
+    """Puts the devices in ``rest`` into as few slices as possible. Returns the added slices; slices from ``spare`` come first.
 
-    Each device is tried in the slice of the device before it, which keeps the author's order, then in a few with free capacity.
+    Each device is tried in the slice of the device before it, which keeps the author's order, then in a few slices with free capacity.
     """
     where = {d.name: content for content in filled for d in content.devices}
     open_ = [c for c in filled if len(c.devices) < c.limit]

@@ -44,8 +44,8 @@ class Publisher:
 
     Args:
         scope: decides which slices belong to this publisher.
-        leadership: whether this instance publishes. If not, it writes nothing, and ``published`` is set when the other instance's slices
-            are complete.
+        leadership: decides whether this instance publishes. If it does not, it writes nothing, and ``published`` is set when the slices of
+            the publishing instance are complete.
         times: when taints were added.
         gates_off: called with the feature gates that the API server has off, when they change.
     """

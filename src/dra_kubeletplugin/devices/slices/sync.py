@@ -261,7 +261,7 @@ class Syncer:
         Completed writes are not undone on an error.
 
         Raises:
-            ApiError: a write failed; if it was rejected, after the writes of the other pools.
+            ApiError: a write failed. If the API server rejected the write, this is raised after the writes of the other pools.
             SupersededError: the plan became wrong.
         """
         settled = {s.name: s.version for s in sync.existing}

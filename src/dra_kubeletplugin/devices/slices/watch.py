@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...kube import KubeClient, Reflector
 
-_PASSING = 5.0  # seconds until a failing watch is reported; a connection that was cut usually recovers sooner
+_REPORT_AFTER = 5.0  # seconds until a failing watch is reported; a connection that was cut usually recovers sooner
 _DEAD_AFTER = 180.0  # seconds without any message of the API server until the watch counts as dead
 
 
@@ -26,7 +26,7 @@ class SliceWatch:
     def fault(self) -> str:
         """Why changes may go unnoticed now; empty if the watch works."""
         silent_for = time.monotonic() - (self._reflector.last_message or self._since)
-        if self._reflector.fault and (silent_for > _PASSING or not self._reflector.last_message):
+        if self._reflector.fault and (silent_for > _REPORT_AFTER or not self._reflector.last_message):
             return f"changes of the slices by other writers are not noticed: {self._reflector.fault}"
         if silent_for > _DEAD_AFTER:
             return (

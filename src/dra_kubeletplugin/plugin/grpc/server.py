@@ -204,7 +204,7 @@ class UnixServer:
 
     def _taken(self) -> SocketError:
         return SocketError(
-            f"{self.path} is served by another process: stop that plugin, or give each its POD_UID for a rolling update"
+            f"{self.path} is served by another process: stop that plugin, or, for a rolling update, set POD_UID in each pod"
         )
 
 

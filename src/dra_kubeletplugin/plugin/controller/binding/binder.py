@@ -50,7 +50,7 @@ class NextStep(Enum):
     DONE = "nothing, until something changes"
     AGAIN = "the next step at once"
     WAIT = "nothing, until a device is free"
-    SEE = "nothing, until the claim is seen as it was written"
+    SEE = "nothing, until the watch shows the written conditions"
 
 
 class Binder:
