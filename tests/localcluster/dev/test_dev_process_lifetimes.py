@@ -37,7 +37,7 @@ GUARDED = """
 LATE = """
     import asyncio, json, sys
     from pathlib import Path
-    from dra_kubeletplugin.localcluster.runtime.base_spec import PATH, ContainerSurroundings, OciProcess, base_spec
+    from dra_kubeletplugin.localcluster.runtime.base_spec import PATH, ContainerContext, OciProcess, base_spec
     from dra_kubeletplugin.localcluster.runtime.images import Images
     from dra_kubeletplugin.localcluster.runtime.runc import Runc
 
@@ -47,7 +47,7 @@ LATE = """
             (bundle / name).mkdir(parents=True)
         (bundle / "image").symlink_to(Images({}, root / "images").find("busybox").root)
         process = OciProcess(["sleep", "1000"], [PATH], "/", 0, 0)
-        (bundle / "config.json").write_text(json.dumps(base_spec(process, ContainerSurroundings([], cgroup=cgroup))))
+        (bundle / "config.json").write_text(json.dumps(base_spec(process, ContainerContext([], cgroup=cgroup))))
         none = asyncio.subprocess.DEVNULL
         runc = await Runc.find(root / "runc")
         await runc.run(runc.name(), bundle, (none, none, none))
