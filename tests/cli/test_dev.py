@@ -304,7 +304,7 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
         try:
             wait_until(lambda: len(dev.devices()) == 8)
             wait_until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
-            assert "kill and start a driver that you started yourself" in dev.verb("kill-driver")
+            assert "stop and start your own driver yourself" in dev.verb("kill-driver")
         finally:
             driver.terminate()
             driver.wait(60)

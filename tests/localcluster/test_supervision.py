@@ -140,7 +140,7 @@ async def test_a_flood_of_events_is_one_line_in_the_log_and_its_losses_are_count
         assert await cluster.wait("the losses", lost) == ["dropped events of tester: 10"]
         running.cancel()
         assert [r.message for r in caplog.records if r.levelname == "WARNING" and "tester" in r.message] == [
-            "too many queued events, so further ones of tester are dropped: more than 1000",
+            "events of tester are dropped: more than 1000 events are queued",
             "dropped events of tester: 10",
         ]
         for name, first in (("a", 0), ("b", 1)):  # of each object in order

@@ -1,7 +1,7 @@
 """Answers questions about a cluster from plain objects: why a pod is pending, whether it would fit, which claim has which device.
 
-All questions take a ``Snapshot``: made of objects (:meth:`Snapshot.of`), read from an API server (:func:`take`) or from
-files (:func:`from_files`). Nothing here writes, and the cluster needs no installed component.
+All questions take a ``Snapshot``. :func:`take` reads it from an API server. :meth:`Snapshot.of` builds it from objects,
+for example from those that :func:`from_files` reads. Nothing here writes, and the cluster needs no installed component.
 """
 
 from .explanation.explain import explain, waiting

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class ComponentEnded(Exception):
-    """A component of the local cluster ended by itself. If it raised an exception, that is ``__cause__``."""
+    """A component of the local cluster ended by itself. If the component raised an exception, that exception is ``__cause__``."""
 
 
 class Supervisor:

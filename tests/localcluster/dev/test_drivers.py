@@ -139,7 +139,7 @@ async def test_one_that_was_started_after_it_was_down_is_kept_as_the_first_was(t
         await driver.start(PATIENCE)
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
-        await told.wait("ended with signal SIGKILL; started again")
+        await told.wait("ended with signal SIGKILL; it will be started again")
 
 
 async def test_one_that_dies_while_it_is_upgraded_is_not_started_beside_the_new_one(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_one_that_dies_while_it_is_upgraded_is_not_started_beside_the_new_
         upgrade = asyncio.create_task(driver.upgrade(PATIENCE))
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
-        await told.wait("started again in")
+        await told.wait("be started again in")
         async with asyncio.timeout(PATIENCE):
             while not driver._busy._waiters:  # to start it again, once the upgrade is over
                 await asyncio.sleep(0.01)
@@ -257,7 +257,7 @@ async def test_one_that_is_down_when_its_node_reboots_runs_once_afterwards(
         async def reboot(self, name: str, sysfs: Path | None) -> None:
             await asyncio.sleep(0.5)  # in which it was started again
 
-    monkeypatch.setattr(drivers, "_PAUSE", 0.05)
+    monkeypatch.setattr(drivers, "_MIN_PAUSE", 0.05)
     pids = tmp_path / "pids"
     driver, told = process(tmp_path, f"echo $$ >> {pids}; {READY} exec sleep 100")
     hosts = {"node-1": SimpleNamespace(description=None)}
@@ -265,7 +265,7 @@ async def test_one_that_is_down_when_its_node_reboots_runs_once_afterwards(
     async with kept(driver):
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
-        await told.wait("started again in")
+        await told.wait("be started again in")
         environment = DevEnvironment(Cluster(), hosts, [driver], EnvironmentOptions(print, print), 60, tmp_path, None)  # type: ignore[arg-type]
         await environment.reboot("node-1")
         assert running(pids) == [driver.pid]

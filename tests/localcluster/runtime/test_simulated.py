@@ -104,7 +104,7 @@ async def test_the_log_shows_what_was_injected_and_reports_that_nothing_runs(run
     config = ContainerConfig("main", Role.MAIN, 0, "busybox", ["run"], env=(("A", "b"),), cdi_devices=(DEVICE,))
     await runtime.start(SANDBOX, config)
     shown = b"".join([part async for part in runtime.logs("uid", "main", LogOptions())]).decode()
-    assert "simulated: nothing runs" in shown
+    assert "simulated: no process runs" in shown
     assert "environment injected:\n  GPU=one\n" in shown
     assert "environment of the pod:\n  A=b\n" in shown
     assert b"".join([part async for part in runtime.logs("uid", "main", LogOptions(tail=1))]) == b"  GPU=one\n"

@@ -24,7 +24,7 @@ class Examination:
         host: whether to check this machine; true on a node, false on a laptop.
         host_root: where the host's file system is mounted here.
         node: name of the Node object; empty checks all nodes' slices.
-        devices: by driver, the devices that its code finds on this machine.
+        devices: by driver, the devices that the driver's code finds on this machine.
         driver_errors: reasons why drivers could not report their devices.
         timeout: seconds for a request to the API server.
     """

@@ -27,7 +27,7 @@ async def look(
 
     Args:
         node: the node to check; empty for all nodes.
-        devices: by driver, the devices that its code finds on this machine now.
+        devices: by driver, the devices that the driver's code finds on this machine now.
     """
     try:
         resource = await client.dra("resourceslices")

@@ -27,7 +27,7 @@ JSON = Mapping[str, Any]
 _REST = 4.0  # seconds of rest for each second of work; together at most a fifth of one core
 _PAUSE = 0.2  # minimum seconds of rest
 _OLD = 5.0  # seconds after which a pod is explained again if the cluster changed
-_MAX_REASONS = 1000  # reasons that are kept
+_MAX_REASONS = 1000  # maximum number of reasons that are kept
 _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
 
@@ -35,7 +35,7 @@ _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"
 class _Found:
     line: str
     version: int  # version of the cluster
-    at: float  # monotonic
+    at: float  # monotonic time at which the reason was found
 
 
 class BackgroundExplainer:
@@ -51,7 +51,7 @@ class BackgroundExplainer:
         self._claims: Mapping[tuple[str, str], JSON] = {}
         self._claims_of = -1  # version of the cluster for which _claims was built
         self._view: SchedulerView | None = None
-        # Version of the cluster for which _view was built, and the monotonic time
+        # Version of the cluster for which _view was built, and the monotonic time at which it was built
         self._view_version, self._view_time = -1, 0.0
         self._lock = asyncio.Lock()
 

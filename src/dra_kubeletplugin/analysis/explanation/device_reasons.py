@@ -1,4 +1,4 @@
-"""Finds every reason why a request cannot have a device, independent of other requests."""
+"""Finds every reason why a request cannot have a device, independently of other requests."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
 
 
 def _cluster_message(view: SchedulerView, pod: PodInfo) -> str:
-    """Returns the cluster's own message on why the pod waits; empty if there is none."""
+    """Returns the message of the scheduler or the kubelet on why the pod waits; empty if there is none."""
     about = [e for e in view.snapshot.events if (e.get("involvedObject") or {}).get("uid") == pod.uid]
     warnings = [e for e in about if e.get("type") == "Warning"]
     if pod.node:

@@ -53,7 +53,7 @@ class WhatIf:
         """Returns whether the claims can be allocated.
 
         Args:
-            claims: claims to use instead of the pod's.
+            claims: the claims to allocate; None for those of the constructor.
             gone: UIDs of claims that are treated as deleted.
             device: a change that is applied to each device.
         """

@@ -70,7 +70,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The result. ``devices`` counts all published devices, ``free`` those without a holder after the simulation."""
+    """The result. ``devices`` counts all published devices, ``free`` counts devices without a holder after the simulation."""
 
     workloads: tuple[Fit, ...]
     nodes: int
@@ -96,7 +96,7 @@ def simulate(
 
     Args:
         manifests: pods and workloads (Deployment, StatefulSet, Job, DaemonSet ...), with claims, templates and classes
-            that the cluster does not have. An object in the manifests replaces one of the same name in the cluster.
+            that the cluster does not have. An object in the manifests replaces the cluster's object of the same name.
         namespace: the namespace for manifests that do not set it.
         fill: also count how many more pods of each workload would fit, each workload alone, after all requested pods.
         progress: called with the number of pods tried and the number of all pods.

@@ -100,7 +100,7 @@ class DriverProcess:
 
     Args:
         place: the node or ``controller``, for messages.
-        env: environment variables of the place.
+        env: environment variables for this node or the controller.
         folder: the directory for readiness files.
         report: called with each line of output, and with a line when the process ended or cannot be restarted.
     """

@@ -86,9 +86,9 @@ class ClaimInfo:
 
 
 class ClaimManager:
-    """Prepares and unprepares claims. ``claims`` has them by UID.
+    """Prepares and unprepares claims. ``claims`` maps UIDs to the claims in use.
 
-    Like a real kubelet it refuses to prepare two claims of the same name at once.
+    Like a real kubelet, it refuses to prepare a claim while an older claim of the same name is prepared.
 
     Args:
         timeout: seconds for one call.

@@ -33,7 +33,7 @@ from .timers import Timers
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _PODS_AT_ONCE = 128  # more than a node's maximum of pods, so a plugin call that hangs delays only its own pod
-_WIPE_AGAIN = 1.0  # seconds
+_WIPE_AGAIN = 1.0  # seconds before the first retry of a failed wipe
 
 
 class LocalKubelet:

@@ -38,7 +38,7 @@ Streams = tuple[int, int, int]  # file descriptors for standard input, output an
 
 @dataclass(frozen=True)
 class Started:
-    """The runc process that waits for a container or command. It ends with it and has the same exit code."""
+    """The runc process that waits for a container or command, ends together with it, and returns its exit code."""
 
     process: asyncio.subprocess.Process
 

@@ -204,8 +204,8 @@ def describe_injection(container: ContainerConfig, spec: Mapping[str, Any]) -> s
     process, linux = spec["process"], spec["linux"]
     own = {f"{name}={value}" for name, value in container.env} | {PATH}
     lines = [
-        "# This container is simulated: nothing runs. `dra dev --containers` runs it; annotations set how long it runs:",
-        f"# {PREFIX}/duration: 5s, {PREFIX}/exit-code: 1",
+        "# This container is simulated: no process runs. `dra dev --containers` runs real containers.",
+        f"# Annotations set the time and exit code: {PREFIX}/duration: 5s, {PREFIX}/exit-code: 1",
         f"image: {container.image}",
         f"command: {json.dumps(process['args'])}",
     ]
