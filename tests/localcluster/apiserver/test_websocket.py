@@ -113,7 +113,7 @@ def test_the_handshake_is_the_rfcs_example() -> None:
 @pytest.mark.parametrize(
     ("headers", "says"),
     [
-        ({"upgrade": "SPDY/3.1"}, "SPDY/3.1 is not supported, only WebSocket"),
+        ({"upgrade": "SPDY/3.1"}, "the header Upgrade is 'SPDY/3.1', but only 'websocket' is supported"),
         ({"upgrade": "websocket", "sec-websocket-version": "8"}, "not 13"),
         ({"upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}, "none of the protocols"),
     ],

@@ -87,7 +87,7 @@ class Reader:
         """Returns a filter for the objects that a request selects.
 
         Returns:
-            A function that tests an object, and the path and value of a field that all selected objects share; None if
+            A function that tests an object. The path and value of a field that all selected objects share; None if
             there is no such field.
 
         Raises:

@@ -42,9 +42,8 @@ def accept(headers: Mapping[str, str], supported: tuple[str, ...]) -> tuple[str,
         HandshakeError: The handshake is not supported.
     """
     if "websocket" not in headers.get("upgrade", "").lower():
-        raise HandshakeError(
-            f"unable to upgrade: {headers.get('upgrade', 'no upgrade')} is not supported, only WebSocket"
-        )
+        offer = headers.get("upgrade", "")
+        raise HandshakeError(f"unable to upgrade: the header Upgrade is {offer!r}, but only 'websocket' is supported")
     if headers.get("sec-websocket-version") != "13":
         raise HandshakeError("unable to upgrade: Sec-WebSocket-Version is not 13")
     key = headers.get("sec-websocket-key", "")
