@@ -251,8 +251,8 @@ class Driver:
     def stop(self) -> Awaitable[None] | None:
         """Closes the resources that :meth:`start` opened.
 
-        Called once when the process stops, after it has waited for the running calls. The process waits at most 3 s for this method,
-        and logs an exception. It is not called when the process is killed.
+        Called once when the process stops, after it has waited for the running calls, at most ``SHUTDOWN_GRACE_PERIOD`` seconds. The
+        process waits at most 3 s for this method, and logs an exception. It is not called when the process is killed.
         """
 
     def devices(self) -> DriverResult[Device]:
