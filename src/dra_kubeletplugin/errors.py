@@ -210,7 +210,9 @@ class NotReadyError(DraError):
 
     code = "DRA-E007"
     reason = "NOT_READY"
-    help = "The message has the lines of /readyz: registration, devices, slices, records. Fix the first one."
+    help = (
+        "The message has the lines of /readyz: registration, devices, slices, records. Fix the cause in the first line."
+    )
 
 
 class LeaseLostError(DraError):
@@ -249,7 +251,10 @@ class RecordsNewerError(RecordsError):
 
     code = "DRA-E012"
     reason = "RECORDS_NEWER"
-    help = "Downgrades keep records over one schema version. Go back to the newer plugin, or step down one at a time."
+    help = (
+        "A plugin can read records that are at most one schema version newer. Return to the newer plugin, or downgrade one schema "
+        "version at a time."
+    )
 
 
 class ClaimError(DraError):
@@ -265,7 +270,7 @@ class RetryableError(ClaimError):
 
     code = "DRA-E101"
     reason = "RETRYABLE"
-    help = "The driver expects this to pass. If it does not, search the plugin's log for this text."
+    help = "The driver expects that a retry succeeds. If it does not, search the plugin's log for this text."
 
 
 class PermanentError(ClaimError):
@@ -282,8 +287,8 @@ class DriverFailedError(ClaimError):
     code = "DRA-E103"
     reason = "DRIVER_FAILED"
     help = (
-        "A fault in the driver or its hardware. Search the plugin's log for this text. It has the traceback if the error was raised "
-        "below the driver's method."
+        "A fault in the driver or its hardware. Search the plugin's log for this text. The log also has the traceback, "
+        "if a function that the driver's method called raised the error."
     )
 
 
@@ -316,18 +321,18 @@ class DeviceHeldError(ClaimError):
     reason = "DEVICE_HELD"
     help = (
         "An exclusive device is still prepared for the named claim. It is freed when that claim's pod has stopped. "
-        "Where that pod is gone for good, `dra claims` shows the record, and `dra claims forget UID` drops it."
+        "If that pod is gone for good, `dra claims` shows the record, and `dra claims forget UID` drops it."
     )
 
 
 class OverdrawnError(DeviceHeldError):
-    """Too little is left of a counter, or of the capacity of a shared device."""
+    """Too little of a counter, or of a shared device's capacity, is available."""
 
     code = "DRA-E130"
     reason = "OVERDRAWN"
     help = (
-        "Partitions of one physical device, or shares of one device, would together have more than there is. It is freed when "
-        "the pods of the named claims have stopped. Where that is for good, `dra claims` shows the record, and "
+        "Partitions of one physical device, or shares of one device, would together exceed the device. Capacity is freed when "
+        "the pods of the named claims have stopped. If such a pod is gone for good, `dra claims` shows the record, and "
         "`dra claims forget UID` drops it."
     )
 
@@ -355,7 +360,10 @@ class ConfigError(ClaimError):
 class ApiUnavailableError(ClaimError):
     code = "DRA-E118"
     reason = "API_UNAVAILABLE"
-    help = "A first prepare has to read the claim. The kubelet retries; check the API server, and the plugin's token and permissions."
+    help = (
+        "Before the first prepare of a claim, the plugin reads it from the API server. The kubelet retries; check the API server, and "
+        "the plugin's token and permissions."
+    )
 
 
 class StillWorkingError(ClaimError):
@@ -394,15 +402,17 @@ class StoppingError(ClaimError):
 class HostPathMissingError(ClaimError):
     code = "DRA-E124"
     reason = "HOST_PATH_MISSING"
-    help = "The device node, mount source or hook is not, or no longer, on the host. See the driver of the device and udev."
+    help = (
+        "The device node, mount source or hook does not exist on the host. Check the device's kernel driver and udev."
+    )
 
 
 class RecordUnreadableError(ClaimError):
     code = "DRA-E125"
     reason = "RECORD_UNREADABLE"
     help = (
-        "One record is kept as it is, because this version cannot read it. A newer plugin may have written it: use that one. "
-        "Where the claim's pod is gone for good, `dra claims forget UID` drops the record and frees its devices."
+        "The plugin keeps one record unchanged, because this version cannot read it. A newer plugin may have written it: use that version. "
+        "If the claim's pod is gone for good, `dra claims forget UID` drops the record and frees its devices."
     )
 
 
@@ -431,7 +441,10 @@ class MetadataUpdateError(ClaimError):
 
     code = "DRA-E129"
     reason = "METADATA_NOT_UPDATED"
-    help = "The claim is no longer prepared, or has no device metadata; the message says which. The update is dropped: no pod reads it."
+    help = (
+        "The claim is no longer prepared, or has no device metadata; the message says which. The update is dropped, because no pod "
+        "reads it."
+    )
 
 
 class MetadataError(DraError):
@@ -447,4 +460,4 @@ class QuestionError(DraError):
 
     code = "DRA-E150"
     reason = "QUESTION"
-    help = "The message says what was asked for, and what there is instead."
+    help = "The message names the requested object or file, and what exists instead."

@@ -243,7 +243,7 @@ def test_numbers_are_taken_as_far_as_go_has_them(field: str, least: int, most: i
 
 def test_annotations_are_texts() -> None:
     assert spec_faults(spec(annotations={"a": "b", "c": None})) == ""
-    assert spec_faults(spec(annotations={"a": "b", "c": 1})) == "spec.annotations has a value that is no text"
+    assert spec_faults(spec(annotations={"a": "b", "c": 1})) == "spec.annotations has a value that is not text"
 
 
 @pytest.mark.parametrize("what", [{"mounts": [{"type": "bind"}]}, {"deviceNodes": [{"path": "/a", "hostPath": "/b"}]}])

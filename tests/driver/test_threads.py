@@ -39,7 +39,7 @@ async def test_more_work_than_threads_waits_and_can_be_cancelled() -> None:
 
 
 async def test_a_burst_of_work_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_REST", 0.05)
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.05)
     asyncio.get_running_loop().set_default_executor(LoopExecutor())
     barrier = threading.Barrier(8)
     await asyncio.gather(*(asyncio.to_thread(barrier.wait) for _ in range(8)))

@@ -142,7 +142,7 @@ FILES = [
     Mistake("a default that is shared", "config = C", ("C.ports = [1] would be one object that all claims share", "default_factory=lambda: [1]"), "class C(Config):  # here\n    ports: list[int] = [1]\n\n\n"),
     Mistake("a dataclass", "config = C", ("remove @dataclass",), "from dataclasses import dataclass\n\n\n@dataclass  # here\nclass C(Config):\n    port: int = 1\n\n\n"),
     Mistake("a config with an __init__", "config = C", ("C.__init__() is generated from the fields: remove yours", "check()"), "class C(Config):  # here\n    port: int = 1\n\n    def __init__(self): ...\n\n\n"),
-    cls("no subsystems", "subsystems = None", "Acme.subsystems None is no list of kernel subsystems such as"),
+    cls("no subsystems", "subsystems = None", "Acme.subsystems None is not a list of kernel subsystems such as"),
     file("an assertion", "assert 1 > 2  # here\n", "AssertionError: assert 1 > 2"),
 ]  # fmt: skip
 CLASSES = [

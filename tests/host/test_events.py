@@ -122,7 +122,7 @@ async def test_the_driver_reports_which_subsystems_are_a_reason_to_look() -> Non
 
 @pytest.mark.parametrize("wrong", ["pci", ("pci", ""), (5,)])
 def test_subsystems_that_are_no_list_are_refused_where_they_are_written(wrong: object) -> None:
-    with pytest.raises(DriverError, match="is no list of kernel subsystems"):
+    with pytest.raises(DriverError, match="is not a list of kernel subsystems"):
         type("Wrong", (Toy,), {"subsystems": wrong})
 
 

@@ -166,7 +166,7 @@ def test_the_list_of_a_numa_node_has_those_of_its_socket_that_are_nearest(tmp_pa
     assert numa.near(0) == [0, 1], "node 2 is as near and on the other socket"
     assert numa.near(1) == [1, 0]
     assert numa.near(2) == [2, 3], "the socket of a node without CPUs is not known: it counts as the same"
-    with pytest.raises(ValueError, match="-1 is no NUMA node: leave the attribute out"):
+    with pytest.raises(ValueError, match="-1 is not a NUMA node: omit the attribute"):
         numa.near(-1)
 
 
@@ -226,7 +226,7 @@ def test_the_uuid_of_a_mediated_device_is_lower_case() -> None:
         "resource.kubernetes.io/mdevUUID": {"string": uuid.lower()}
     }
     for wrong in ("", uuid[1:], uuid.replace("-", ""), f"{uuid}\n"):
-        with pytest.raises(ValueError, match="is no UUID"):
+        with pytest.raises(ValueError, match="is not the UUID"):
             device_attributes.mdev_uuid(wrong)
 
 

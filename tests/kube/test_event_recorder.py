@@ -222,7 +222,7 @@ async def test_whatever_the_server_states_of_a_claim_its_own_event_is_written(re
 async def test_what_is_reported_often_is_one_event_with_a_count_and_nobody_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._AGAIN", 0.1)
+    monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._COUNT_INTERVAL", 0.1)
     server = Server()
     server.hold = asyncio.Event()
     events = events_to(server)

@@ -320,7 +320,7 @@ async def test_what_is_no_lease_is_a_fault_and_is_not_written_over(elect: Any, s
     api = Api(until=5, lease={"metadata": {"name": "driver", "resourceVersion": "1"}, "spec": spec})
     elector = await elect(api)
     assert api.writes == []
-    assert "is no Lease" in elector.fault
+    assert "is not a Lease" in elector.fault
 
 
 # --- giving back --------------------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ async def test_an_object_that_is_no_lease_is_reported_and_never_taken(
     meta = {"name": "driver", "namespace": "default", "uid": "u"}
     server.storage.put("leases.coordination.k8s.io", {"metadata": meta, "spec": spec})
     elector = candidates.start("first")
-    await until(lambda: "is no Lease" in elector.fault)
+    await until(lambda: "is not a Lease" in elector.fault)
     assert not elector.leader.is_set()
 
 

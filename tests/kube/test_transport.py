@@ -509,7 +509,7 @@ async def test_without_tls_there_are_no_certificates_to_look_at(network: Network
 )
 def test_which_urls_lead_to_a_server(server: str, parts: Any) -> None:
     if parts is None:
-        with pytest.raises(SettingsError, match="is no URL of an API server"):
+        with pytest.raises(SettingsError, match="is not the URL of an API server"):
             split_server(server)
     else:
         assert split_server(server) == parts

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader
 from dra_kubeletplugin.localcluster.apiserver import certificate
 from tests.helpers import worst_parameters
@@ -115,7 +115,7 @@ def test_validate_ends_with_at_most_ten_faults_of_an_object(
     found = json.loads(capsys.readouterr().out)["objects"]
     assert len(found) == len(objects)
     assert code == any(o["faults"] for o in found)
-    assert all(len(o["faults"]) <= 2 * (MOST_FAULTS + 1) for o in found)
+    assert all(len(o["faults"]) <= 2 * (MAX_FAULTS + 1) for o in found)
 
 
 @pytest.mark.cases(2)

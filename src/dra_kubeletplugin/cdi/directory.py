@@ -29,10 +29,10 @@ _TEMPORARY = ".tmp-"
 _SPEC, _NOTE = ".json", ".record"
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-_MOST = 16 << 20  # bytes of a file; the spec of a claim has a few hundred
+_MAX_BYTES = 16 << 20  # bytes of a file; the spec of a claim has a few hundred
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-_PROBE = 4096  # bytes
+_PROBE_SIZE = 4096  # bytes
 
 
 class ClaimSpecs:
@@ -137,7 +137,7 @@ class ClaimSpecs:
         with naming(str(self.root)):
             fd = self._open(temporary, _CREATE, 0o600)
             try:
-                _write_all(fd, bytes(_PROBE))
+                _write_all(fd, bytes(_PROBE_SIZE))
             finally:
                 os.close(fd)
                 os.unlink(temporary)
@@ -284,9 +284,9 @@ def content_of(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with naming(path), os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_size > _MOST:
-            raise ValueError(f"it is no regular file of at most {_MOST:,} bytes")
-        return file.read(_MOST)
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:
+            raise ValueError(f"it is not a regular file of at most {_MAX_BYTES:,} bytes")
+        return file.read(_MAX_BYTES)
 
 
 def is_uid(uid: str) -> bool:

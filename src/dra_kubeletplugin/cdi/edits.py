@@ -144,7 +144,7 @@ class ContainerEdits:
             variable: object = (env or {})[name]
             # the text of such an object, e.g. a list or a function, is never the intended value
             if variable is None or isinstance(variable, _NOT_TEXT):
-                raise InvalidSpecError(f"env {name} is {_kind(variable)}: give text, or leave it out")
+                raise InvalidSpecError(f"env {name} is {_kind(variable)}: pass text, or omit the variable")
         nodes = [DeviceNode(path=n) if isinstance(n, str) else n for n in device_nodes]
         built: dict[str, Any] = {}
         for key, value in (

@@ -89,7 +89,7 @@ def _as_json(text: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> JSON:
         out = dict(pairs)
         if len(out) != len(pairs):
-            raise ValueError("a key stands twice")
+            raise ValueError("a key occurs twice")
         return out
 
     return json.loads(text, object_pairs_hook=once)

@@ -305,7 +305,7 @@ def _scalar(value: Any, kind: str, path: _Path) -> None:
     if not isinstance(value, _TYPES[kind]) or (kind in _RANGES and isinstance(value, bool)):
         raise InvalidSpecError(f"{_shown(path)} has the wrong type {type(value).__name__}")
     if isinstance(value, dict) and not all(isinstance(v, str) or v is None for v in value.values()):
-        raise InvalidSpecError(f"{_shown(path)} has a value that is no text")
+        raise InvalidSpecError(f"{_shown(path)} has a value that is not text")
     least, most = _RANGES.get(kind, (0, 0))
     if isinstance(value, int) and kind in _RANGES and not least <= value <= most:
         raise InvalidSpecError(f"{_shown(path)} {value} is out of range")

@@ -113,7 +113,7 @@ def _check(cls: type[Driver], role: Role) -> None:
     kinds = _kinds(cls)
     for kind in kinds:
         _check_config(cls, kind)
-    _check_apart(kinds)
+    _check_distinct(kinds)
 
 
 def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
@@ -217,8 +217,8 @@ def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
     _check_shadowed(kind)
-    _check_plain(kind)
-    _check_named(kind)
+    _check_methods(kind)
+    _check_class_attributes(kind)
     check_config_names(kind)
     if kind.OLDER and "convert_from" not in {n for c in kind.__mro__[: kind.__mro__.index(Config)] for n in vars(c)}:
         raise DriverError(
@@ -240,7 +240,7 @@ def _check_config(cls: type[Driver], kind: type[Config]) -> None:
         ) from None
     for within in objects:
         if issubclass(within, Config):
-            _check_plain(within)
+            _check_methods(within)
             check_config_names(within)
     for f in fields:
         _check_default(kind, f)
@@ -298,7 +298,7 @@ def _check_shadowed(kind: type[Config]) -> None:
             )
 
 
-def _check_apart(kinds: Sequence[type[Config]]) -> None:
+def _check_distinct(kinds: Sequence[type[Config]]) -> None:
     """Rejects two kinds with the same KIND and API_VERSION: only the first would ever be read."""
     named: dict[tuple[str, str], type[Config]] = {}
     for kind in kinds:
@@ -309,7 +309,7 @@ def _check_apart(kinds: Sequence[type[Config]]) -> None:
             )
 
 
-def _check_named(kind: type[Config]) -> None:
+def _check_class_attributes(kind: type[Config]) -> None:
     for name in ("KIND", "API_VERSION"):
         if not isinstance(value := getattr(kind, name), str):
             raise DriverError(f"{kind.__name__}.{name} is {shown(value)}: it must be text")
@@ -321,7 +321,7 @@ def _check_named(kind: type[Config]) -> None:
         raise DriverError(f"{kind.__name__}.LAYERED is {shown(kind.LAYERED)}: set it to True or False")
 
 
-def _check_plain(kind: type[Config]) -> None:
+def _check_methods(kind: type[Config]) -> None:
     _check_signature(kind, "check", ("self",))
     _check_signature(kind, "convert_from", ("older",))
     for method in ("check", "convert_from"):

@@ -151,7 +151,7 @@ class Driver:
         listed = isinstance(cls.subsystems, Iterable) and not isinstance(cls.subsystems, str)
         if not listed or not all(isinstance(s, str) and s for s in cls.subsystems):
             raise DriverError(
-                f"{cls.__name__}.subsystems {cls.subsystems!r} is no list of kernel subsystems such as ('pci', 'net')"
+                f"{cls.__name__}.subsystems {cls.subsystems!r} is not a list of kernel subsystems such as ('pci', 'net')"
             )
         if not isinstance(cls.name, str):
             raise DriverError(f"{cls.__name__}.name is {type(cls.name).__name__}, not text such as 'fpga.example.com'")
@@ -251,8 +251,8 @@ class Driver:
     def stop(self) -> Awaitable[None] | None:
         """Closes the resources that :meth:`start` opened.
 
-        Called once when the process stops, after it has waited for the running calls. The process waits at most 3 s for this method,
-        and logs an exception. It is not called when the process is killed.
+        Called once when the process stops, after it has waited for the running calls, at most ``SHUTDOWN_GRACE_PERIOD`` seconds. The
+        process waits at most 3 s for this method, and logs an exception. It is not called when the process is killed.
         """
 
     def devices(self) -> DriverResult[Device]:
@@ -298,8 +298,8 @@ class Driver:
         would together exceed the available amount.
 
         The call may take as long as necessary. The kubelet waits at most 45 s; the framework replies earlier, and the kubelet's retry
-        joins the same call. After success the framework keeps the result. It calls again only after a failed prepare that was rolled
-        back, or after a reboot of the node.
+        joins the same call. After success the framework keeps the result. It calls this method again for the claim only after a failed
+        prepare that was rolled back, or after a reboot of the node.
 
         Another process (the controller, another plugin instance) may publish a device's pool. Then ``device`` has the content of its
         slice, and ``device.data`` is None.
@@ -307,9 +307,9 @@ class Driver:
         The process may die at any point of the call. Then the framework calls ``unprepare`` with ``complete=False``, and afterwards the
         undo steps that you registered with ``claim.on_undo``. The same happens when the call raises.
 
-        Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for one that will not. The kubelet retries
-        after both. The exception's text becomes an event of the pod. Use the same text for the same fault, without counts or times:
-        each new text is a new event.
+        Raise :class:`RetryableError` for a fault that may pass, and :class:`PermanentError` for a fault that will not pass. The kubelet
+        retries after both. The exception's text becomes an event of the pod. Use the same text for the same fault, without counts or
+        times: each new text is a new event.
         """
         raise DriverError(f"{type(self).__name__} has no `prepare` method: it must return a list of PreparedDevice")
 

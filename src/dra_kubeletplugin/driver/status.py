@@ -43,13 +43,13 @@ class Condition:
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or len(self.type) > _MAX_TYPE or _type_faults(self.type):
             raise InvalidObjectError(
-                f"Condition: type {printable(self.type)!r} is no qualified name, such as Ready or example.com/Attached"
+                f"Condition: type {printable(self.type)!r} is not a qualified name such as Ready or example.com/Attached"
             )
         if self.status is not None and not isinstance(self.status, bool):
             raise InvalidObjectError(f"Condition {self.type}: status is True, False, or None for unknown")
         if not isinstance(self.reason, str) or len(self.reason) > _MAX_REASON or not _REASON.fullmatch(self.reason):
             raise InvalidObjectError(
-                f"Condition {self.type}: reason {printable(self.reason)!r} is no word in CamelCase, such as NoPort"
+                f"Condition {self.type}: reason {printable(self.reason)!r} is not a word in CamelCase such as NoPort"
             )
 
     def json(self, before: Mapping[str, Any] | None, time: str) -> dict[str, Any]:
@@ -131,10 +131,10 @@ class DeviceStatus:
         object.__setattr__(self, "conditions", conditions)
         types = [c.type for c in conditions if isinstance(c, Condition)]
         if len(types) != len(conditions):
-            raise InvalidObjectError("DeviceStatus: conditions are Conditions")
+            raise InvalidObjectError("DeviceStatus: each item of conditions must be a Condition")
         if len(types) > MAX_CONDITIONS or len(set(types)) != len(types):
             raise InvalidObjectError(
-                f"DeviceStatus: at most {MAX_CONDITIONS} conditions, each type once, not {', '.join(types)}"
+                f"DeviceStatus: at most {MAX_CONDITIONS} conditions are accepted, each type once: there are {', '.join(types)}"
             )
         if self.data is not None:
             try:
@@ -144,7 +144,9 @@ class DeviceStatus:
             if (size := len(msgspec.json.encode(self.data))) > MAX_STATUS_DATA_BYTES:
                 raise InvalidObjectError(f"DeviceStatus: data of {size} bytes is more than {MAX_STATUS_DATA_BYTES}")
             if not isinstance(self.data, dict):
-                raise InvalidObjectError("DeviceStatus: data is a dictionary: the API server takes JSON objects only")
+                raise InvalidObjectError(
+                    "DeviceStatus: data must be a dictionary, because the API server accepts only JSON objects"
+                )
 
     def json(self, before: Mapping[str, Any], time: str) -> dict[str, Any]:
         """Returns the status fields of an entry of ``status.devices[]``, without those that identify the device.

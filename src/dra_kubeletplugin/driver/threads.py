@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 Job = Callable[[], None]  # must not raise
-_REST = 10.0  # seconds that an idle thread lives on, because vendors' libraries keep state for each thread
+_IDLE_SECONDS = 10.0  # seconds that an idle thread lives on, because vendors' libraries keep state for each thread
 
 
 class Threads:
@@ -24,13 +24,13 @@ class Threads:
         self._change = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._alive = 0
-        self._resting = 0
+        self._idle = 0
 
     def submit(self, job: Job) -> None:
         """Runs ``job`` in a thread: at once if a thread is idle or a new one is allowed, else when one becomes idle."""
         with self._change:
             self._jobs.append(job)
-            if self._resting >= len(self._jobs):
+            if self._idle >= len(self._jobs):
                 self._change.notify()
                 return
             if self._alive >= self.limit:
@@ -57,9 +57,9 @@ class Threads:
         while True:
             with self._change:
                 while not self._jobs:
-                    self._resting += 1
-                    woken = self._change.wait(_REST)
-                    self._resting -= 1
+                    self._idle += 1
+                    woken = self._change.wait(_IDLE_SECONDS)
+                    self._idle -= 1
                     if not woken and not self._jobs:
                         self._alive -= 1
                         return

@@ -48,5 +48,5 @@ def mdev_uuid(uuid: str) -> str:
     """
     lower = uuid.lower()
     if not _UUID.fullmatch(lower):
-        raise ValueError(f"{uuid!r} is no UUID of a mediated device: see /sys/bus/mdev/devices")
+        raise ValueError(f"{uuid!r} is not the UUID of a mediated device: see /sys/bus/mdev/devices")
     return lower

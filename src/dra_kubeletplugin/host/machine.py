@@ -135,4 +135,6 @@ class Host:
     def check(self) -> None:
         """Raises :class:`SettingsError` if the path is not a sysfs."""
         if not (self.sysfs / "devices").is_dir() and not (self.sysfs / "bus").is_dir():
-            raise SettingsError(f"--sysfs-root (SYSFS_ROOT) {self.sysfs} has neither devices/ nor bus/: it is no sysfs")
+            raise SettingsError(
+                f"--sysfs-root (SYSFS_ROOT) {self.sysfs} has neither devices/ nor bus/: it is not a sysfs"
+            )

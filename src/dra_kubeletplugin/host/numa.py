@@ -47,7 +47,7 @@ class Numa:
         match all other devices without affinity.
         """
         if not 0 <= node < _MAX_NODES:
-            raise ValueError(f"{node} is no NUMA node: leave the attribute out where a device has no affinity")
+            raise ValueError(f"{node} is not a NUMA node: omit the attribute if a device has no affinity")
         if node not in self._near:
             self._near[node] = [node, *self._nearest(node)]
         return list(self._near[node])

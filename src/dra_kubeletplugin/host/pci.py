@@ -70,7 +70,7 @@ class PciContext:
         self.devices = os.path.realpath(root / "devices") + "/"
         self.links = f"{os.path.realpath(root)}/bus/pci/devices/"
         self._virtual: dict[str, dict[str, int]] = {}
-        self._most: dict[str, tuple[int | None, int | None]] = {}
+        self._limits: dict[str, tuple[int | None, int | None]] = {}
         self._models: dict[tuple[int, int, int], Mapping[str, Attribute | None]] = {}
 
     def resolved(self, link: str) -> str:
@@ -100,7 +100,7 @@ class PciContext:
 
     def link_of(self, folder: str) -> tuple[int | None, int | None]:
         """Returns the maximum of a physical function's link and the port above: megatransfers per second and lane, and lanes."""
-        return _cached(self._most, folder, _link_limits)
+        return _cached(self._limits, folder, _link_limits)
 
 
 @dataclass(frozen=True)
@@ -324,7 +324,7 @@ def find_function(
     """
     address = name.lower()
     if not ADDRESS.fullmatch(address):
-        raise ValueError(f"{name} is no PCI address")
+        raise ValueError(f"{name} is not a PCI address")
     folder = context.links + name
     if vendor is not None and vendor != _id(folder, "vendor"):
         return None

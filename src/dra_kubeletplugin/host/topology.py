@@ -19,7 +19,7 @@ def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequ
     taken: Taken = {}
     for i, fn in enumerate(functions):
         if fn is not None and _reserve(taken, fn.address, 0, 1, 1, (i, fn.address)):
-            faults.add(("functions", i, "address"), f"{fn.address} is there twice")
+            faults.add(("functions", i, "address"), f"{fn.address} occurs twice")
     out: list[Function] = []
     for i, fn in enumerate(functions):
         if fn is None:
@@ -30,7 +30,7 @@ def build_topology(functions: Sequence[Function | None], faults: Faults) -> Sequ
             before = _reserve(taken, fn.address, offset, fn.vfs.stride, fn.vfs.total, (i, name))
             if before or routing_id(fn.address) + offset + fn.vfs.stride * (fn.vfs.total - 1) > LAST:
                 why = f"share addresses with {before}" if before else "reach beyond the last bus"
-                faults.add(("functions", i, "vfs"), f"{name} {why}: give another offset, stride or total")
+                faults.add(("functions", i, "vfs"), f"{name} {why}: set another offset, stride or total")
             fn = dataclasses.replace(fn, vfs=dataclasses.replace(fn.vfs, offset=offset))
         out.append(fn)
     return out
@@ -70,7 +70,7 @@ def check_functions(machine: Machine, faults: Faults) -> None:
                     )
                 break
             if at.behind in seen:
-                faults.add(("functions", i, "behind"), f"{fn.address} hangs below itself")
+                faults.add(("functions", i, "behind"), f"{fn.address} is above itself: correct `behind`")
                 break
             seen.add(at.behind)
             at = by_address[at.behind]
@@ -85,8 +85,8 @@ def check_numa(machine: Machine, faults: Faults) -> None:
     for number, node in machine.numa_nodes.items():
         if node.distances and len(node.distances) != len(machine.numa_nodes):
             have, wanted = counted(len(node.distances), "distance"), counted(len(machine.numa_nodes), "node")
-            text = f"{have} for {wanted}: one for each, its own included"
+            text = f"{have} for {wanted}: list the distance to each node, also to the node itself"
             faults.add(("numa_nodes", number, "distances"), text)
         for cpu in sysfs.cpu_list(node.cpus):
             if owner.setdefault(cpu, number) != number:
-                faults.add(("numa_nodes", number, "cpus"), f"CPU {cpu} belongs to node {owner[cpu]} already")
+                faults.add(("numa_nodes", number, "cpus"), f"CPU {cpu} already belongs to node {owner[cpu]}")

@@ -47,7 +47,7 @@ class KeyReader:
         self._faults = faults
         self._known: list[str] = []
         if not isinstance(data, Mapping):
-            faults.add(place, f"{data!r} is no mapping of keys")
+            faults.add(place, f"{data!r} is not a mapping of keys")
 
     def fault(self, key: str, text: str) -> None:
         self._faults.add((*self._place, key), text)
@@ -89,7 +89,7 @@ class KeyReader:
         if data is None:
             return {}
         if not isinstance(data, Mapping):
-            self._faults.add((*self._place, key), f"{data!r} is no mapping")
+            self._faults.add((*self._place, key), f"{data!r} is not a mapping")
             return {}
         out = {}
         for name, value in data.items():
@@ -112,9 +112,9 @@ class KeyReader:
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             return value
         if value is not None:
-            self._faults.add((*self._place, key), f"{value!r} is no list")
+            self._faults.add((*self._place, key), f"{value!r} is not a list")
         elif required:
-            self._faults.add(self._place, f"a list `{key}` is missing")
+            self._faults.add(self._place, f"the list `{key}` is missing")
         return ()
 
     def _read(self, place: Place, read: Callable[[object], T], value: object) -> T | None:

@@ -38,8 +38,8 @@ def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None
 def decode_object(response: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
     """Returns the JSON object of a successful response, {} for an empty body.
 
-    Raises :class:`ApiError` for any other response. The error's status is 0 if a proxy sent the response, for example a web page or
-    a redirect. Such a response is not a decision of the API server.
+    Raises :class:`ApiError` for any other response. The error's status is 0 if a proxy sent the response (a web page or a redirect),
+    because the API server did not decide it.
     """
     if response.status >= 400:
         raise refusal(response, what)

@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _MAX_MESSAGE = 1024  # bytes; the server accepts no more in events.k8s.io, to which it converts these Events
 _MAX_NAME = 200
-_MOST = 1_000  # limit of pending Events and of remembered objects; the oldest is dropped
+_MAX_EVENTS = 1_000  # limit of pending Events and of remembered objects; the oldest is dropped
 _CONSUMERS = 8  # maximum number of pods and pod groups of a claim that get an Event
 _BURST, _EACH = 25.0, 300.0  # rate limit for one object, as in client-go: Events at once, then seconds for each Event
 _BURST_OF_ALL, _EACH_OF_ALL = 100.0, 1.0  # the same for all objects together
-_AGAIN = 60.0  # seconds until the count of an Event is written again
-_KEPT = 3000.0  # seconds without repetition until an Event is forgotten; the server deletes it after an hour
-_FORBIDDEN = 3600.0  # seconds without Events in a namespace whose Events are forbidden
+_COUNT_INTERVAL = 60.0  # seconds until the count of an Event is written again
+_FORGET_AFTER = 3000.0  # seconds without repetition until an Event is forgotten; the server deletes it after an hour
+_FORBIDDEN_PAUSE = 3600.0  # seconds without Events in a namespace whose Events are forbidden
 _RETRY = 10.0
 # PodGroup has no API version here, because it is not stable yet.
 _KINDS = {("", "pods"): ("v1", "Pod"), ("scheduling.k8s.io", "podgroups"): ("", "PodGroup")}
@@ -50,7 +50,7 @@ class Subject(NamedTuple):
     api_version: str = "v1"
 
     @property
-    def written_to(self) -> str:
+    def event_namespace(self) -> str:
         """Namespace of the subject's Events."""
         return self.namespace or "default"
 
@@ -145,10 +145,10 @@ class EventRecorder:
         while True:
             self._wake.clear()
             now = time.monotonic()
-            for key in [k for k, t in self._events.items() if now - t.seen > _KEPT]:
+            for key in [k for k, t in self._events.items() if now - t.seen > _FORGET_AFTER]:
                 del self._events[key]
             for event in [t for t in self._events.values() if t.times > t.written and t.not_before <= now]:
-                event.not_before = time.monotonic() + (_AGAIN if await self._write(event) else _RETRY)
+                event.not_before = time.monotonic() + (_COUNT_INTERVAL if await self._write(event) else _RETRY)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
@@ -156,7 +156,7 @@ class EventRecorder:
     def _pause(self) -> float:
         now = time.monotonic()
         due = [t.not_before - now for t in self._events.values() if t.times > t.written]
-        return max(0.05, min([_AGAIN, *due]))
+        return max(0.05, min([_COUNT_INTERVAL, *due]))
 
     # --- queue ----------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class EventRecorder:
         else:  # move to the end, so that the first Event is the one without repetition for the longest time
             self._events[key] = known
             known.times, known.last, known.seen = known.times + 1, new_event.last, new_event.seen
-        while len(self._events) > _MOST:
+        while len(self._events) > _MAX_EVENTS:
             dropped = self._events.pop(next(iter(self._events)))
             if dropped.times > dropped.written:
                 self._metrics.inc("events_total", result="dropped")
@@ -216,7 +216,7 @@ class EventRecorder:
         """Whether the budgets allow one more write: a driver may report another text at each check of a device."""
         budget = self._budgets.pop(event.about, None) or _Budget(_BURST, _EACH)
         self._budgets[event.about] = budget
-        while len(self._budgets) > _MOST:
+        while len(self._budgets) > _MAX_EVENTS:
             del self._budgets[next(iter(self._budgets))]
         if min(budget.refilled(), self._all.refilled()) < 1:
             return False
@@ -224,27 +224,27 @@ class EventRecorder:
         return True
 
     def _is_forbidden(self, about: Subject) -> bool:
-        return time.monotonic() < self._forbidden.get(about.written_to, 0.0)
+        return time.monotonic() < self._forbidden.get(about.event_namespace, 0.0)
 
     def _failed(self, event: _RecordedEvent, e: ApiError) -> None:
         self._metrics.inc("events_total", result="forbidden" if e.status == 403 else "failed")
         if e.status == 403:
-            namespace = event.about.written_to
+            namespace = event.about.event_namespace
             self._forbidden.pop(namespace, None)
-            self._forbidden[namespace] = time.monotonic() + _FORBIDDEN
-            while len(self._forbidden) > _MOST:
+            self._forbidden[namespace] = time.monotonic() + _FORBIDDEN_PAUSE
+            while len(self._forbidden) > _MAX_EVENTS:
                 del self._forbidden[next(iter(self._forbidden))]
-            self._events = {k: t for k, t in self._events.items() if t.about.written_to != namespace}
+            self._events = {k: t for k, t in self._events.items() if t.about.event_namespace != namespace}
         if e.status in {403, 404} or (400 <= e.status < 500 and e.status not in {409, 429}):
             event.written = event.times  # a retry cannot succeed
-        shown = event.about.written_to
-        hint = f"; none is tried in namespace {shown} for an hour (see docs/deploy.md)" if e.status == 403 else ""
+        shown = event.about.event_namespace
+        hint = f"; no Event is written to namespace {shown} for an hour (see docs/deploy.md)" if e.status == 403 else ""
         if str(e) != self._fault:
             log.warning("cannot write an Event: %s%s", e, hint)
         self._fault = str(e)
 
     async def _send(self, event: _RecordedEvent, times: int) -> None:
-        name, namespace = self._name(event), event.about.written_to
+        name, namespace = self._name(event), event.about.event_namespace
         changes: JSON = {"lastTimestamp": event.last}
         if event.created_here:
             changes["count"] = times

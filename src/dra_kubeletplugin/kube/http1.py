@@ -49,7 +49,7 @@ def header_block(headers: Mapping[str, str]) -> bytes:
 def request_bytes(method: str, target: str, block: bytes, body: bytes) -> bytes:
     """Builds a request. ``block`` comes from :func:`header_block`. Raises ``ValueError`` for an invalid target."""
     if not _TARGET.fullmatch(target):
-        raise ValueError(f"{target!r} is no target of a request")
+        raise ValueError(f"{target!r} is not a valid target of a request")
     line = f"{method} {target} HTTP/1.1\r\n".encode("ascii")
     if body or method in {"POST", "PUT", "PATCH"}:
         return b"%bContent-Length: %d\r\n%b\r\n%b" % (line, len(body), block, body)

@@ -195,7 +195,7 @@ class LeaderElector:
                 self._lease = None  # deleted, or another candidate was faster: read it again
             return False if e.status == 409 else self._failed(str(e))
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as e:
-            return self._failed(f"lease {self.namespace}/{self.name} is no Lease: {describe(e)}")
+            return self._failed(f"lease {self.namespace}/{self.name} is not a Lease: {describe(e)}")
         self.fault = ""
         return held
 

@@ -28,7 +28,7 @@ def parse_proxy(url: str, where: str) -> Proxy:
     except ValueError:
         host, port = None, 0
     if not host:
-        raise SettingsError(f"{where} is no URL of a proxy: write it like http://proxy.example.com:3128")
+        raise SettingsError(f"{where} is not the URL of a proxy: write it like http://proxy.example.com:3128")
     if parts.scheme != "http":
         raise SettingsError(f"{where}: proxies of scheme {parts.scheme!r} are not supported, only http (with CONNECT)")
     authorization = ""

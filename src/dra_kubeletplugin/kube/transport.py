@@ -253,5 +253,5 @@ def split_server(server: str) -> tuple[bool, str, int, str]:
     except ValueError:
         host = None
     if not host or parts.scheme not in {"http", "https"}:
-        raise SettingsError(f"{server!r} is no URL of an API server: write it like https://10.0.0.1:6443")
+        raise SettingsError(f"{server!r} is not the URL of an API server: write it like https://10.0.0.1:6443")
     return https, host, port, parts.path.rstrip("/")

@@ -20,11 +20,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m dra_kubeletplugin.metadata", description="The DRA devices of this container (KEP-5304)."
     )
-    parser.add_argument("-o", "--output", choices=["text", "json"], default="text", help="how it is written (text)")
-    parser.add_argument("--claim", default="", help="only of this claim, by the pod's name for it")
-    parser.add_argument("--request", default="", help="only of this request")
-    parser.add_argument("--driver", default="", help="only of this driver")
-    parser.add_argument("--root", type=Path, help=f"instead of the well-known folder; also {ROOT_VARIABLE}")
+    parser.add_argument(
+        "-o", "--output", choices=["text", "json"], default="text", help="the output format (default: text)"
+    )
+    parser.add_argument("--claim", default="", help="show only devices of this claim (its name in the pod)")
+    parser.add_argument("--request", default="", help="show only devices of this request")
+    parser.add_argument("--driver", default="", help="show only devices of this driver")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        help=f"read the files in this folder instead of the standard one (environment: {ROOT_VARIABLE})",
+    )
     options = parser.parse_args(arguments)
     try:
         found = devices(claim=options.claim, request=options.request, driver=options.driver, root=options.root)
@@ -36,7 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif found:
         print(_table(found))
     else:
-        print("this container has no device metadata: no claim, or a driver that does not write it", file=sys.stderr)
+        print(
+            "this container has no device metadata: it uses no claim, or the driver does not write metadata",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -157,7 +157,7 @@ def _objects(data: bytes, path: Path) -> Iterator[Any]:
     try:
         text = data.decode()
     except UnicodeDecodeError as e:
-        raise MetadataError(f"{path} is no UTF-8: {e.reason} at byte {e.start}") from None
+        raise MetadataError(f"{path} is not UTF-8: {e.reason} at byte {e.start}") from None
     decoder, at = json.JSONDecoder(), 0
     while True:
         while at < len(text) and text[at] in " \t\r\n":
@@ -167,7 +167,7 @@ def _objects(data: bytes, path: Path) -> Iterator[Any]:
         try:
             obj, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as e:
-            raise MetadataError(f"{path} is no stream of JSON objects: {describe(e)}") from None
+            raise MetadataError(f"{path} is not a stream of JSON objects: {describe(e)}") from None
         yield obj
 
 

@@ -25,11 +25,11 @@ def in_container(claim: str, pod_claim: str, request: str, driver: str) -> PureP
     kind, name = (TEMPLATES, pod_claim) if pod_claim else (CLAIMS, claim)
     base = base_request(request)
     if subdomain(claim):
-        raise ValueError(f"the claim's name {claim!r} is no DNS subdomain")
+        raise ValueError(f"the claim's name {claim!r} is not a DNS subdomain")
     if pod_claim and label(pod_claim):
-        raise ValueError(f"the pod's name for the claim, {pod_claim!r}, is no DNS label")
+        raise ValueError(f"the pod's name for the claim, {pod_claim!r}, is not a DNS label")
     if label(base):
-        raise ValueError(f"the name of request {request!r} is no DNS label")
+        raise ValueError(f"the name of request {request!r} is not a DNS label")
     return PurePosixPath(CONTAINER_ROOT.as_posix(), kind, name, base, driver + SUFFIX)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, Config
 from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
-from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
 from dra_kubeletplugin.driver.config.parameters import MAX_LAYERED_BYTES, Parameters, resolve
 from dra_kubeletplugin.driver.config.resolution import Resolver
@@ -64,13 +64,13 @@ def test_of_the_worst_texts_few_faults_are_reported_after_few_judgements(
     try:
         resolve(encoded, KINDS, DRIVER, "r")
     except ConfigError as e:
-        assert 1 <= len(e.faults) <= MOST_FAULTS + 1
+        assert 1 <= len(e.faults) <= MAX_FAULTS + 1
         assert sum(len(fault.encode()) for fault in e.faults) < 16 * 1024
         assert len(e.message.encode()) < 2048
     assert time.thread_time() - began < THREAD * MACHINE
     if kind is Plain:  # the fields of a layered kind are judged object by object
         # Each entry once; for each fault the whole again, and to find an entry of a mapping as often as it can be halved.
-        assert conversions.calls <= worst_parameters.ENTRIES + (MOST_FAULTS + 2) * 14
+        assert conversions.calls <= worst_parameters.ENTRIES + (MAX_FAULTS + 2) * 14
     assert inspections.calls <= len(KINDS)
 
 
@@ -113,8 +113,8 @@ def test_types_are_inspected_once_for_each_class(monkeypatch: pytest.MonkeyPatch
 def test_a_review_reports_ten_faults_and_that_the_search_stopped(shape: str) -> None:
     for kind in KINDS:
         found = config_faults(worst_parameters.claim(worst_parameters.entries(kind, shape)), [READER])
-        assert len(found) <= MOST_FAULTS + 1
-        assert (MORE in found) == (len(found) > MOST_FAULTS)
+        assert len(found) <= MAX_FAULTS + 1
+        assert (MORE in found) == (len(found) > MAX_FAULTS)
         assert all(len(fault.encode()) < 2048 for fault in found)
 
 
@@ -136,7 +136,7 @@ def test_faults_of_claim_and_class_together_are_bounded() -> None:
     began = time.thread_time()
     found = faults_with_classes(obj, classes, [READER])
     assert time.thread_time() - began < 8 * THREAD * MACHINE
-    assert 1 <= len(found) <= MOST_FAULTS + 1
+    assert 1 <= len(found) <= MAX_FAULTS + 1
 
 
 def test_layers_of_one_request_have_at_most_64_kib_together() -> None:
@@ -194,7 +194,7 @@ def test_random_mixtures_of_worst_texts_are_bounded() -> None:
         try:
             resolve(encoded, KINDS, DRIVER, "r")
         except ConfigError as e:
-            assert len(e.faults) <= MOST_FAULTS + 1
+            assert len(e.faults) <= MAX_FAULTS + 1
         taken = time.thread_time() - began
         assert taken < THREAD * MACHINE, (kind, mixture)
         if taken > slowest:

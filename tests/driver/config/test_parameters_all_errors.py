@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Quantity
-from dra_kubeletplugin.driver.config.model import MOST_FAULTS
+from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.parameters import decode, resolve, validate
 from dra_kubeletplugin.errors import ConfigError, DriverFailedError
 
@@ -175,7 +175,7 @@ def shown(at: tuple[str | int, ...]) -> str:
 def test_whatever_is_made_wrong_is_reported_in_the_order_of_the_document(
     kind: type[Config], data: st.DataObject
 ) -> None:
-    wrong = data.draw(st.sets(st.sampled_from(PLACES), max_size=MOST_FAULTS))
+    wrong = data.draw(st.sets(st.sampled_from(PLACES), max_size=MAX_FAULTS))
     document = copy.deepcopy(RIGHT)
     if data.draw(st.booleans()):
         document = dict(reversed(document.items()))
@@ -224,12 +224,12 @@ def test_a_message_reports_the_first_and_how_many_more_there_are() -> None:
         values: Sequence[int] = ()
 
     with pytest.raises(ConfigError) as e:
-        decode({"values": ["x"] * MOST_FAULTS}, [Long], DRIVER, "config[0]")
-    assert len(e.value.faults) == e.value.message.count("Expected `int`") == MOST_FAULTS
+        decode({"values": ["x"] * MAX_FAULTS}, [Long], DRIVER, "config[0]")
+    assert len(e.value.faults) == e.value.message.count("Expected `int`") == MAX_FAULTS
     assert "not looked for" not in e.value.message
     with pytest.raises(ConfigError) as e:
-        decode({"values": ["x"] * (MOST_FAULTS + 1)}, [Long], DRIVER, "config[0]")
-    assert len(e.value.faults) == MOST_FAULTS + 1
+        decode({"values": ["x"] * (MAX_FAULTS + 1)}, [Long], DRIVER, "config[0]")
+    assert len(e.value.faults) == MAX_FAULTS + 1
     assert e.value.faults[-1] == "there may be more faults: validation stopped here"
     assert e.value.message.endswith("; there may be more faults: validation stopped here")
     assert "there may be more faults: validation stopped here" in e.value.event()

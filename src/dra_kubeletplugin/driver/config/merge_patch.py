@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...base.text import join_names
 
 JSON = Mapping[str, Any]
-_MOST = 6  # fields that a message names
+_MAX_NAMES = 6  # fields that a message names
 
 
 class Layer(NamedTuple):
@@ -87,7 +87,7 @@ def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -
         return ""
     if len(given) == 1 and at:
         return f" (from {next(iter(given))})"
-    parts = (f"{join_names(names, _MOST)} from {where}" for where, names in reversed(given.items()) if names)
+    parts = (f"{join_names(names, _MAX_NAMES)} from {where}" for where, names in reversed(given.items()) if names)
     return f" ({'; '.join(parts)})"
 
 

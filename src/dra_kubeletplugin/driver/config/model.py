@@ -20,7 +20,7 @@ from ...resourceapi.version import Version
 from ..diagnostics.author_errors import defined, explained, located
 
 Steps = tuple[str | int, ...]  # keys and list positions, from the top
-MOST_FAULTS = 10
+MAX_FAULTS = 10
 """At most this many faults are reported for all parameters of a claim, class or review. Finding one more costs at least one validation."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # types whose values contain no object
 
@@ -184,9 +184,9 @@ def checked(config: Config) -> Config:
     """Returns ``config`` after calling :meth:`Config.check` of it and of all objects in it.
 
     Raises:
-        ConfigRefused: a check rejected its object; it contains at most :data:`MOST_FAULTS` + 1 faults.
+        ConfigRefused: a check rejected its object; it contains at most :data:`MAX_FAULTS` + 1 faults.
     """
-    if refusals := list(itertools.islice(_refusals(config, ()), MOST_FAULTS + 1)):
+    if refusals := list(itertools.islice(_refusals(config, ()), MAX_FAULTS + 1)):
         raise ConfigRefused(refusals)
     return config
 

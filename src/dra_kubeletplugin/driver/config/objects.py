@@ -17,7 +17,7 @@ from ...errors import DraError, printable
 from ...resourceapi.encoded import from_json
 from .. import Config, Driver
 from ..diagnostics.config_errors import MORE
-from .model import MOST_FAULTS
+from .model import MAX_FAULTS
 from .parameters import ConfigEntry, Parameters, applies
 
 JSON = Mapping[str, Any]
@@ -50,7 +50,7 @@ class ConfigReader:
 def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | None = None) -> list[str]:
     """Returns a sentence with the path for every fault of an entry that its driver would reject.
 
-    Entries for other drivers are not checked. At most ``MOST_FAULTS`` faults are returned; :data:`MORE` follows if the search stopped.
+    Entries for other drivers are not checked. At most ``MAX_FAULTS`` faults are returned; :data:`MORE` follows if the search stopped.
 
     Args:
         obj: the claim, template or class.
@@ -67,8 +67,8 @@ def config_faults(obj: JSON, readers: Sequence[ConfigReader], before: JSON | Non
             continue
         if (parameters := by_name.get(str(entry.get("driver")))) is None:
             continue
-        if len(out) >= MOST_FAULTS:
-            return [*out[:MOST_FAULTS], MORE]
+        if len(out) >= MAX_FAULTS:
+            return [*out[:MAX_FAULTS], MORE]
         try:
             parameters.validate(entry.get("parameters"), path)
         except DraError as e:
@@ -96,18 +96,18 @@ def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequenc
             continue
         below = list(_given(found))
         for driver, parameters in by_name.items():
-            if len(out) >= MOST_FAULTS:
-                return [*list(out)[:MOST_FAULTS], MORE]
+            if len(out) >= MAX_FAULTS:
+                return [*list(out)[:MAX_FAULTS], MORE]
             under = [g for g in below if g.opaque.get("driver") == driver]
             over = [g for g in own if g.opaque.get("driver") == driver and applies(g.requests, request)]
             # A claim's entry for all requests does not show that this request uses the driver: other requests may use it.
             if under or any(g.requests or len(requests) == 1 for g in over):
                 at = over[-1].path if over else path
-                out.update(dict.fromkeys(f"{at}: {fault}" for fault in _together(under, over, parameters)))
+                out.update(dict.fromkeys(f"{at}: {fault}" for fault in _combined_faults(under, over, parameters)))
     return list(out)
 
 
-def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Parameters) -> Iterator[str]:
+def _combined_faults(under: Sequence[_Given], over: Sequence[_Given], parameters: Parameters) -> Iterator[str]:
     entries = [
         ConfigEntry(given.where, source, given.opaque.get("parameters"))
         for source, several in (("FromClass", under), ("FromClaim", over))
@@ -119,7 +119,7 @@ def _together(under: Sequence[_Given], over: Sequence[_Given], parameters: Param
     except DraError:
         return  # reported with the entry itself
     try:
-        parameters.together(entries)
+        parameters.merge_entries(entries)
     except DraError as e:
         yield from map(printable, e.faults or (e,))
 

@@ -1,6 +1,6 @@
 """Finds the typed parameters of a request in the entries of its class and claim, in any version that the driver reads.
 
-The work on a user's text is bounded: :class:`Parameters` checks each distinct entry once and reports at most ``MOST_FAULTS`` faults.
+The work on a user's text is bounded: :class:`Parameters` checks each distinct entry once and reports at most ``MAX_FAULTS`` faults.
 
 Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
 """
@@ -22,7 +22,7 @@ from ..diagnostics.all_errors import Fault, all_faults
 from ..diagnostics.author_errors import explained, without_frames
 from ..diagnostics.config_errors import MORE, fault_sentences, path_of, refusal
 from .merge_patch import Layer, difference, merge, merge_into, provenance
-from .model import MOST_FAULTS, Config, ConfigRefused, as_json, checked, converted
+from .model import MAX_FAULTS, Config, ConfigRefused, as_json, checked, converted
 from .partial import validate_partial
 from .versions import name_of, unknown_kind, versions
 
@@ -67,22 +67,22 @@ class GivenParameters(NamedTuple):
 class Parameters:
     """Reads the parameters of one claim, class or review for one driver.
 
-    Each distinct entry is checked once, for any number of requests. At most :data:`MOST_FAULTS` faults are reported over all entries;
+    Each distinct entry is checked once, for any number of requests. At most :data:`MAX_FAULTS` faults are reported over all entries;
     the search stops there. Create one instance for each object: an instance keeps the entries that it has read.
     """
 
     def __init__(self, kinds: Sequence[type[Config]], driver: str) -> None:
         self.kinds = kinds
         self.driver = driver
-        self.remaining_faults = MOST_FAULTS  # faults that may still be reported
+        self.remaining_faults = MAX_FAULTS  # faults that may still be reported
         self._stopped = False  # the search ended before the last entry
         self._versions = versions(kinds)
         # By the identity of the object, which is kept so that Python does not reuse the identity.
         self._contents: dict[int, tuple[object, bytes | None]] = {}
         self._results: dict[tuple[str, bytes], Any] = {}
-        # By content, for kinds that are not layered: `_right` has the valid entries; `_configs` has the decoded configurations of
+        # By content, for kinds that are not layered: `_valid` has the valid entries; `_configs` has the decoded configurations of
         # entries that applied to a request, so that further requests use them again.
-        self._right: set[bytes] = set()
+        self._valid: set[bytes] = set()
         self._configs: dict[bytes, Config] = {}
         self._resolved: dict[tuple[int, ...], Resolved] = {}
 
@@ -112,7 +112,7 @@ class Parameters:
         """Returns the configuration of one ``request`` (``req`` or ``req/sub``) and its source.
 
         ``entries`` are the entries of the allocation in their order, class before claim; pass the same list in each call. Returns and
-        raises as :meth:`together`.
+        raises as :meth:`merge_entries`.
         """
         found = []
         for i, entry in enumerate(entries):
@@ -122,10 +122,10 @@ class Parameters:
                 found.append((i, ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters"))))
         key = tuple(i for i, _ in found)
         if key not in self._resolved:
-            self._resolved[key] = self.together(entry for _, entry in found)
+            self._resolved[key] = self.merge_entries(entry for _, entry in found)
         return self._resolved[key]
 
-    def together(self, entries: Iterable[ConfigEntry]) -> Resolved:
+    def merge_entries(self, entries: Iterable[ConfigEntry]) -> Resolved:
         """Returns the parameters that result from all entries for one request.
 
         The last entry applies; if its kind is ``LAYERED``, it is merged into the entries before it. If there is no entry, the result has
@@ -148,7 +148,7 @@ class Parameters:
                 self._stopped = True
                 break
             content = self.content(entry.parameters)
-            if content is not None and content in self._right:
+            if content is not None and content in self._valid:
                 found, origin, below, whole = None, entry.source, None, entry
                 continue
             try:
@@ -158,7 +158,7 @@ class Parameters:
                 found, origin = None, entry.source
                 if not read.cls.LAYERED:
                     found, below, whole = self._newest(read), None, entry
-                    self._right.update({content} if content else ())
+                    self._valid.update({content} if content else ())
                     continue
                 self._validate_partial(read)  # so that a fault is reported with its entry
                 if whole:  # the entries before are of another version, which is not layered
@@ -171,7 +171,7 @@ class Parameters:
                 wrong.append(self._refusal([_too_large(below)], ""))
                 break
         if wrong or self._stopped:
-            raise self._together(wrong)
+            raise self._combine_errors(wrong)
         return found or self._applied(below, whole), origin
 
     def _applied(self, below: GivenParameters | None, whole: ConfigEntry | None) -> Config | None:
@@ -194,7 +194,7 @@ class Parameters:
 
         Raises:
             ConfigError: the entry is invalid; the message has the path of each wrong field.
-            DriverFailedError: as for :meth:`together`.
+            DriverFailedError: as for :meth:`merge_entries`.
         """
         read = self._given(parameters, where)
         if read is None:
@@ -205,7 +205,7 @@ class Parameters:
             self._newest(read)
 
     def decode(self, parameters: object, where: str) -> Config | None:
-        """Returns the typed parameters of one entry alone; None for a kind of another driver. Raises as :meth:`together`."""
+        """Returns the typed parameters of one entry alone; None for a kind of another driver. Raises as :meth:`merge_entries`."""
         read = self._given(parameters, where)
         return None if read is None else self._newest(read)
 
@@ -247,11 +247,11 @@ class Parameters:
 
         def newest() -> Config:
             config = self._decoded(given)
-            for target in self._line(given.cls)[1:]:
+            for target in self._version_chain(given.cls)[1:]:
                 config = _converted_to(target, config, given)
             return config
 
-        if given.content in self._right:
+        if given.content in self._valid:
             return newest()
         found = self._once("newest", given.content, given.where, newest)
         if not given.cls.LAYERED:
@@ -295,27 +295,27 @@ class Parameters:
     def _layer(self, below: GivenParameters, above: GivenParameters) -> GivenParameters:
         """Merges ``above`` into ``below``. If their versions differ, both are first converted to the newest version.
 
-        Changes the fields of ``below`` in place; :meth:`together` made them as a copy.
+        Changes the fields of ``below`` in place; :meth:`merge_entries` made them as a copy.
         """
         size = below.size + above.size
         if below.cls is above.cls:
             merge_into(cast("dict[str, Any]", below.fields), above.fields)
             return GivenParameters(above.cls, below.fields, below.layers + above.layers, size)
-        newest = self._line(below.cls)[-1]
-        if newest is not self._line(above.cls)[-1]:
+        newest = self._version_chain(below.cls)[-1]
+        if newest is not self._version_chain(above.cls)[-1]:
             return above._replace(fields=merge({}, above.fields))  # another kind
-        set_fields = self._set_in_newest(above)
-        under = Layer(" and ".join(layer.where for layer in below.layers), self._set_in_newest(below))
+        set_fields = self._fields_set_in_newest(above)
+        under = Layer(" and ".join(layer.where for layer in below.layers), self._fields_set_in_newest(below))
         layers = (*(below.layers if below.cls is newest else (under,)), Layer(above.where, set_fields))
         return GivenParameters(newest, merge(self._as_newest(below), set_fields), layers, size)
 
-    def _set_in_newest(self, given: GivenParameters) -> JSON:
+    def _fields_set_in_newest(self, given: GivenParameters) -> JSON:
         """Returns the fields that an entry sets, in the newest version.
 
         A field counts as set if its value differs from that of an empty entry, or if the entry itself has a field of that name. If the
         older version has required fields, an empty entry would be invalid, so all fields count as set.
         """
-        if self._line(given.cls)[-1] is given.cls:
+        if self._version_chain(given.cls)[-1] is given.cls:
             return given.fields
         set_fields = self._as_newest(given)
         try:
@@ -326,20 +326,20 @@ class Parameters:
 
     def _as_newest(self, given: GivenParameters) -> JSON:
         """Returns all fields, converted to the newest version. That version's checks do not run yet, because layers are missing."""
-        *_, newest = line = self._line(given.cls)
+        *_, newest = chain = self._version_chain(given.cls)
         if newest is given.cls:
             return given.fields
 
         def as_newest() -> JSON:
             config = self._decoded(given._replace(fields=merge({}, given.fields)))
-            for target in line[1:]:
+            for target in chain[1:]:
                 config = _converted_to(target, config, given, check=target is not newest)
             out: JSON = as_json(config)
             return out
 
         return self._once("as newest", given.content, given.where, as_newest)
 
-    def _line(self, cls: type[Config]) -> list[type[Config]]:
+    def _version_chain(self, cls: type[Config]) -> list[type[Config]]:
         """Returns the chain of conversions: ``cls``, each version that follows, and last the version that the driver's code uses."""
         out = [cls]
         while (target := self._versions[out[-1]]) is not None:
@@ -370,7 +370,7 @@ class Parameters:
         self.remaining_faults -= min(len(sentences), self.remaining_faults)
         return refusal(*kept, at=where)
 
-    def _together(self, wrong: Sequence[ConfigError]) -> ConfigError:
+    def _combine_errors(self, wrong: Sequence[ConfigError]) -> ConfigError:
         """Returns one error for several entries."""
         if len(wrong) == 1 and not self._stopped:
             return wrong[0]

@@ -17,7 +17,7 @@ JSON = Mapping[str, Any]
 
 MORE = "there may be more faults: validation stopped here"
 """The last item of an error's ``faults``, if the search stopped before the end."""
-_MOST = 12  # fields that are listed when none is similar
+_MAX_NAMES = 12  # fields that are listed when none is similar
 _LONGEST = 80  # bytes of a key in a path, and of an unknown field
 _LONGEST_TEXT = 512  # bytes of a message of msgspec or check(), which may quote the value
 
@@ -58,7 +58,7 @@ def path_of(cls: type[Config], steps: Steps) -> tuple[str, list[Any]]:
         fields = [f.type for i in infos for f in getattr(i, "fields", ()) if f.encode_name == step]
         named = isinstance(step, str) and not any(isinstance(i, msgspec.inspect.DictType) for i in infos)
         path += f".{clip(step, _LONGEST)}" if fields or named else f"[{clip(step, _LONGEST)}]"
-        infos = apart(fields or [t for i in infos for t in _items_of(i, step)])
+        infos = union_members(fields or [t for i in infos for t in _items_of(i, step)])
     return path, infos
 
 
@@ -81,10 +81,10 @@ def _required(infos: Sequence[Any], given: Any) -> list[str]:
 def _listed(known: Sequence[str]) -> str:
     if not known:
         return ": it has no fields"
-    return f": there are {', '.join(known[:_MOST])}{', ...' if len(known) > _MOST else ''}"
+    return f": there are {', '.join(known[:_MAX_NAMES])}{', ...' if len(known) > _MAX_NAMES else ''}"
 
 
-def apart(infos: Sequence[Any]) -> list[Any]:
+def union_members(infos: Sequence[Any]) -> list[Any]:
     """Returns the types with unions replaced by their members."""
     return [t for i in infos for t in alternatives(i)]
 

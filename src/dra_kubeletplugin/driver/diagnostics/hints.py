@@ -20,7 +20,7 @@ _CALL = re.compile(
 )
 _IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _NO_ITEMS = re.compile(r"'(\w+)' object (?:is not subscriptable|does not support item)")
-_MOST = 12  # names in a hint when none of them is similar
+_MAX_NAMES = 12  # names in a hint when none of them is similar
 _LINE = 120  # characters of a source line in a hint
 # Python's messages for calls in the wrong place, and what to do.
 _MESSAGES = (
@@ -111,7 +111,7 @@ _FINDERS: tuple[tuple[type[BaseException], Callable[[Any, str, FrameType | None]
 
 def _listed(what: str, names: Iterable[str]) -> str:
     shown = [n for n in names if not n.startswith("_")]
-    return f": {what} {', '.join(shown[:_MOST])}{', ...' if len(shown) > _MOST else ''}" if shown else ""
+    return f": {what} {', '.join(shown[:_MAX_NAMES])}{', ...' if len(shown) > _MAX_NAMES else ''}" if shown else ""
 
 
 def _parameters(called: str, frame: FrameType) -> Iterable[str]:

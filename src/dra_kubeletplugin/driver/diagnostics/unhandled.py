@@ -35,4 +35,6 @@ def _task(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def _log(who: str, e: BaseException) -> None:
-    log.error("unhandled exception in %s: %s; it has stopped", who, explained(e), exc_info=own_traceback(e))
+    log.error(
+        "unhandled exception in %s: %s; the thread or task has stopped", who, explained(e), exc_info=own_traceback(e)
+    )

@@ -107,7 +107,7 @@ def _function(keys: KeyReader) -> Function | None:
         "attributes": keys.mapping("attributes", values.attribute, values.text),
     }
     if (virtual := rest["vfs"]) and virtual.enabled and not rest["driver"]:
-        keys.fault("vfs", "without a driver for the function the kernel enables no virtual ones: give `driver`")
+        keys.fault("vfs", "the kernel enables virtual functions only for a function with a driver: set `driver`")
     keys.end()
     if address is None or vendor is None or device is None:
         return None
@@ -157,13 +157,13 @@ def _class(data: object) -> Mapping[str, Texts]:
 def _device(data: object) -> Texts:
     out = {name: values.text(value) for name, value in values.named({} if data is None else data, values.path).items()}
     if links := sorted(name for name in out if name.partition("/")[0] in {"device", "subsystem"}):
-        raise ValueError(f"{links[0]} is made for every device: leave it out")
+        raise ValueError(f"{links[0]} is created for every device: remove it")
     if "dev" in out and not values.NUMBERS.fullmatch(out["dev"]):
         raise ValueError(f"dev {out['dev']!r} is not major:minor, such as 240:0")
     if "devname" in out:
         values.path(out["devname"])
         if "dev" not in out:
-            raise ValueError("devname names a device node: give its numbers as dev, such as 240:0")
+            raise ValueError("devname is the name of a device node, which needs numbers: set dev, such as 240:0")
     return out
 
 

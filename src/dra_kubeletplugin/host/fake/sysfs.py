@@ -170,7 +170,7 @@ def write(root: Path, path: str, text: str) -> None:
     """Writes an attribute, with the effect that the kernel's attribute has.
 
     Raises ``OSError`` as the kernel does: ENOENT for a missing attribute, ENODEV for a wrong address, ERANGE for too
-    many virtual functions, and EBUSY if their number is changed while some exist.
+    many virtual functions, EBUSY if their number changes while some exist.
     """
     target = root / path
     if not target.exists():

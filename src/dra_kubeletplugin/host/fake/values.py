@@ -25,7 +25,7 @@ _KEYS = {  # files that other keys, or writes to the host, control
 
 def address(raw: object) -> str:
     if not isinstance(raw, str) or not ADDRESS.fullmatch(raw.lower()):
-        raise ValueError(f"{raw!r} is no PCI address: write domain:bus:device.function, such as '0000:17:00.0'")
+        raise ValueError(f"{raw!r} is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'")
     if int(raw.split(":")[2][:2], 16) > 0x1F:
         raise ValueError(f"{raw!r} has device {raw.split(':')[2][:2]}: the highest is 1f")
     return raw.lower()
@@ -35,7 +35,7 @@ def within(least: int, most: int) -> Callable[[object], int]:
     def read(raw: object) -> int:
         if not isinstance(raw, int) or isinstance(raw, bool):
             hint = " (without quotes)" if isinstance(raw, str) else ""
-            raise ValueError(f"{raw!r} is no integer{hint}")
+            raise ValueError(f"{raw!r} is not an integer{hint}")
         if not least <= raw <= most:
             raise ValueError(
                 f"{raw:#x} is not within {least:#x} and {most:#x}"
@@ -64,21 +64,21 @@ def flag(raw: object) -> bool:
 
 def word(raw: object) -> str:
     if not isinstance(raw, str) or not _WORD.fullmatch(raw):
-        raise ValueError(f"{raw!r} is no name: letters, digits, '-', '_', '.', ':' and '+'")
+        raise ValueError(f"{raw!r} is not a name: use letters, digits, '-', '_', '.', ':' and '+'")
     return raw
 
 
 def root(raw: object) -> str:
     if not isinstance(raw, str) or not _ROOT.fullmatch(raw) or ".." in raw.split("/"):
-        raise ValueError(f"{raw!r} is no root: write it like pci0000:16")
+        raise ValueError(f"{raw!r} is not a root: write it like pci0000:16")
     return raw
 
 
 def path(raw: object) -> str:
     if not isinstance(raw, str) or not raw or PurePosixPath(raw).is_absolute() or not raw.isprintable():
-        raise ValueError(f"{raw!r} is no path within the folder")
+        raise ValueError(f"{raw!r} is not a path within the folder")
     if not all(part not in {"", ".", ".."} and not part.startswith(".") for part in raw.split("/")):
-        raise ValueError(f"{raw!r} is no path within the folder")
+        raise ValueError(f"{raw!r} is not a path within the folder")
     return raw
 
 
@@ -91,7 +91,7 @@ def attribute(raw: object) -> str:
 
 def text(raw: object) -> str:
     if raw is None or isinstance(raw, Mapping | list):
-        raise ValueError(f"{raw!r} is no text or number")
+        raise ValueError(f"{raw!r} is neither text nor a number")
     out = str(int(raw) if isinstance(raw, bool) else raw)
     out.encode()  # raises ValueError for text that a file cannot contain
     return out
@@ -100,7 +100,7 @@ def text(raw: object) -> str:
 def node(raw: object) -> str:
     text = f"c {raw}" if isinstance(raw, str) and NUMBERS.fullmatch(raw) else raw
     if not isinstance(text, str) or not _NODE.fullmatch(text):
-        raise ValueError(f"{raw!r} is no device node: write 'c major:minor', or 'b major:minor' for a block device")
+        raise ValueError(f"{raw!r} is not a device node: write 'c major:minor', or 'b major:minor' for a block device")
     return text
 
 
@@ -111,11 +111,11 @@ def node_number(raw: object) -> int:
 def cpus(raw: object) -> str:
     text = str(raw) if isinstance(raw, int) and not isinstance(raw, bool) else raw
     if not isinstance(text, str) or not sysfs.cpu_list(text):
-        raise ValueError(f"{raw!r} is no list of CPUs: write it like 0-3,8-11")
+        raise ValueError(f"{raw!r} is not a list of CPUs: write it like 0-3,8-11")
     return text
 
 
 def named(raw: object, read: Callable[[object], str]) -> Mapping[str, object]:
     if not isinstance(raw, Mapping):
-        raise ValueError(f"{raw!r} is no mapping of names")
+        raise ValueError(f"{raw!r} is not a mapping of names")
     return {read(name): value for name, value in raw.items()}
