@@ -103,7 +103,7 @@ UNREADABLE: dict[str, tuple[str | bytes, str]] = {
     "item": ("a: - 1\n", "1:4: not valid YAML: a list item in a place where none is allowed"),
     "quote": ("a: 'x\n", ":2:1: not valid YAML: a quote that is not closed"),
     "alias": ("a: *.x\n", "not valid YAML: "),
-    "template": ("a: {{ .Values.a }}\n", "what Helm has between {{ }} must be rendered first"),
+    "template": ("a: {{ .Values.a }}\n", "a Helm template with {{ }} must be rendered first"),
     "no UTF-8": (b"a: 1\nb: \xff\n", ":2: byte 0xff is not UTF-8: save the file as UTF-8"),
     "half of UTF-16": ("a: 1".encode("utf-16")[:-1], ":1: byte 0x31 is not UTF-16: save the file as UTF-8"),
     "UTF-16 without a mark": ("a: 1".encode("utf-16-le"), ":1:2: the character U+0000 is not allowed in YAML"),
@@ -202,7 +202,7 @@ def test_what_a_package_has_beside_its_objects_is_no_mistake_of_a_folder(
     said = capsys.readouterr().out.splitlines()
     assert "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)" in said
     [once] = [line for line in said if line.endswith("validate the output of `kubectl kustomize acme-npu/deploy`")]
-    assert " others, a part of a kustomization" in once
+    assert " others: validate the output of" in once
     assert main(["validate", "acme-npu/deploy", "acme-npu/deploy/values.yaml"]) == 1, "who names a file means it"
     assert "values.yaml:2: apiVersion: missing" in capsys.readouterr().out
 

@@ -211,8 +211,8 @@ def test_in_a_container_what_is_not_mounted_is_reported_with_the_host_path_and_n
     )
     plugins, cdi = done.stdout.splitlines()
     assert plugins.startswith("--kubelet-root (KUBELET_ROOT): ")
-    assert plugins.endswith(f"mount the host's with hostPath {tmp_path / 'plugins'}")
-    assert cdi.endswith(f"mount the host's with hostPath {tmp_path / 'cdi'}")
+    assert plugins.endswith(f"mount the host's folder with hostPath {tmp_path / 'plugins'}")
+    assert cdi.endswith(f"mount the host's folder with hostPath {tmp_path / 'cdi'}")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plugins", "plugins_registry"]
 
 

@@ -111,7 +111,7 @@ WRITTEN = st.recursive(
 def test_what_we_write_as_yaml_is_read_as_it_was_by_kubernetes_and_by_pyyaml(value: Any) -> None:
     text = yaml.dump(value, Dumper=loader.Dumper, sort_keys=False)
     (part,) = loader.parts(text)
-    assert (part.value, part.twice) == (value, [])
+    assert (part.value, part.duplicate_keys) == (value, [])
     assert yaml.safe_load(text) == value
 
 

@@ -355,7 +355,7 @@ def test_no_overlay_patches_by_place() -> None:
         ({"pods": {"plugin": {"imagePullPolicy": "always"}}}, "did you mean 'Always'?"),
         (
             {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
-            "pods.all.affinity: it would replace the affinity of nodeLabel",
+            "pods.all.affinity: this affinity would replace the affinity of the feature nodeLabel",
         ),
     ],
 )
@@ -477,7 +477,7 @@ def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_r
     said = capsys.readouterr().err
     assert "the driver cannot be queried: importing" in said
     assert "No module named 'vendor_library'" in said
-    assert "options: the driver's own, NPU_MODE, are not validated" in said
+    assert "options: NPU_MODE of the driver are not validated" in said
     assert "NPU_MODE=x" in (tmp_path / "kustomization.yaml").read_text()
 
 
