@@ -31,8 +31,8 @@ class PreparedDevice:
         data: the driver's own JSON, at most 64 KiB. It is kept in the record, and :meth:`Driver.unprepare` gets it.
         status: written to the claim's status after prepare (KEP-4817). If the API server is unavailable, prepare still succeeds
             and the write is retried.
-        metadata: attributes that the containers' metadata files contain in addition to the device's own, if :attr:`Driver.metadata` is
-            on.
+        metadata: more attributes for the containers' metadata files, in addition to the device's own; used if :attr:`Driver.metadata`
+            is on.
     """
 
     request: str

@@ -378,7 +378,7 @@ class Driver:
         in use yet. If it raises, the framework calls it again.
 
         Set the request and ``admin_access`` of each device if the hardware knows them. The framework reserves the returned devices for
-        these claims until they are unprepared. It also finds the claims that its CDI files name; you need not return them.
+        these claims until they are unprepared. The framework finds the claims in its own CDI files; you need not return them.
 
         Only the CDI files contain how much of a device a claim uses. For a claim that only this method returns, the framework reserves
         more: for a share, the whole device; for a partition, what the device now consumes according to the inventory; for a device that

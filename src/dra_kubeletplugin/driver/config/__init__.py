@@ -1,1 +1,1 @@
-"""Typed opaque parameters: the Config class, the choice and validation of the entries for a request, and JSON Schema."""
+"""Typed opaque parameters: the Config class, the validation and merging of entries, and the JSON Schema."""

@@ -21,7 +21,7 @@ def validate_partial(given: JSON, cls: type[Config]) -> None:
     """Checks that all fields in ``given`` can be part of parameters of ``cls``, also in nested objects. Null is accepted for any field.
 
     Raises:
-        msgspec.ValidationError: a field cannot; the message has the path of the first one.
+        msgspec.ValidationError: a field cannot be part of them; the message has the path of the first such field.
     """
     types = types_of(cls)
     _validate_object(given, types.info, "$", types)

@@ -30,10 +30,8 @@ from .hints import hint
 E = TypeVar("E", bound=BaseException)
 _FRAMEWORK = str(Path(__file__).parents[2]) + os.sep
 _PYTHON = str(Path(os.__file__).parent) + os.sep  # the standard library
-_INSTALLED = {
-    "site-packages",
-    "dist-packages",
-}  # folders of libraries, also in an environment inside the driver's folder
+# Folders of libraries, also in an environment inside the driver's folder.
+_INSTALLED = {"site-packages", "dist-packages"}
 # Errors of the framework's classes about an author's arguments.
 _ARGUMENT_ERRORS = (DriverError, InvalidObjectError, InvalidSpecError)
 
