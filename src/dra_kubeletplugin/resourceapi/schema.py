@@ -241,10 +241,7 @@ def _without_empty(value: Any, shape: Shape, *, stored: bool) -> Any:
 
 
 def _may_have_empty(value: Any) -> bool:
-    """Returns whether a value may contain an empty list or map; False for nearly all values.
-
-    Searching the encoded text is ten times faster than visiting thousands of attributes.
-    """
+    """Returns whether a value may contain an empty list or map. Searching its text is ten times faster than visiting its parts."""
     text = msgspec.json.encode(value)
     return b"{}" in text or b"[]" in text
 

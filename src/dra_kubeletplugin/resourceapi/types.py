@@ -303,11 +303,11 @@ def attribute_json(value: Attribute, name: str = "") -> dict[str, Any]:
 def _as_attribute(value: object) -> str:
     """Returns a hint for a value whose type attributes do not have."""
     if value is None:
-        return "; leave out attributes without a value"
+        return " (leave out attributes without a value)"
     if isinstance(value, float):
-        return "; for a float, use text, or an integer in a smaller unit"
+        return " (for a float, use text, or an integer in a smaller unit)"
     if isinstance(value, bytes | bytearray):
-        return "; for bytes, use value.hex() or value.decode()"
+        return " (for bytes, use value.hex() or value.decode())"
     return ""
 
 

@@ -432,10 +432,7 @@ def _groups_of(device: JSON) -> Iterator[tuple[str, Groups]]:
 
 
 def _are_compatible(users: Sequence[Groups]) -> bool:
-    """Returns whether devices with these compatibility groups may be used together.
-
-    They may if they have a common group, or if none of them has a group.
-    """
+    """Returns whether devices with these groups are compatible: all share a group, or none of them has a group."""
     return not any(users) or bool(frozenset.intersection(*users))
 
 
