@@ -124,7 +124,7 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
         (
             "path",
             {"volumes": [{"name": "v", "hostPath": {"path": "/etc"}}]},
-            "hostPath /etc: containers here see nothing",
+            "hostPath /etc: containers here cannot see",
         ),
         ("net", {"hostNetwork": True}, "hostNetwork: containers here have their own network"),
         ("image", {}, 'image "nowhere/image:1" is not on this machine'),
