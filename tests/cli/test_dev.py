@@ -369,7 +369,7 @@ def _alive(pid: int) -> bool:
         (["--image", "busybox=/tmp"], "add --containers"),
         (["--containers", "--image", "busybox"], "is not NAME=FOLDER"),
         (["--apply", "nowhere.yaml"], "--apply nowhere.yaml: No such file"),
-        (["--apply", "{broken}"], "broken:2:19: no YAML"),
+        (["--apply", "{broken}"], "broken:2:19: not valid YAML"),
         (["--apply", "{unserved}"], "unserved:3: Thing x: example.com/v1 Thing is not served"),
         (["--apply", "{nameless}"], "nameless:2: metadata.name: missing"),
         (["--apply", "{text}"], "text:1: text in place of an object"),

@@ -29,13 +29,13 @@ async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_again(mon
     monkeypatch.setattr(dev_page, "_FOLLOW_SECONDS", 0.01)
     page = dev_page.DevPage(ApiConfig("http://127.0.0.1:1"))
     async with page.serving():
-        first = await page._followed()
+        first = await page._live_overview()
         await ending.wait()
         monkeypatch.setattr(dev_page, "_FOLLOW_SECONDS", 60.0)
-        second = await page._followed()
+        second = await page._live_overview()
         assert second is not None
         assert second is not first
         may_end.set()
-        while len(page._following) > 1:
+        while len(page._follow_tasks) > 1:
             await asyncio.sleep(0)
-        assert await page._followed() is second, "the end of the first is not the second's"
+        assert await page._live_overview() is second, "the end of the first is not the second's"

@@ -255,12 +255,7 @@ def _add_completion(commands: Any) -> None:
 
 
 def _add_webhook(webhook: argparse.ArgumentParser) -> None:
-    webhook.add_argument(
-        "drivers",
-        metavar="DRIVER",
-        nargs="+",
-        help=DRIVER + "; its parameters are validated",
-    )
+    webhook.add_argument("drivers", metavar="DRIVER", nargs="+", help=DRIVER + "; its parameters are validated")
     add_settings(webhook, WebhookSettings)
 
 
