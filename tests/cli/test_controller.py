@@ -39,7 +39,7 @@ def test_only_options_that_mean_something_to_a_controller_are_offered(capsys: py
     ("args", "message"),
     [
         (["nowhere.py"], "nowhere.py is not a file"),
-        ([FABRIC], "no namespace: use the downward API field metadata.namespace"),
+        ([FABRIC], "is not a namespace's name: use the downward API field metadata.namespace"),
         ([FABRIC, "--namespace", "dra-system", "--kubeconfig", "/nowhere"], "--kubeconfig (KUBECONFIG) /nowhere is not a file"),
         ([FABRIC, "--namespace", "dra-system", "--lease-duration", "soon"], "--lease-duration 'soon' is not a duration"),
         (

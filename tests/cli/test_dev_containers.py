@@ -179,7 +179,7 @@ def test_a_simulated_pod_reports_it_and_its_log_shows_what_was_injected(simulate
     assert main(simulated, "server")["containerID"].startswith("simulated://")
     simulated.verb("exit-container", "server", "--exit-code", "9")
     wait_until(lambda: main(simulated, "server").get("lastState", {}).get("terminated", {}).get("exitCode") == 9)
-    assert "has no container 'x'" in simulated.verb("exit-container", "server", "-c", "x")
+    assert "has no started container 'x'" in simulated.verb("exit-container", "server", "-c", "x")
     simulated.kubectl("delete", "pod", "server")
 
 

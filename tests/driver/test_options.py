@@ -412,4 +412,4 @@ def test_drivers_whose_flags_do_not_agree_are_refused(
 ) -> None:
     (tmp_path / "other.py").write_text(FILE.replace("bool", "int").replace("False", "1").replace("rack.", "other."))
     assert cli.main(["dev", file, str(tmp_path / "other.py"), "--shelves=2"]) == 2
-    assert "dra: --spare has a value for one of these drivers, and none for another" in capsys.readouterr().err
+    assert "dra: --spare needs a value for one of these drivers and none for another" in capsys.readouterr().err

@@ -264,7 +264,7 @@ def test_every_driver_name_fits_below_the_usual_root(length: int) -> None:
 
 
 def test_a_root_that_is_too_long_is_explained() -> None:
-    with pytest.raises(SocketError, match="holds 107 bytes"):
+    with pytest.raises(SocketError, match="has at most 107 bytes"):
         socket_paths(Path("/" + "r" * 100) / "plugins_registry", Path("/" + "r" * 100), "d.example.com")
 
 

@@ -230,13 +230,14 @@ def test_a_copy_of_a_damaged_file_that_does_not_fit_on_the_disk_leaves_no_part(
 ) -> None:
     (tmp_path / JOURNAL).write_bytes(b"garbage" * 9)
 
-    def half(source: Path, to: Path, **_: Any) -> None:
-        to.write_bytes(source.read_bytes()[:9])
+    def half(path: Path, data: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(data[:9])
         fails()
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", fails)
-        patch.setattr(journal.shutil, "copyfile", half)
+        patch.setattr(Path, "write_bytes", half)
         with pytest.raises(RecordsError, match="disk is full"), stores(tmp_path, 1):
             pass
     assert list(tmp_path.glob("*.damaged-*")) == []
