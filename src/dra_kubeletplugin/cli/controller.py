@@ -23,7 +23,7 @@ from .shell.signals import StopSignal
 
 
 async def exit_when_lease_lost(process: Controller, stop: StopSignal) -> None:
-    """When the Lease is lost, ends the process before another replica can lead, and with it threads in a vendor's library.
+    """When the Lease is lost, ends the process, including threads in a vendor's library, before another replica can lead.
 
     Until the loss, returns the memory of large claims to the kernel.
     """

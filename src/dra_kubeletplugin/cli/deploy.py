@@ -22,7 +22,7 @@ from .shell.style import Style
 def deploy(args: argparse.Namespace) -> int:
     """Runs the command. Raises :class:`SettingsError` for invalid values and for files that cannot be read or written."""
     if bool(args.values) == bool(args.shared_dir):
-        raise SettingsError("give VALUES, a driver's values.yaml, or --shared-dir FOLDER")
+        raise SettingsError("give either VALUES (a driver's values.yaml) or --shared-dir FOLDER")
     if args.shared_dir:
         refuse(
             args,

@@ -24,9 +24,9 @@ def plain_json(value: object, path: str = "data") -> JSON:
     Runs no code of the value's classes.
 
     Raises:
-        ValueError: JSON cannot contain a value; the message has its path. Examples are bytes, a set, another object, a key that is not
-            text, NaN, an infinity, an integer above 64 bits, and invalid Unicode. Also if ``value`` is nested deeper than 32 levels or
-            larger than 64 KiB.
+        ValueError: ``value`` contains something that JSON cannot represent; the message has its path. Examples are bytes, a set,
+            another object, a key that is not text, NaN, an infinity, an integer above 64 bits, and invalid Unicode. Also if ``value``
+            is nested deeper than 32 levels or larger than 64 KiB.
     """
     copy = _plain(value, path, _DEPTH)
     size = len(msgspec.json.encode(copy))

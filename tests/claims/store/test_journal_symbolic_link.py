@@ -26,7 +26,7 @@ async def test_a_start_refuses_the_link_and_the_moved_records_are_whole_when_the
     path.rename(elsewhere / path.name)
     path.symlink_to(elsewhere / (path.name if moved == "the file" else "not-there"))
     async with instance(folder) as store:
-        with pytest.raises(RecordsError, match="is a symbolic link: move the journal"):
+        with pytest.raises(RecordsError, match="is a symbolic link: replace the link"):
             await store.all()
         assert "is a symbolic link" in store.fault
     assert path.is_symlink()

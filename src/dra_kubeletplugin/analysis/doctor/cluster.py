@@ -19,7 +19,8 @@ from .findings import Finding, failure, ok, unknown, warning
 JSON = Mapping[str, Any]
 GROUP = "resource.k8s.io"
 _GATE = re.compile(rb'kubernetes_feature_enabled\{name="(D(?:RA\w*|ynamicResourceAllocation))",stage="(\w*)"\} (\d)')
-# Clock drift in seconds from which it is a warning or a failure. With the larger drift, tokens and certificates are rejected.
+# Clock drift in seconds above which the finding is a warning, or a failure. Above the second limit, tokens and certificates are
+# rejected.
 _DRIFT_WARNING, _DRIFT_FAILURE = 5.0, 60.0
 
 

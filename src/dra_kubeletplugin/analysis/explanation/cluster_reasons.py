@@ -132,7 +132,7 @@ def _of_claims(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
             yield Reason(ReasonKind.CLAIM_OF_OTHER, f"claim {name_of(claim)} was not made for this pod", change)
     names = [str(e["resourceClaimName"]) for e in entries(pod) if e.get("resourceClaimName")]
     for name in sorted({n for n in names if names.count(n) > 1}):
-        text = f"the pod names claim {name} more than once, and can be reserved for it only once"
+        text = f"the pod names claim {name} more than once, but the claim can be reserved for a pod only once"
         yield Reason(
             ReasonKind.RESERVATION, text, f"use one entry in resourceClaims for {name}; containers may share it"
         )

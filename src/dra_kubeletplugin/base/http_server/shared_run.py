@@ -14,8 +14,8 @@ _MAX_PAUSE = 0.5  # seconds
 class SharedRun(Generic[T]):
     """Runs a job that many clients may request at the same time, such as rendering ``/metrics``.
 
-    A caller never gets a result from before its call: a run serves the callers that came before it began. Later callers share the
-    next run.
+    A caller never gets a result from before its call: each run serves only callers that were waiting before the run began. Later
+    callers share the next run.
     """
 
     def __init__(self, job: Callable[[], Awaitable[T]]) -> None:

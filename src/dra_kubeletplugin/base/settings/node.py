@@ -136,8 +136,8 @@ class Settings:
         "--shutdown-grace-period",
         "SHUTDOWN_GRACE_PERIOD",
         20.0,
-        "Time that calls in flight may take after SIGTERM; at least 10s below the pod's terminationGracePeriodSeconds, because a "
-        "stop that hangs is ended 5s later.",
+        "Time that calls in flight may take after SIGTERM. It must be at least 10s shorter than the pod's "
+        "terminationGracePeriodSeconds, because the plugin ends a hanging stop only 5s after this time.",
         least=0,
         to=Audience.ALL,
     )
@@ -193,7 +193,7 @@ class Settings:
         "--unhealthy-effect",
         "UNHEALTHY_EFFECT",
         "",
-        "Effect of all taints for bad health, instead of the driver's: None, NoSchedule, or NoExecute, which evicts pods.",
+        "Effect of all taints for bad health: None, NoSchedule, or NoExecute (evicts pods). It replaces the driver's effect.",
         one_of("", "None", "NoSchedule", "NoExecute"),
         to=Audience.NODE,
     )

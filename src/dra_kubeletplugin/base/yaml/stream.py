@@ -120,7 +120,10 @@ def _finite(text: str) -> float:
 
 
 def _integer(text: str) -> int | float:
-    """Returns an integer as the API server stores it: beyond 64 bits as a floating-point number, without an exponent below 1e21."""
+    """Returns an integer as the API server stores it: beyond 64 bits as a floating-point number.
+
+    Below 1e21 the number is written without an exponent.
+    """
     if len(text) <= 20 and -(2**63) <= (value := int(text)) < 2**64:
         return value
     found = _finite(text)
@@ -135,7 +138,7 @@ def _duplicate_messages(line: int, duplicate_keys: list[tuple[str, int, int]]) -
 
 
 def _places(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
-    """Returns the positions in a JSON text, and its duplicate keys. YAML accepts all of JSON but a few characters."""
+    """Returns the positions in a JSON text, and its duplicate keys. YAML accepts all of JSON, except for a few characters."""
     try:
         part = next(loader.parts(_JSON_ONLY.sub("?", text.replace("\t", " "))))
     except yaml.YAMLError:

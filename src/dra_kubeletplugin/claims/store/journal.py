@@ -1,8 +1,9 @@
 """The journal of record changes: one append-only file, which all instances of the plugin share under one lock.
 
 Each instance keeps all records in memory and reads the lines that others appended before it decides anything. Compaction and repair
-replace the file: a new one is complete before it gets the name, and has a higher generation. Each instance notes its generation in
-its own lock file. So an instance that finds a missing or older file waits for a living instance that has a newer one.
+replace the file: a new file gets the journal's name only when it is complete, and has a higher generation. In its lock file, each
+instance notes the generation of the journal that it has open. So an instance that finds a missing or older file waits for a living
+instance that has a newer one.
 """
 
 from __future__ import annotations
@@ -72,9 +73,8 @@ class Journal:
         self.loads = 0
         self.file: JournalFile | None = None
         self._lock = FileLock(path.with_name(LOCK))
-        self._followed = (
-            1  # the last repair whose file all living instances have read; the first file replaced no other
-        )
+        # Generation of the last repair whose file all living instances have read. The first file has generation 1 and replaced no other.
+        self._followed = 1
 
     @contextlib.contextmanager
     def locked(self, wait: float, *, write: bool = True) -> Iterator[JournalFile]:
@@ -97,7 +97,7 @@ class Journal:
             if time.monotonic() > deadline:
                 raise RecordsBusyError(
                     f"{self.path} was removed, replaced or repaired, and process {self.process.pid(waits_for or '')} of the plugin, "
-                    f"which has it open, does not follow within {self.wait:g}s: delete its pod if it hangs"
+                    f"which has it open, has not repaired or reopened it within {self.wait:g}s: delete its pod if it hangs"
                 )
             time.sleep(_POLL)
 
@@ -201,7 +201,9 @@ class Journal:
         if known:
             known.read_on()  # another instance may have appended lines before the file lost its name
         elif self.path.is_symlink():
-            raise RecordsError(f"{self.path} is a symbolic link: move the journal there in its place")
+            raise RecordsError(
+                f"{self.path} is a symbolic link: replace the link with the journal file that it points to"
+            )
         own = known.header.generation if known else 0
         newest = max(self.process.others(), key=lambda other: other.generation, default=None)
         newer = newest if newest and newest.generation > own else None
@@ -262,7 +264,7 @@ class Journal:
             known.close()
 
     def _lost(self, records: Records) -> list[Record]:
-        """Returns the records of notes of this boot that have no record.
+        """Returns the records rebuilt from notes of this boot, for claims that have a note but no record.
 
         A record exists before its note and is deleted after it, so a note without a record shows a loss.
         """
@@ -277,14 +279,16 @@ class Journal:
             if e.errno in NOT_NOW or e.errno == errno.EIO:
                 raise
             log.error(
-                "%s cannot be read (%s): claims that only its files show are not known", self.specs.root, e.strerror
+                "%s cannot be read (%s): claims that are recorded only in this folder are not found",
+                self.specs.root,
+                e.strerror,
             )
             return []
 
     def _repair(self, fault: str, source: JournalFile | None, *, complete: bool) -> None:
         """Writes a new file with everything that is known: ``source``, records in flight, and notes. The old file is kept.
 
-        Without ``complete``, ``source`` may lack records, so that the driver's ``recover()`` is called.
+        If not ``complete``, ``source`` may lack records. The driver's ``recover()`` is then called.
         """
         records = source.records if source else Records()
         try:
@@ -328,7 +332,9 @@ class Journal:
                 self._add_report(f"two claims have one device: claim {record.shown}: {e}")
 
     def _replace(self, old: JournalFile | None, records: Records, *, complete: bool, fault: str = "") -> None:
-        """Writes a new file and gives it the name. A process may die between any two lines here: the next one repeats the rest.
+        """Writes a new file and gives it the journal's name.
+
+        The process may die between any two lines here; the next process then repeats what is missing.
 
         ``fault`` is why the old file has to be kept; empty for compaction.
         """
@@ -338,7 +344,8 @@ class Journal:
         new = write_new(self.path, header, old.content() if old else records.all_lines())
         file = None
         try:
-            file = JournalFile(new)  # by this name: another program may replace the final one at any moment
+            # Opened by its temporary name: another program may replace a file with the final name at any moment.
+            file = JournalFile(new)
             if fault:
                 self._keep_aside(fault)
             # Before the file gets its name: no other instance may repair an older file meanwhile.
@@ -385,7 +392,10 @@ class Journal:
 
 
 def _is_as_new(row: Row | None, noted: Record) -> bool:
-    """Whether a record is the noted prepare, or its rollback has begun since. A note is written when a claim is prepared."""
+    """Whether a record is at least as new as the note.
+
+    It then shows the prepare that the note describes as complete, or a later state such as its rollback.
+    """
     return isinstance(row, Record) and row.created >= noted.created and row.state is not State.PREPARING
 
 

@@ -44,7 +44,8 @@ class JournalFile:
                 self.fault = "it does not begin as a journal" if info.st_size else "the file is empty"
             if self.header.format > FORMAT + 1:
                 raise RecordsNewerError(
-                    f"{path} has format {self.header.format}, this plugin knows {FORMAT} and can read {FORMAT + 1}: use a newer plugin"
+                    f"{path} has format {self.header.format}, this plugin's own format is {FORMAT}, and it can read up to "
+                    f"{FORMAT + 1}: use a newer plugin"
                 )
         except BaseException:
             self.close()

@@ -42,9 +42,9 @@ class Mode(enum.Enum):
 class FollowUp(NamedTuple):
     """A job of the record thread: ``first`` before the transaction, the operation, and ``then`` after the transaction.
 
-    ``first`` and ``then`` work on files. An exception of either is the job's result. After one in ``first`` nothing else runs; after
-    one in ``then`` the operation is already committed. ``then`` gets the operation's result. It returns the job's result, or another
-    job, which runs in a later transaction together with such jobs of the same batch.
+    ``first`` and ``then`` work on files. If ``first`` or ``then`` raises, the exception is the job's result. If ``first`` raises, the
+    rest of the job does not run. If ``then`` raises, the operation is already committed. ``then`` gets the operation's result. It
+    returns the job's result, or another job, which runs in a later transaction together with such jobs of the same batch.
     """
 
     operation: Operation[Any] | None = None
@@ -186,7 +186,7 @@ class RecordStore:
         journal = self.journal
         try:
             if not journal.is_current():
-                # Without the lock, appended lines could be those of a write that fails and is removed again.
+                # Without the lock, this could read appended lines of a write that fails later, and whose lines are then removed.
                 with contextlib.ExitStack() as stack:
                     try:
                         stack.enter_context(journal.locked(_READ_WAIT if journal.file else journal.wait, write=False))
@@ -202,7 +202,8 @@ class RecordStore:
     def _transaction(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
         """Runs operations and writes their changes; tries once more after a passing disk error.
 
-        Operations decide from the records that they read, so they can run again if it is not known whether they were written.
+        An operation decides only from the records that it reads. So it can run again if it is not known whether its changes were
+        written.
         """
         try:
             try:
@@ -265,13 +266,16 @@ def _caught(work: Callable[[], object]) -> object:
 
 
 def _one(records: Records, operation: Operation[object]) -> object:
-    """Returns an operation's result, or the exception, which undoes its own changes and no other."""
+    """Returns an operation's result. If the operation raises, undoes only its changes and returns the exception.
+
+    Returns a claim's error without its traceback: the frames of the traceback and the list of results form a reference cycle that
+    keeps the claim in memory.
+    """
     before = records.changes
     try:
         return operation(records)
     except Exception as e:
         records.undo(before)
-        # An error of a claim goes without its traceback, whose frames reference the claim in cycles with the list of results.
         return without_frames(e) if isinstance(e, DraError) else e
 
 

@@ -132,7 +132,10 @@ def classify_words(parser: Parser, words: Sequence[str]) -> tuple[list[str], lis
 
 
 class _Option(NamedTuple):
-    """An option on a command line. ``value`` is the next word; None if the option needs no value (``wants``) or no word follows."""
+    """An option on a command line.
+
+    ``wants``: whether the option needs a value. ``value`` is the next word; None if the option needs no value or no value follows.
+    """
 
     word: str
     known: bool

@@ -19,7 +19,7 @@ from .exit_codes import Exit
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGHUP is sent when a terminal is closed
-MARGIN = 5.0  # seconds after the grace period for the rest of the stop, when the calls in flight have ended
+MARGIN = 5.0  # additional seconds after the grace period: for the rest of the stop, after the calls in flight
 _LOG_TIMEOUT = 0.2  # seconds that logging a line about a stop may take
 _LINE = 2048  # maximum bytes of such a line; a writable pipe accepts 4,096 bytes without blocking
 
@@ -27,7 +27,7 @@ _LINE = 2048  # maximum bytes of such a line; a writable pipe accepts 4,096 byte
 class StopSignal:
     """Requests for the process to stop.
 
-    Create the object before all other work: the first process of a container ignores signals without a handler.
+    Create the object before all other work: in the first process of a container, a signal has no effect until a handler is installed.
     ``end`` is the function that exits the process at once with a code.
     """
 
@@ -142,7 +142,10 @@ class StopSignal:
 
 
 class _ForkHandlers:
-    """Restores default signals in a child that a driver forks. The parent must not receive the child's signals, even early ones."""
+    """Restores default signals in a child that a driver forks.
+
+    The parent must not receive the child's signals, not even those that arrive before the child has reset its handlers.
+    """
 
     def __init__(self, taken: Collection[signal.Signals]) -> None:
         self._taken = taken

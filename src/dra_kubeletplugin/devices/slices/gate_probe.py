@@ -1,4 +1,4 @@
-"""Finds out which feature gates the API server has off: creates a slice with dryRun and compares the response."""
+"""Finds out which feature gates are off in the API server: creates a slice with dryRun and compares the response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NODES = ("nodeName", "nodeSelector", "allNodes")
 
 
 class GateProbe:
-    """Probes each gate that devices depend on once, and again after :meth:`forget` or with another API version."""
+    """Probes once each gate that devices depend on. Probes again after :meth:`forget`, or with another API version."""
 
     def __init__(self, client: KubeClient, inventory: Inventory, scope: Scope) -> None:
         self._client = client

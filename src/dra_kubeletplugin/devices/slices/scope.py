@@ -23,7 +23,7 @@ class Scope(Protocol):
     Attributes:
         driver: the driver's name.
         selector: field selectors of its list and watch.
-        exact: whether a slice in its scope stays there until a writer changes the slice.
+        exact: whether only the slice's own content decides if it is in the scope. An unchanged slice then stays in the scope.
         middle: part of the slices' names.
     """
 
@@ -92,9 +92,9 @@ class NodeScope:
 
 
 class ClusterScope:
-    """The controller in one namespace: the driver's slices without a node that carry its labels.
+    """The controller in one namespace. Its scope is the driver's slices that have no node and that carry this controller's labels.
 
-    A slice of its pools that has no controller's labels belongs to it too.
+    A slice without labels of any controller also belongs to this controller if the slice is in one of its pools.
 
     Args:
         driver: the driver's name.

@@ -118,7 +118,7 @@ class Storage:
         self._kinds: dict[str, _StoredKind] = {}
         self._owned: dict[str, set[tuple[str, Key]]] = {}  # objects with an owner, by the owner's UID
         self._by_uid: dict[str, tuple[str, Key]] = {}
-        self._floor = 1  # the history before this version was deleted, for all kinds
+        self._floor = 1  # for all kinds, there is no history of versions before this one
         self.cut = 0  # incremented to end all watches
 
     def restore(self, version: int, objects: Mapping[tuple[str, Key], JSON]) -> None:

@@ -55,7 +55,7 @@ class Struct:
     """A struct.
 
     Args:
-        nested: messages that exist in protobuf only: field numbers and names by the message's number.
+        nested: messages that exist only in protobuf: for each message's number, its fields' names by field number.
     """
 
     name: str

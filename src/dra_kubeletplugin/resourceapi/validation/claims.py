@@ -61,8 +61,8 @@ def validate_class(obj: JSON, compile: Compile = None, *, update: bool = False) 
 def _is_extended(name: str) -> bool:
     """Returns whether a name is a valid extended resource (KEP-5004).
 
-    It must be a qualified name that is neither native nor the name of a quota, and short enough for the prefix
-    ``requests.`` of quotas.
+    It must be a qualified name that is neither native nor the name of a quota. It must still be valid after the prefix
+    ``requests.`` of quotas is added.
     """
     if "/" not in name or name.split("/", maxsplit=1)[0].endswith("kubernetes.io") or name.startswith("requests."):
         return False

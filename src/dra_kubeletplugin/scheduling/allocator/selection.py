@@ -49,7 +49,7 @@ def _match(owner: str, selectors: Sequence[JSON], candidate: Candidate) -> bool:
 
 def _evaluate(where: str, expression: str, candidate: Candidate) -> bool:
     try:
-        # The API server has validated the expression: without list support, it rejects selectors that need lists.
+        # Lists can always be allowed here: an API server without list support has already rejected selectors that need lists.
         compiled = cel.compile_selector(expression, list_attributes=True)
     except cel.CompileError as e:
         raise AllocationError(f"{where}: CEL compile error: {e}") from None
