@@ -1,24 +1,8 @@
 """Every error that a user can meet, with a code and a help text.
 
-The tree::
-
-    DraError
-    ├── SettingsError            invalid options, all at once
-    ├── SocketError              a socket cannot be served
-    ├── DriverError              the driver class breaks its contract
-    ├── InvalidObjectError       an object that Kubernetes would reject
-    ├── InvalidSpecError         a CDI spec that a runtime would reject
-    ├── ApiError                 the API server returned an error, or cannot be reached
-    ├── NotReadyError            the plugin did not become ready in time
-    ├── LeaseLostError           this controller no longer leads
-    ├── QuestionError            a question about a cluster that cannot be answered
-    ├── RecordsError             the claim records cannot be read or written
-    │   ├── RecordsBusyError     another process locks them for too long
-    │   └── RecordsNewerError    a newer plugin wrote them
-    └── ClaimError               one claim; its text becomes the pod's event
-        ├── RetryableError       for driver authors: a retry may succeed
-        ├── PermanentError       for driver authors: fails until the claim, class or machine changes
-        └── ...                  one class for each fault of a claim
+All are subclasses of :class:`DraError`. A :class:`ClaimError` concerns one claim, and its text becomes the pod's event. Drivers raise
+:class:`RetryableError` if a retry may succeed, and :class:`PermanentError` if only a change of claim, class or machine helps.
+``docs/errors.md`` lists all of them.
 
 A message is one sentence of at most 1 KiB: what failed, where, and what to do. It contains no values that differ between attempts
 (counters, times, addresses), because each new text is a new event. ``make docs`` writes ``docs/errors.md`` from this file.
