@@ -556,7 +556,7 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ({"httpPort": "8080"}, "/httpPort': got string, want integer"),
         ({"deviceClasses": {"a": {"selector": []}}}, "additional properties 'selector' not allowed"),
         ({"deviceClasses": {"a": {"selectors": [{"cel": {"expression": 1}}]}}}, "want null or string"),
-        ({"driverName": ""}, "driverName: The driver's name"),
+        ({"driverName": ""}, "driverName: Name of the driver"),
         ({"driverName": "NPU"}, "match pattern"),
         ({"driverName": "a." * 32 + "a"}, "maxLength"),
         ({"features": {"probe": True}}, "probe"),
@@ -578,7 +578,7 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ({"pods": {"all": {"env": [{"name": "X"}, {"name": "NODE_NAME", "value": "x"}]}}}, "/pods/all/env/1/name"),
         (
             {"features": {"nodeLabel": True}, "nodeLabel": "a", "pods": {"all": {"affinity": {}}}},
-            "the place of nodeLabel's",
+            "of the feature nodeLabel",
         ),
     ],
 )
