@@ -24,15 +24,19 @@ class Counter:
         return number
 
 
+async def join(shared: SharedCall[int]) -> int:
+    return await asyncio.shield(shared.begin())
+
+
 async def test_callers_join_the_call_in_progress_and_later_ones_begin_another() -> None:
     counter = Counter()
     shared = SharedCall(counter, "test")
-    callers = [asyncio.ensure_future(shared.result()) for _ in range(3)]
+    callers = [asyncio.ensure_future(join(shared)) for _ in range(3)]
     await asyncio.sleep(0)
     callers[0].cancel()
     counter.gate.set()
     assert await asyncio.gather(*callers[1:]) == [1, 1]
-    assert await shared.result() == 2
+    assert await join(shared) == 2
 
 
 async def test_a_result_is_reused_for_callers_that_accept_its_age() -> None:
@@ -60,7 +64,7 @@ async def test_a_failure_is_raised_by_all_callers_and_not_reused() -> None:
 
 async def test_close_cancels_the_call() -> None:
     shared = SharedCall(Counter(), "test")
-    caller = asyncio.ensure_future(shared.result())
+    caller = asyncio.ensure_future(join(shared))
     await asyncio.sleep(0)
     await shared.close()
     with pytest.raises(asyncio.CancelledError):

@@ -27,10 +27,6 @@ class SharedCall(Generic[T]):
         self._began = 0.0
         self._task: asyncio.Task[T] | None = None
 
-    async def result(self) -> T:
-        """Joins the call in progress, or begins one. Raises the call's exception."""
-        return await asyncio.shield(self.begin())
-
     async def since(self, when: float) -> T:
         """Returns the result of a call that began at ``when`` or later, in event loop time. Raises the call's exception."""
         task = self._task
@@ -39,7 +35,7 @@ class SharedCall(Generic[T]):
         return await asyncio.shield(task)
 
     def begin(self) -> asyncio.Task[T]:
-        """Returns the task of the call in progress, or of a new one."""
+        """Returns the task of the call in progress, or of a new one. Shield it: a cancelled caller must not cancel the call."""
         return self._task if self._task is not None and not self._task.done() else self._new()
 
     async def close(self) -> None:
