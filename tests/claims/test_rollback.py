@@ -407,6 +407,6 @@ async def test_a_forgotten_claim_leaves_no_files_of_metadata(
 
 
 @pytest.mark.parametrize("odd", ["soon", None, float("nan"), 1e300, [1]])
-def test_an_malformed_time_on_record_is_no_time(odd: object) -> None:
+def test_a_malformed_time_on_record_is_no_time(odd: object) -> None:
     record = Record("u", "ns", "c", State.UNPREPARING, "boot", doc={"retryAt": odd}, error="broken", attempts=3)
     assert retry_note(record) == "tried 3 times"
