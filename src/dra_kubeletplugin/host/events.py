@@ -64,7 +64,9 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
         with contextlib.suppress(OSError):  # the socket is empty, or its buffer was too small (ENOBUFS)
             while True:
                 message, (sender, _) = events.recvfrom(_LARGEST)
-                received |= sender == 0 and _subsystem(message) in subsystems  # any process can send; the kernel's id is 0
+                received |= (
+                    sender == 0 and _subsystem(message) in subsystems
+                )  # any process can send; the kernel's id is 0
         before, dropped = dropped, _dropped_events(events)
         if received or dropped != before:  # a lost event may have been from a watched subsystem
             notify()
