@@ -23,7 +23,7 @@ from dra_kubeletplugin.claims import ClaimIdentity, State, reconcile, rollback_r
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, RetryableError, UndoFailedError
 from dra_kubeletplugin.kube.event_recorder import Subject
 from tests.claims.test_claims_names_and_paths import (
     LONGEST_LABEL,
@@ -304,6 +304,22 @@ async def test_however_often_it_is_tried_each_text_is_logged_once_and_the_event_
         assert "the card does not answer" in text
         driver.broken = None
         assert not isinstance(await one.prepare(other), DraError)
+        assert await one.unprepare(ref) == ()
+
+
+async def test_an_unprepare_whose_rollback_fails_is_logged_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, driver = FakeApiServer(), Counting()
+    ref = allocate(api)
+    async with running_manager(tmp_path, driver, api) as one:
+        await one.prepare(ref)
+        driver.broken = RetryableError("the card does not answer")
+        caplog.set_level(logging.INFO)
+        assert isinstance(await one.unprepare(ref), UndoFailedError)
+        (line,) = (r.getMessage() for r in caplog.records if "the card does not answer" in r.getMessage())
+        assert line.startswith("cannot roll back claim; its devices stay held: ")
+        driver.broken = None
         assert await one.unprepare(ref) == ()
 
 
