@@ -114,7 +114,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         "parameters.form: missing required field 'height'",
     ]),
     ({"count": 1, "share": {"value": "1", "policy": {}}, "leaf": []}, [
-        "parameters.share: unknown field 'policy'",
+        "parameters.share: Object contains unknown field `policy`",
         "parameters.leaf: Expected `object | null`, got `array`",
     ]),
     ({"count": 9, "leaf": {"size": -1}, "leaves": [{"size": 1}, {"size": -2}]}, [

@@ -18,12 +18,10 @@ from ...base.text import join_names
 from ...errors import ConfigError, DraError, DriverFailedError, clip
 from ...resourceapi.encoded import from_json
 from ..data import is_plain_json, plain_json
-from ..diagnostics.all_errors import Fault, all_faults
 from ..diagnostics.author_errors import explained, without_frames
-from ..diagnostics.config_errors import MORE, fault_sentences, path_of, refusal
+from ..diagnostics.config_errors import MORE, Fault, all_faults, refusal
 from .merge_patch import Layer, difference, merge, merge_into, provenance
 from .model import MAX_FAULTS, Config, ConfigRefused, as_json, checked, converted
-from .partial import validate_partial
 from .versions import name_of, unknown_kind, versions
 
 JSON = Mapping[str, Any]
@@ -263,8 +261,8 @@ class Parameters:
 
         def check() -> None:
             fields = merge({}, given.fields)
-            if found := all_faults(fields, lambda part: validate_partial(part, given.cls), self.remaining_faults + 1):
-                raise _Faults(_sentences(given._replace(fields=fields), found))
+            if found := all_faults(fields, given.cls, self.remaining_faults + 1, partial=True):
+                raise _Faults(_sentences(given, found))
 
         self._once("partial", given.content, given.where, check)
 
@@ -272,9 +270,9 @@ class Parameters:
         try:
             return converted(given.fields, given.cls, check=True)
         except msgspec.ValidationError:
-            found = all_faults(given.fields, lambda fields: converted(fields, given.cls), self.remaining_faults + 1)
+            found = all_faults(given.fields, given.cls, self.remaining_faults + 1)
         except ConfigRefused as e:
-            found = [Fault(at, text) for at, text in e.refusals]
+            found = [Fault(place, text) for place, text in e.refusals]
         raise _Faults(_sentences(given, found))
 
     def _once(self, step: str, content: bytes | None, where: str, work: Callable[[], T]) -> T:
@@ -408,11 +406,8 @@ class _Wrong(NamedTuple):
 
 def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
     """Returns the faults as sentences; if there are several layers, each names its layer."""
-    return [
-        sentence + (provenance(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
-        for fault in found
-        for sentence in fault_sentences(fault, given.fields, given.cls)
-    ]
+    several = len(given.layers) > 1
+    return [f"{f}{provenance(given.layers, f.place.steps, f.missing) if several else ''}" for f in found]
 
 
 def applies(requests: Sequence[str], request: str) -> bool:
@@ -431,7 +426,7 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
         of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
         texts = [clip(e)]
         if isinstance(e, ConfigRefused):
-            texts = [f"{path_of(target, at)[0]}: {text}" for at, text in e.refusals]
+            texts = [f"{place.path}: {text}" for place, text in e.refusals]
         raise _Faults([f"{step}: {text}{of}" for text in texts]) from None
     except (DraError, Interrupted):
         raise
