@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TypeGuard, TypeVar
 
 from ..base.text import did_you_mean
-from ..errors import DriverError, is_a
+from ..errors import DriverError
 from .class_validation import called
 from .contract import Driver
 
@@ -127,9 +127,9 @@ def importing() -> bool:
 
 def _hint(what: str | Path, e: BaseException) -> str:
     """Returns a hint for an import that failed; empty if there is none."""
-    if is_a(e, ModuleNotFoundError) and e.name:
+    if isinstance(e, ModuleNotFoundError) and e.name:
         return f": install it in the Python that runs this, {sys.executable}, and name it in pyproject.toml"
-    if isinstance(what, Path) and is_a(e, ImportError) and "no known parent package" in str(e):
+    if isinstance(what, Path) and isinstance(e, ImportError) and "no known parent package" in str(e):
         folder = what.absolute().parent
         if (folder / "__init__.py").is_file():
             return f": rename {folder}, this is not a valid package name"

@@ -17,7 +17,7 @@ from ...base.signals import Interrupted
 from ...base.text import join_names
 from ...errors import ConfigError, DraError, DriverFailedError, clip
 from ...resourceapi.encoded import from_json
-from ..data import is_plain_json, plain_json
+from ..data import plain_json
 from ..diagnostics.author_errors import explained, without_frames
 from ..diagnostics.config_errors import MORE, Fault, all_faults, refusal
 from .merge_patch import Layer, difference, merge, merge_into, provenance
@@ -219,12 +219,10 @@ class Parameters:
                 parameters = from_json(parameters)
             if not isinstance(parameters, Mapping):
                 raise _Faults(["opaque.parameters must be an object"])
-            given: JSON = parameters
-            if content is None or not is_plain_json(parameters, len(content)):
-                try:
-                    given = plain_json(dict(parameters), "parameters")
-                except ValueError as e:
-                    raise _Faults([clip(e)]) from None
+            try:
+                given = plain_json(dict(parameters), "parameters")
+            except ValueError as e:
+                raise _Faults([clip(e)]) from None
             fields = dict(given)
             api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
             cls = self._choose(api_version, kind)
