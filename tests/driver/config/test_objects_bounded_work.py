@@ -15,12 +15,13 @@ from dra_kubeletplugin import Claim, Config
 from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
-from dra_kubeletplugin.driver.config.parameters import MAX_LAYERED_BYTES, Parameters, resolve
+from dra_kubeletplugin.driver.config.parameters import MAX_LAYERED_BYTES, Parameters
 from dra_kubeletplugin.driver.config.resolution import Resolver
 from dra_kubeletplugin.driver.diagnostics.config_errors import MORE
 from dra_kubeletplugin.errors import ConfigError, DraError
 from dra_kubeletplugin.resourceapi.encoded import config_entries, from_json
 from tests.helpers import worst_parameters
+from tests.helpers.parameters import resolve
 from tests.helpers.worst_parameters import DRIVER, KINDS, MACHINE, SHAPES, Layered, Plain
 
 JSON = dict[str, Any]

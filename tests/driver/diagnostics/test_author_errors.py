@@ -61,7 +61,7 @@ def test_what_a_package_above_fails_at_is_reported_and_not_that_there_is_no_such
     (tmp_path / "odd_package/__init__.py").write_text(text)
     (tmp_path / "odd_package/driver.py").write_text(DRIVER)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DriverError, match="importing odd_package raised") as e:
+    with pytest.raises(DriverError, match=r"importing odd_package\.driver raised") as e:
         load_driver("odd_package.driver:Made")
     assert said in str(e.value)
     assert "no module odd_package" not in str(e.value)

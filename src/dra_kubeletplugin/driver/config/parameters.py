@@ -75,8 +75,6 @@ class Parameters:
         self.remaining_faults = MAX_FAULTS  # faults that may still be reported
         self._stopped = False  # the search ended before the last entry
         self._versions = versions(kinds)
-        # By the identity of the object, which is kept so that Python does not reuse the identity.
-        self._contents: dict[int, tuple[object, bytes | None]] = {}
         self._results: dict[tuple[str, bytes], Any] = {}
         # By content, for kinds that are not layered: `_valid` has the valid entries; `_configs` has the decoded configurations of
         # entries that applied to a request, so that further requests use them again.
@@ -84,24 +82,12 @@ class Parameters:
         self._configs: dict[bytes, Config] = {}
         self._resolved: dict[tuple[int, ...], Resolved] = {}
 
-    def content(self, parameters: object) -> bytes | None:
-        """Returns the parameters as JSON; None for a value that JSON cannot contain."""
-        found = self._contents.get(id(parameters))
-        if found is None:
-            content: bytes | None
-            try:
-                content = bytes(parameters) if isinstance(parameters, msgspec.Raw) else msgspec.json.encode(parameters)
-            except (ValueError, TypeError, OverflowError, RecursionError, NotImplementedError):
-                content = None
-            found = self._contents[id(parameters)] = parameters, content
-        return found[1]
-
     def is_within(self, entries: Sequence[JSON], limit: int) -> bool:
         """Whether all parameters for the driver together have at most ``limit`` bytes of JSON."""
         for entry in entries:
             opaque = entry.get("opaque")
             if opaque and opaque.get("driver") == self.driver:
-                limit -= len(self.content(opaque.get("parameters")) or b"")
+                limit -= len(content_of(opaque.get("parameters")) or b"")
                 if limit < 0:
                     return False
         return True
@@ -145,7 +131,7 @@ class Parameters:
             if not self.remaining_faults:
                 self._stopped = True
                 break
-            content = self.content(entry.parameters)
+            content = content_of(entry.parameters)
             if content is not None and content in self._valid:
                 found, origin, below, whole = None, entry.source, None, entry
                 continue
@@ -175,7 +161,7 @@ class Parameters:
     def _applied(self, below: GivenParameters | None, whole: ConfigEntry | None) -> Config | None:
         """Returns the configuration of entries that passed the checks; without entries, the default."""
         if whole:
-            content = self.content(whole.parameters) or b""
+            content = content_of(whole.parameters) or b""
             if content not in self._configs and (given := self._given(whole.parameters, whole.where)):
                 self._configs[content] = self._newest(given)
             return self._configs[content]
@@ -202,16 +188,11 @@ class Parameters:
         else:
             self._newest(read)
 
-    def decode(self, parameters: object, where: str) -> Config | None:
-        """Returns the typed parameters of one entry alone; None for a kind of another driver. Raises as :meth:`merge_entries`."""
-        read = self._given(parameters, where)
-        return None if read is None else self._newest(read)
-
     # --- one entry ------------------------------------------------------------------------------
 
     def _given(self, parameters: object, where: str) -> GivenParameters | None:
         """Reads one entry; None for a kind of another driver."""
-        content = self.content(parameters)
+        content = content_of(parameters)
 
         def read() -> GivenParameters | None:
             nonlocal parameters
@@ -373,19 +354,12 @@ class Parameters:
         return refusal(*(fault for e in wrong for fault in e.faults), *([MORE] if self._stopped else ()))
 
 
-def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
-    """Calls :meth:`Parameters.resolve` for one request."""
-    return Parameters(kinds, driver).resolve(entries, request)
-
-
-def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
-    """Calls :meth:`Parameters.validate` for one entry."""
-    Parameters(kinds, driver).validate(parameters, where)
-
-
-def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
-    """Calls :meth:`Parameters.decode` for one entry."""
-    return Parameters(kinds, driver).decode(parameters, where)
+def content_of(parameters: object) -> bytes | None:
+    """Returns the parameters as JSON; None for a value that JSON cannot contain."""
+    try:
+        return bytes(parameters) if isinstance(parameters, msgspec.Raw) else msgspec.json.encode(parameters)
+    except (ValueError, TypeError, OverflowError, RecursionError, NotImplementedError):
+        return None
 
 
 class _Faults(Exception):

@@ -29,6 +29,7 @@ MORE = "there may be more faults: validation stopped here"
 _MAX_NAMES = 12  # fields that are listed when none is similar
 _LONGEST = 80  # bytes of an unknown field
 _LONGEST_TEXT = 512  # bytes of a message of msgspec or check(), which may quote the value
+_FIELD = re.compile(r"Object (?:contains )?((?:unknown|missing required) field) `(.*)`", re.DOTALL)
 _MESSAGE = re.compile(r"(?P<text>.*) - at (`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 
 
@@ -106,6 +107,8 @@ def _whole_fault(value: Any, hint: Any, place: Place) -> Fault | None:
         text, below = (clip(found["text"], _LONGEST_TEXT), found["path"]) if found else (clip(e, _LONGEST_TEXT), "")
     else:
         return None
+    if named := _FIELD.fullmatch(text):
+        text = f"{named[1]} {named[2]!r}"
     if text.startswith("Invalid enum value") and (known := _choices(hint)):
         text += f": use one of {', '.join(map(repr, known))}"
     if isinstance(value, float) and text.endswith("got `float`"):
