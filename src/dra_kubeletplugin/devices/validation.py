@@ -14,7 +14,7 @@ import msgspec
 
 from ..base.text import did_you_mean
 from ..driver.diagnostics.author_errors import instead_of_item, replacement_message
-from ..errors import DraError, DriverError, describe, is_a, printable
+from ..errors import DraError, DriverError, describe, printable
 from ..resourceapi.gated_fields import Gate, gates_of
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.pools import MAX_DEVICES, Pool
@@ -198,7 +198,7 @@ def parse_pools(result: object, method: str, node: str) -> list[ParsedPool]:
         where = f"{method}() returned pool {printable(name)!r}"
         # The author of `devices` never sees the pool, so messages must not mention it.
         devices_subject = f"{method}() returned" if method == "devices" else f"{where} whose devices are"
-        if not is_a(nodes, Nodes):
+        if not isinstance(nodes, Nodes):
             raise DriverError(
                 f"{where} whose nodes are {_kind(nodes)}: use Nodes.this(), Nodes.all(), Nodes.named('node-1') or another "
                 f"constructor of Nodes"
@@ -265,12 +265,12 @@ def _kind(value: object) -> str:
 
 def _items(result: object, kind: type[T], subject: str, maximum: int) -> Iterator[T]:
     """Yields the items of an author's list after checking their types. ``subject`` is the beginning of an error message."""
-    if not is_a(result, Iterable) or is_a(result, (str, bytes, Mapping)):
+    if not isinstance(result, Iterable) or isinstance(result, (str, bytes, Mapping)):
         hint = replacement_message(result, kind.__name__, returned=subject.endswith(" returned"))
         raise DriverError(f"{subject} {_kind(result)}, not a list of {kind.__name__}{hint}")
     try:
         for i, item in enumerate(result):
-            if not is_a(item, kind):
+            if not isinstance(item, kind):
                 raise DriverError(
                     f"{subject} a list with {_kind(item)} at [{i}], not {kind.__name__}{instead_of_item(item, kind.__name__)}"
                 )
