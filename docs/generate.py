@@ -152,12 +152,13 @@ def permissions() -> str:
     """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
-        for text in source.load().all:
-            found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+)\}", r"\1", text.with_features({text.feature})))
+        loaded = source.load()
+        for manifest in loaded.all:
+            found = manifest.render(frozenset(), {name: name for name in loaded.parameters})
             if found["kind"] not in {"Role", "ClusterRole"}:
                 continue
             who = "controller" if found["metadata"]["name"].endswith("-controller") else "plugin"
-            needs = f"`{text.feature}`" if text.feature else "always"
+            needs = f"`{manifest.feature}`" if manifest.feature else "always"
             where = "its own namespace" if found["kind"] == "Role" else "the cluster"
             for rule in found["rules"]:
                 named = (
