@@ -39,8 +39,9 @@ _HEAD = """# Commands
 
 Generated from the command line's own parsers by `make docs`.
 
-Options and other words come in any order: `dra -o json claims`, `dra claims -o json`. After `--` nothing is an option. Options
-cannot be abbreviated; for a mistyped option the error names the nearest one. `python -m dra_kubeletplugin` is `dra`.
+The command is the first word. Its options and other words follow in any order: `dra claims -o json forget UID`. After `--` nothing is an
+option; then the options precede all other words. Options cannot be abbreviated; for a mistyped option the error names the nearest one.
+`python -m dra_kubeletplugin` is `dra`.
 `eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish. After a driver, as in
 `dra run acme.py --`, it also completes the driver's own options. That imports the driver, as `--help` does: 0.15 s plus the driver's
 own imports. No other completion runs Python.
