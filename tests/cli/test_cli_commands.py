@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import command_reference
 import msgspec
 import pytest
 import yaml
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import cli
-from dra_kubeletplugin.cli import commands, main, reference
+from dra_kubeletplugin.cli import commands, main
 from dra_kubeletplugin.cli.shell import output
 from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS, Exit
 
@@ -131,9 +132,9 @@ def test_what_is_wrong_with_the_words_is_one_sentence(
 
 
 def test_the_page_and_the_help_have_every_exit_code_and_the_page_every_answer() -> None:
-    assert set(reference.SHAPES) == set(WITH_OUTPUT) - {c for c in WITH_OUTPUT if c.startswith("dev ")}
+    assert set(command_reference.SHAPES) == set(WITH_OUTPUT) - {c for c in WITH_OUTPUT if c.startswith("dev ")}
     page = (ROOT / "docs/commands.md").read_text()
-    assert page == reference.page(), "run `make docs`"
+    assert page == command_reference.page(), "run `make docs`"
     shown = " ".join((ROOT / "docs/commands.md").read_text().split())
     for code, meaning in MEANINGS.items():
         assert f"| {code.value} | {meaning}".replace("| head", "\\| head") in shown
@@ -254,7 +255,7 @@ def shape(command: str) -> dict[str, Any]:
         return [renamed(v) for v in schema] if isinstance(schema, list) else schema
 
     schemas, components = msgspec.json.schema_components(
-        reference.SHAPES[command], ref_template="#/$defs/{name}", schema_hook=lambda kind: {"type": "string"}
+        command_reference.SHAPES[command], ref_template="#/$defs/{name}", schema_hook=lambda kind: {"type": "string"}
     )
     return {"anyOf": [renamed(s) for s in schemas], "$defs": {k: renamed(v) for k, v in components.items()}}
 
@@ -289,7 +290,7 @@ def test_every_command_with_an_answer_was_asked_for_it() -> None:
         "top",
         "cleanup",
     }  # which need a cluster: tests/cli/top/test_screen.py, tests/plugin/test_node_processes.py
-    assert asked | elsewhere == set(reference.SHAPES)
+    assert asked | elsewhere == set(command_reference.SHAPES)
 
 
 # --- processes ------------------------------------------------------------------------------------------

@@ -11,16 +11,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ..analysis.explanation.model import Explanation
-from ..analysis.simulation.simulate import Simulation
-from ..resourceapi.usage.rows import Overview
-from . import commands, output_models
-from .doctor import Findings, Gathered
-from .explain import Waiting
-from .shell.exit_codes import MEANINGS
-from .shell.options import SETTINGS
-from .shell.output import camel
-from .shell.parsing import Parser
+from dra_kubeletplugin.analysis.explanation.model import Explanation
+from dra_kubeletplugin.analysis.simulation.simulate import Simulation
+from dra_kubeletplugin.cli import commands, output_models
+from dra_kubeletplugin.cli.doctor import Findings, Gathered
+from dra_kubeletplugin.cli.explain import Waiting
+from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS
+from dra_kubeletplugin.cli.shell.options import SETTINGS
+from dra_kubeletplugin.cli.shell.output import camel
+from dra_kubeletplugin.cli.shell.parsing import Parser
+from dra_kubeletplugin.resourceapi.usage.rows import Overview
 
 SHAPES: Mapping[str, tuple[type, ...]] = {
     "claims": (output_models.Claims,),
