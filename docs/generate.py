@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import command_reference
 import sequence
 import yaml
 
 from dra_kubeletplugin.base import errors_page
 from dra_kubeletplugin.base.settings.page import page as settings_page
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.cli import reference
 from dra_kubeletplugin.host import model as parts
 from dra_kubeletplugin.host.fake import schema, sysfs
 from dra_kubeletplugin.packaging.manifests import monitoring, source
@@ -34,7 +34,7 @@ def files() -> dict[str, str]:
         "docs/errors.md": errors_page.page(),
         "docs/settings.md": settings_page(),
         "docs/metrics.md": metrics.page(),
-        "docs/commands.md": reference.page(),
+        "docs/commands.md": command_reference.page(),
         "docs/hosts.md": hosts(),
         "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
