@@ -154,7 +154,7 @@ class InvalidSpecError(DraError):
 
 
 class ApiError(DraError):
-    """The API server returned an error, or could not be reached (``status`` 0)."""
+    """The API server returned an error, or could not be reached (``status`` 0). ``kube/errors.py`` has a subclass for each status."""
 
     code = "DRA-E006"
     reason = "API"
@@ -163,9 +163,10 @@ class ApiError(DraError):
         "0 means that no response arrived: check the server, the network and the certificates."
     )
 
-    def __init__(self, message: str, *, status: int = 0, details: dict[str, object] | None = None) -> None:
+    status: int = 0
+
+    def __init__(self, message: str, *, details: dict[str, object] | None = None) -> None:
         super().__init__(message)
-        self.status = status
         self.details = details or {}
 
     @property

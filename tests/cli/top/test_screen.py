@@ -17,6 +17,7 @@ from dra_kubeletplugin.analysis.watcher import ClusterWatcher
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
+from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.conversion import VERSIONS
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
@@ -291,7 +292,7 @@ async def test_a_permission_that_goes_is_reported_though_no_object_changes(clust
         assert live.current().gaps == ()
         live._next = 0.0
         for kind in live.follower._kinds:
-            kind.reflector.last_message, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
+            kind.reflector.last_message, kind.reflector.error = 1.0, ForbiddenError("forbidden")
         assert "cannot watch resourceclaims" in " ".join(live.current().gaps)
 
 
