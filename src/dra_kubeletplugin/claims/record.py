@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ..cdi import ContainerEdits
 from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
@@ -124,8 +126,7 @@ class Record:
         )
 
 
-@dataclass(frozen=True)
-class Fence:
+class Fence(msgspec.Struct, frozen=True):
     """The owner and state of a record when a writer read it. The write takes effect only if both are unchanged."""
 
     uid: str
@@ -133,8 +134,7 @@ class Fence:
     state: State
 
 
-@dataclass(frozen=True)
-class UnreadableRecord:
+class UnreadableRecord(msgspec.Struct, frozen=True):
     """A record that this version cannot read. It stays as it is, and its devices stay held."""
 
     uid: str
