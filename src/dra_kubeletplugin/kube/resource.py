@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from urllib.parse import quote
-
-import msgspec
 
 from ..resourceapi.conversion import GROUP
 
 _UNQUOTED = re.compile("[a-z0-9.-]+")  # the characters of valid names
 
 
-class Resource(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Resource:
     """A kind of object in one version, e.g. ``Resource("resource.k8s.io", "v1", "resourceclaims", namespaced=True)``."""
 
     group: str
