@@ -22,7 +22,7 @@ from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import GONE, Inventory
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
-from dra_kubeletplugin.plugin.grpc import HealthService
+from dra_kubeletplugin.plugin.grpc.health import HealthService
 from dra_kubeletplugin.resourceapi.gated_fields import Gate
 from dra_kubeletplugin.resourceapi.nodes import Where
 from dra_kubeletplugin.resourceapi.validation.slices import validate_device

@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
 
 from ..base.signals import Interrupted
 from ..errors import DraError, DriverError, DriverFailedError, describe, printable
@@ -269,16 +271,14 @@ class Calls:
                 log.exception("unexpected exception after the driver's last call; please report it")
 
 
-@dataclass
-class _Running:
+class _Running(msgspec.Struct):
     number: int
     name: str
     since: float
     parts: int = 0  # how many of its caller, thread and task have not ended; at 0 the call has ended
 
 
-@dataclass
-class _Logged:
+class _Logged(msgspec.Struct):
     """The last failure of a method that was logged in full, and how often it occurred."""
 
     text: str
@@ -286,8 +286,7 @@ class _Logged:
     times: int = 1
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(msgspec.Struct, frozen=True):
     value: Any = None
     error: BaseException | None = None
 
