@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.base import errors_page
 from dra_kubeletplugin.errors import DraError, PermanentError, clip, describe, printable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
@@ -90,8 +89,3 @@ def test_nested_groups_without_end_are_described_in_bounded_time() -> None:
     for _ in range(200):
         group = ExceptionGroup("g", [group] * 5)
     assert len(describe(group)) < 4096
-
-
-def test_every_class_has_a_code_of_its_own() -> None:
-    codes = [c.code for c in errors_page.catalogue()]
-    assert len(set(codes)) == len(codes)

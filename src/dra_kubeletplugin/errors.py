@@ -11,6 +11,7 @@ A message is one sentence of at most 1 KiB: what failed, where, and what to do. 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import ClassVar
 
 MAX_MESSAGE_BYTES = 1024
@@ -88,6 +89,7 @@ class DraError(Exception):
     help: ClassVar[str] = "A fault inside the framework; report it with the log lines around this text."
     faults: tuple[str, ...] = ()  # one sentence for each fault, if there are several
     operation: str = ""  # id of the operation that raised it, which its log lines contain
+    log_fields: Mapping[str, object] = {}  # fields of the log lines of the task that raised it
 
     @property
     def message(self) -> str:
@@ -152,7 +154,7 @@ class InvalidSpecError(DraError):
 
 
 class ApiError(DraError):
-    """The API server returned an error, or could not be reached (``status`` 0)."""
+    """The API server returned an error, or could not be reached (``status`` 0). ``kube/errors.py`` has a subclass for each status."""
 
     code = "DRA-E006"
     reason = "API"
@@ -161,9 +163,10 @@ class ApiError(DraError):
         "0 means that no response arrived: check the server, the network and the certificates."
     )
 
-    def __init__(self, message: str, *, status: int = 0, details: dict[str, object] | None = None) -> None:
+    status: int = 0
+
+    def __init__(self, message: str, *, details: dict[str, object] | None = None) -> None:
         super().__init__(message)
-        self.status = status
         self.details = details or {}
 
     @property

@@ -12,16 +12,14 @@ from typing import Any, ClassVar, Self
 import pytest
 
 import dra_kubeletplugin
-from dra_kubeletplugin import Config, CounterSet, Device, Driver
+from dra_kubeletplugin import Config, CounterSet, Device, Driver, Pool
 from dra_kubeletplugin.devices.health_report_errors import RejectedReports
 from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
-from dra_kubeletplugin.devices.validation import ParsedPool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
 from dra_kubeletplugin.driver.diagnostics.author_errors import replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.resourceapi.nodes import Nodes
 from dra_kubeletplugin.testing.health_override import with_health_overrides
 
 DRIVER = """
@@ -298,9 +296,9 @@ def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too(
     assert odd.notes[0].endswith("did you mean 'card-1'?")
 
 
-async def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time(sought: list[str]) -> None:
-    devices = {f"d{i}": Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)}
-    sets = {f"card-{i}": CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)}
-    stock = await updated_pool(PoolState("pool"), ParsedPool("pool", Nodes.this(), devices, sets, "", False, {}), {})
-    assert len(stock.rejected) == len(devices)
+def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time(sought: list[str]) -> None:
+    devices = [Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)]
+    sets = [CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)]
+    state = updated_pool(PoolState("node"), Pool("node", devices, sets), "node", {})
+    assert len(state.rejected) == len(devices)
     assert 0 < len(sought) < 20
