@@ -52,15 +52,13 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
     check(cls, role)
     own = read_options(cls, options)
     driver = called(f"{cls.__name__}()", functools.partial(_made, cls, own), _hint)
+    taken = [name for name in SET if name in vars(driver)]
     if own is not None and vars(driver).get("options") is not own:
+        taken.append("options")
+    if taken:
         raise DriverError(
-            f"{cls.__name__}.__init__() sets self.options, which the framework has set before: rename your attribute"
+            f"{cls.__name__}.__init__() sets self.{taken[0]}, which the framework sets: rename your attribute"
         )
-    for name in SET:
-        if name in vars(driver):
-            raise DriverError(
-                f"{cls.__name__}.__init__() sets self.{name}, which the framework sets afterwards: rename your attribute"
-            )
     return driver
 
 
@@ -310,21 +308,17 @@ def _check_class_attributes(kind: type[Config]) -> None:
 
 
 def _check_methods(kind: type[Config]) -> None:
-    _check_signature(kind, "check", ("self",))
-    _check_signature(kind, "convert_from", ("older",))
-    for method in ("check", "convert_from"):
-        if inspect.iscoroutinefunction(getattr(kind, method)):  # no code would await it, and all parameters would pass
+    if not isinstance(inspect.getattr_static(kind, "convert_from"), classmethod):
+        raise DriverError(
+            f"{kind.__name__}.convert_from() creates an object of its class: decorate it with @classmethod"
+        )
+    for name, given, call in (("check", ("self",), "check()"), ("convert_from", ("older",), "convert_from(older)")):
+        method = getattr(kind, name)
+        _check_callable(method, given, f"{kind.__name__}.{name}", call)
+        if inspect.iscoroutinefunction(method):  # no code would await it, and all parameters would pass
             raise DriverError(
-                f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
+                f"{kind.__name__}.{name}() is async: make it a plain method, it is called wherever parameters are read"
             )
-
-
-def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> None:
-    written = inspect.getattr_static(kind, name)
-    if name == "convert_from" and not isinstance(written, classmethod):
-        raise DriverError(f"{kind.__name__}.{name}() creates an object of its class: decorate it with @classmethod")
-    shown = ", ".join(n for n in given if n != "self")
-    _check_callable(getattr(kind, name), given, f"{kind.__name__}.{name}", f"{name}({shown})")
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
