@@ -13,15 +13,14 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from ...base.signals import Interrupted
 from ...base.text import join_names
-from ...errors import ConfigError, DraError, DriverFailedError, clip
+from ...errors import ConfigError, DriverFailedError, clip
 from ...resourceapi.encoded import from_json
 from ..data import plain_json
-from ..diagnostics.author_errors import explained, without_frames
+from ..diagnostics.author_errors import author_code, without_frames
 from ..diagnostics.config_errors import MORE, Fault, all_faults, refusal
 from .merge_patch import Layer, difference, merge, merge_into, provenance
-from .model import MAX_FAULTS, Config, ConfigRefused, as_json, checked, converted
+from .model import MAX_FAULTS, Config, ConfigRefused, as_json, author_checks, checked, converted
 from .versions import name_of, unknown_kind, versions
 
 JSON = Mapping[str, Any]
@@ -353,24 +352,23 @@ def applies(requests: Sequence[str], request: str) -> bool:
 
 def _converted_to(target: type[Config], older: Config, given: GivenParameters, *, check: bool = True) -> Config:
     """Converts parameters with the author's ``convert_from``."""
-    step = f"{name_of(type(older))} as {name_of(target)}"
+    what = f"convert_from() of {target.__name__}"
     try:
-        config = target.convert_from(older)
-        if type(config) is target:
-            return checked(config) if check else config
+        with author_code(what, DriverFailedError, ValueError):
+            config = target.convert_from(older)
+        if type(config) is not target:
+            raise DriverFailedError(f"{what} returned {type(config).__name__}: it must return {target.__name__}")
+        if check:
+            with author_checks(target):
+                checked(config)
     except ValueError as e:
         of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
         texts = [clip(e)]
         if isinstance(e, ConfigRefused):
             texts = [f"{place.path}: {text}" for place, text in e.refusals]
+        step = f"{name_of(type(older))} as {name_of(target)}"
         raise _Faults([f"{step}: {text}{of}" for text in texts], given.where) from None
-    except (DraError, Interrupted):
-        raise
-    except BaseException as e:  # there is no await in this block, so the author's code raised it
-        raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained(e)}") from e
-    raise DriverFailedError(
-        f"convert_from() of {target.__name__} returned {type(config).__name__}: it must return {target.__name__}"
-    )
+    return config
 
 
 def _too_large(given: GivenParameters) -> str:
