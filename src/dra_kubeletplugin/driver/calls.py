@@ -317,7 +317,7 @@ async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:
 async def _resolve(value: Any) -> Any:
     """Awaits and reads a method's result until it is a plain value."""
     for _ in range(_NESTED):
-        if _is_awaitable(value):
+        if inspect.isawaitable(value):
             value = await value
         elif isinstance(value, AsyncIterable):
             value = await _read(value)
@@ -361,11 +361,7 @@ def _check_length(length: int) -> None:
 
 
 def _is_async(value: Any) -> bool:
-    return _is_awaitable(value) or isinstance(value, AsyncIterable)
-
-
-def _is_awaitable(value: Any) -> bool:
-    return inspect.isawaitable(value)
+    return inspect.isawaitable(value) or isinstance(value, AsyncIterable)
 
 
 def _driver_error(error: BaseException) -> DraError | None:

@@ -146,13 +146,14 @@ def _device_status(device: JSON, path: str, allocated: set[DeviceKey]) -> list[F
         if condition["type"] in types:
             out.append(duplicate(f"{where}.type", condition["type"]))
         types.add(condition["type"])
-        out += _condition(condition, where)
+        out += condition_faults(condition, where)
     if device.get("data") is not None:
         out += json_object(device["data"], f"{path}.data", MAX_OPAQUE_BYTES)
     return out + network_data(device.get("networkData") or {}, f"{path}.networkData")
 
 
-def _condition(condition: JSON, path: str) -> list[FieldError]:
+def condition_faults(condition: JSON, path: str) -> list[FieldError]:
+    """Returns every error of a condition of a device."""
     out = invalids(f"{path}.type", condition["type"], names.qualified(condition["type"]))
     if condition["status"] not in CONDITION_STATUSES:
         out.append(unsupported(f"{path}.status", condition["status"], CONDITION_STATUSES))
