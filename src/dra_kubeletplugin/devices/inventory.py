@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -27,6 +27,7 @@ from ..resourceapi.nodes import Where
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import Device, Taint
 from ..resourceapi.validation.slices import MAX_DEVICES
+from .background import compute
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
 from .pool_content import GONE, PoolContent, render_pool, sample_devices
@@ -39,8 +40,6 @@ JSON = Mapping[str, Any]
 _NO_CLAIMS: Held = MappingProxyType({})
 _NO_EFFECT = HealthPolicy()
 _NO_POOL = PoolState("")
-_FEW = 64  # devices that are processed on the event loop, because a thread would cost more
-T = TypeVar("T")
 
 
 class Inventory:
@@ -198,7 +197,7 @@ class Inventory:
         result = parse_pools(pools, method)
         async with self._change:
             count = sum(len(p.devices) for p in result.values())
-            states = await self._compute(count, lambda: self._updated_states(result, used))
+            states = await compute(count, lambda: self._updated_states(result, used))
             changed = (
                 not self.known
                 or list(states) != list(self._states)
@@ -275,14 +274,10 @@ class Inventory:
             taints = self._taints(decisions)
             return {n: render_pool(s, taints.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
 
-        self._contents = await self._compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
+        self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
         self._states, self._decisions, self.gates_off = states, decisions, off
         self._note_rejected()
         await self._notify(published=published)
-
-    async def _compute(self, devices: int, work: Callable[[], T]) -> T:
-        """Calls a function that processes ``devices`` devices. A thread calls it if it would block the event loop for milliseconds."""
-        return work() if devices <= _FEW else await asyncio.to_thread(work)
 
     def _taints(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, JSON]]:
         """Returns the taints for bad health, by pool and device."""
@@ -394,8 +389,7 @@ class Inventory:
             DriverError: the report is not a mapping of names to :class:`Health`; then nothing changes.
         """
         async with self._change:
-            decisions = await self._compute(len(self), lambda: self._decide(report, at))
-            changed = self._taints(self._decisions) != self._taints(decisions)
+            decisions, changed = await compute(len(self), lambda: self._decide(report, at))
             self._reported_at = at
             if changed:
                 await self._apply(self._states, decisions, self.gates_off, published=True)
@@ -403,12 +397,13 @@ class Inventory:
                 self._decisions = decisions
                 await self._notify(published=False)
 
-    def _decide(self, report: object, at: float) -> dict[DeviceKey, HealthDecision]:
-        """Returns the health decision for each device after a report, and logs the changes."""
+    def _decide(self, report: object, at: float) -> tuple[dict[DeviceKey, HealthDecision], bool]:
+        """Returns the health decision for each device after a report, and whether taints change. Logs changes of health."""
         reports = self.rejected_reports.taintable(checked_report(report))
+        healthy = Health(True)
         out, failed, recovered = {}, list[tuple[DeviceKey, Health]](), list[DeviceKey]()
         for key, _ in self.items():
-            health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or Health(True)
+            health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or healthy
             before, when = self._decisions.get(key), self._measured(health, at)
             now = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
             out[key] = now
@@ -424,7 +419,7 @@ class Inventory:
             lambda f: printable(f[1].message or "no reason given"), lambda f: f[0]._asdict(),
         )  # fmt: skip
         log_sample(log, logging.INFO, "device is healthy again", recovered, None, lambda key: key._asdict())
-        return out
+        return out, self._taints(self._decisions) != self._taints(out)
 
     def _measured(self, health: Health, at: float) -> float:
         """Treats a measurement in the future as one of now; otherwise the report would never expire."""
