@@ -1,8 +1,7 @@
 """Keeps the validated devices of this process with their health and taints, and wakes tasks that wait for a change.
 
-``discovery.py`` passes each result of ``Driver.pools()`` to :meth:`Inventory.update`. ``validation.py`` validates the devices,
-``pool_state.py`` combines them with the devices that vanished in use, and ``pool_content.py`` renders each pool as it is published. The
-publisher in ``slices/`` reads :meth:`Inventory.contents`. Work on many devices runs in a thread, so that it does not block the event loop.
+:meth:`Inventory.update` processes a result of ``Driver.pools()``: ``parse_pools``, then ``updated_pool`` and ``render_pool`` for each pool.
+The publisher reads :meth:`Inventory.contents`. Work on many devices runs in a thread, so that it does not block the event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Plans which slices of a pool to delete, update and create, as pure functions."""
+"""Plans which slices of a pool to delete, update and create, as pure functions.
+
+A reader of slices uses a pool's newest generation, and only if it has all its slices. So the order of the writes decides which devices
+a reader sees after each write: :func:`make_plan`.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,8 @@ def make_plan(
     """
     by_name = {s.name: s for s in existing}
     keys = {c.key for c in contents if c.key}
-    current = {s.name: s for s in existing if s.generation == newest(existing)}
+    generation = newest(existing)
+    current = {s.name: s for s in existing if s.generation == generation}
     bad = [i for i, c in enumerate(contents) if c.key in current and c.key in changed]
     missing = [i for i, c in enumerate(contents) if c.key not in current]
     obsolete = [s for name, s in sorted(by_name.items()) if name not in keys]
@@ -83,10 +88,10 @@ def make_plan(
             return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
         return WritePlan(frame, obsolete, order, [], devices)
     # Another writer has used the last generation: all slices are deleted, and the generation restarts at 1.
-    if newest(existing) >= _LAST_GENERATION:
+    if generation >= _LAST_GENERATION:
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
         return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
-    new_frame = replace(frame, generation=max(newest(existing) + 1, frame.generation))
+    new_frame = replace(frame, generation=max(generation + 1, frame.generation))
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
     every.sort(key=lambda w: w.over is None)
@@ -134,7 +139,8 @@ def newest(existing: Sequence[ExistingSlice]) -> int:
 
 def is_complete(existing: Sequence[ExistingSlice]) -> bool:
     """Whether the newest generation of a pool has all its slices."""
-    current = [s for s in existing if s.generation == newest(existing)]
+    generation = newest(existing)
+    current = [s for s in existing if s.generation == generation]
     return bool(current) and len(current) == current[0].count
 
 

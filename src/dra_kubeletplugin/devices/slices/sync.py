@@ -1,6 +1,7 @@
-"""One synchronisation with the API server: list, compare, write.
+"""One synchronisation with the API server: list the slices, compare them with the content of pools, write.
 
-The state that is kept between two synchronisations only saves writes.
+:meth:`Syncer.plan` packs the devices of each pool and plans the writes; :meth:`Syncer.carry_out` sends them. The state that is kept
+between two synchronisations only saves writes.
 """
 
 from __future__ import annotations
