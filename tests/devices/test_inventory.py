@@ -376,6 +376,17 @@ async def test_before_the_first_answer_nothing_is_known_and_an_empty_answer_is_o
     assert (inventory.known, inventory.version) == (True, 1)
 
 
+async def test_devices_count_as_known_only_with_what_is_published_of_them() -> None:
+    """A publisher that finds a driver without pools deletes all slices."""
+    inventory, device = Inventory("node"), Device("d")
+    update = asyncio.create_task(inventory.update(node([renamed(device, f"d{i}") for i in range(2048)])))
+    while not update.done():
+        assert inventory.known is bool(inventory.contents())
+        await asyncio.sleep(0)
+    assert await update
+    assert len(inventory.contents()[0].devices) == 2048
+
+
 def broken(made: str, /, **fields: object) -> Device:
     """A device that was changed after it had been checked."""
     device = Device(made)

@@ -24,7 +24,7 @@ from ..errors import DriverError, printable
 from ..resourceapi.gated_fields import Gate
 from ..resourceapi.nodes import Where
 from ..resourceapi.pools import Pool
-from ..resourceapi.types import Device, Taint
+from ..resourceapi.types import Device
 from ..resourceapi.validation.slices import MAX_DEVICES
 from .background import compute
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
@@ -164,7 +164,7 @@ class Inventory:
 
     def samples(self) -> dict[frozenset[Gate], JSON]:
         """Returns one device for each set of feature gates that devices depend on, ignoring the gates that are off."""
-        taints = self._taints(self._decisions)
+        taints = self._policy.taints(self._decisions)
         published = (s for s in self._states.values() if not s.fault)
         return dict(pair for s in published for pair in sample_devices(s, taints.get(s.name, {})))
 
@@ -205,8 +205,8 @@ class Inventory:
             decisions = {
                 k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
             }
-            awaited, self.update_pending, self.known = self.update_pending, False, True
-            await self._apply(states, decisions, self.gates_off, published=changed or awaited)
+            published = changed or self.update_pending
+            await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
         return changed
 
     def _updated_states(self, result: Mapping[str, Pool], used: Held | None) -> dict[str, PoolState]:
@@ -266,28 +266,25 @@ class Inventory:
         off: frozenset[Gate],
         *,
         published: bool,
+        from_driver: bool = False,
     ) -> None:
-        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks."""
+        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks.
+
+        Args:
+            published: whether :meth:`contents` changes.
+            from_driver: whether ``states`` are a new result of the driver.
+        """
 
         def render() -> dict[str, PoolContent]:
-            taints = self._taints(decisions)
+            taints = self._policy.taints(decisions)
             return {n: render_pool(s, taints.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
 
         self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
         self._states, self._decisions, self.gates_off = states, decisions, off
+        if from_driver:
+            self.known, self.update_pending = True, False
         self._note_rejected()
         await self._notify(published=published)
-
-    def _taints(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, JSON]]:
-        """Returns the taints for bad health, by pool and device."""
-        made: dict[Taint | None, JSON | None] = {}  # thousands of devices may have the same taint
-        out: dict[str, dict[str, JSON]] = {}
-        for key, fault in ((key, d.fault) for key, d in decisions.items() if d.fault is not None):
-            if fault.taint not in made:
-                made[fault.taint] = self._policy.taint_for(fault)
-            if (taint := made[fault.taint]) is not None:
-                out.setdefault(key.pool, {})[key.device] = taint
-        return out
 
     def _note_rejected(self) -> None:
         """Collects :attr:`rejected`. Logs once what is not published and why, and once when the reason is gone."""
@@ -418,7 +415,7 @@ class Inventory:
             lambda f: printable(f[1].message or "no reason given"), lambda f: f[0]._asdict(),
         )  # fmt: skip
         log_sample(log, logging.INFO, "device is healthy again", recovered, None, lambda key: key._asdict())
-        return out, self._taints(self._decisions) != self._taints(out)
+        return out, self._policy.taints(self._decisions) != self._policy.taints(out)
 
     def _measured(self, health: Health, at: float) -> float:
         """Treats a measurement in the future as one of now; otherwise the report would never expire."""

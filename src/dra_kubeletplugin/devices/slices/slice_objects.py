@@ -123,17 +123,17 @@ class SliceWrite:
     over: ExistingSlice | None
     index: int
 
-    def object(self, frame: PoolFrame, middle: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
+    def object(self, frame: PoolFrame, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
         """Returns the whole slice. It is built when it is sent, so that only one is in memory.
 
         Args:
             frame: the common fields.
-            middle: part of a new slice's name, after the driver.
+            node: the only node of the slices, which is part of a new slice's name; empty if they belong to no single node.
             metadata: its metadata without the name; labels of other writers are kept.
             timed: device → taints with the times when they were added.
         """
         if self.over is None:
-            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{middle}-" if middle else "")
+            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{node}-" if node else "")
             meta = {"generateName": _cut(prefix), **metadata}
         else:
             labels = {**(self.over.metadata.get("labels") or {}), **metadata.get("labels", {})}

@@ -198,7 +198,7 @@ class Syncer:
         for slice_ in slices:
             if slice_.key in gone:
                 slice_.key = None  # create it again with the same content
-        nodes = {"perDeviceNodeSelection": True} if pool.per_device else self._scope.nodes(pool.nodes)
+        nodes = {"perDeviceNodeSelection": True} if pool.per_device else pool.nodes.of_slice(self._scope.node)
         fields = {**nodes, **pool.options}
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
         kept = [(by_name[s.key], s) for s in slices if s.key]
@@ -306,7 +306,7 @@ class Syncer:
 
     async def _write(self, resource: Resource, write: SliceWrite, frame: PoolFrame) -> tuple[str, str]:
         await asyncio.sleep(0)
-        obj = write.object(frame, self._scope.middle, self._metadata or {}, self._times.of(frame.pool))
+        obj = write.object(frame, self._scope.node, self._metadata or {}, self._times.of(frame.pool))
         sent = as_sent(obj, resource)
         try:
             response = await (
