@@ -19,6 +19,7 @@ from dra_kubeletplugin.devices.slices.server_response import refused_devices
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.devices.validation import recalled_device
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
 from tests.devices.slices.test_sync_faults import Server, Writer, whole
 
@@ -27,7 +28,7 @@ OBJ: dict[str, Any] = {"spec": {"devices": [{"name": "a"}, {"name": "b"}]}}
 
 def refusal(status: int, *fields: object) -> ApiError:
     causes = [{"field": f, "message": "no"} for f in fields]
-    return ApiError("refused", status=status, details={"details": {"causes": causes}})
+    return api_error("refused", status, {"details": {"causes": causes}})
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -49,7 +50,7 @@ def test_what_is_no_refusal_of_an_object_is_about_no_device(status: int) -> None
 async def test_a_server_that_does_not_permit_it_is_distinguished_from_one_that_is_away() -> None:
     class Forbidding(Server):
         async def dra(self, plural: str) -> Any:
-            raise ApiError("slices is forbidden", status=403)
+            raise ForbiddenError("slices is forbidden")
 
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")])])

@@ -17,7 +17,7 @@ from dra_kubeletplugin.devices.health_report_errors import RejectedReports
 from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
-from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, reading_result, replacement_message
+from dra_kubeletplugin.driver.diagnostics.author_errors import replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.testing.health_override import with_health_overrides
@@ -59,7 +59,7 @@ def test_what_a_package_above_fails_at_is_reported_and_not_that_there_is_no_such
     (tmp_path / "odd_package/__init__.py").write_text(text)
     (tmp_path / "odd_package/driver.py").write_text(DRIVER)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DriverError, match="importing odd_package raised") as e:
+    with pytest.raises(DriverError, match=r"importing odd_package\.driver raised") as e:
         load_driver("odd_package.driver:Made")
     assert said in str(e.value)
     assert "no module odd_package" not in str(e.value)
@@ -152,19 +152,9 @@ def _with_one_more(method: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-class _Odd:
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
+class _Callable:
     def __call__(self, *args: object) -> list[object]:
         return []
-
-
-def _endless(self: Driver, claim: object) -> list[object]:
-    return []
-
-
-_endless.__wrapped__ = _endless  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -178,8 +168,7 @@ _endless.__wrapped__ = _endless  # type: ignore[attr-defined]
         _made(subsystem="vfio", prepare=lambda self, claim: [lambda: self.subsystem]),
         _made(_Vendor),
         _made(prepare=_with_one_more(lambda self, session, claim: [])),
-        _made(prepare=_Odd(), healthz=_Odd()),
-        _made(prepare=_endless),
+        _made(prepare=_Callable()),
     ],
 )
 def test_names_that_are_an_author_s_own_are_no_mistakes(driver: type[Driver]) -> None:
@@ -228,33 +217,7 @@ def test_what_nobody_names_is_still_reported(written: dict[str, Any]) -> None:
 # --- what fails ----------------------------------------------------------------------------------
 
 
-class _Unequal(Exception):
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        raise ValueError
-
-    def __str__(self) -> str:
-        raise ValueError
-
-
-class _Own(DriverError):
-    def __init__(self, code: int, where: str) -> None:
-        super().__init__(f"{code} {where}")
-
-
-def test_exceptions_of_any_make_are_reported() -> None:
-    e = _Unequal()
-    e.__context__ = _Unequal()
-    e.__context__.__context__ = e
-    assert "Unequal" in explained(e)
-    with pytest.raises(DriverError, match=r"7 there .*test_author_errors"), reading_result(_made):
-        raise _Own(7, "there")
-
-
-def test_objects_of_any_make_are_looked_into() -> None:
-    assert defined(_Odd()) == defined(_endless) == ""
-
+def test_a_list_that_is_still_to_be_collected_is_reported_with_the_way() -> None:
     async def later() -> AsyncIterator[int]:
         yield 1
 

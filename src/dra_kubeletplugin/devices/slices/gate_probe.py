@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
+from ...kube.errors import NotFoundError, UnauthorizedError
 from ...resourceapi.conversion import GROUP
 from ...resourceapi.gated_fields import Gate, gate_of, gates_of_options, without
 from ..inventory import Inventory
@@ -77,9 +78,9 @@ class GateProbe:
                 f"POST {resource.path()}?dryRun=All: the response is not a ResourceSlice ({describe(e)})"
             ) from e
         except ApiError as e:
-            if e.unreachable or e.status in {401, 404}:
+            if e.unreachable or isinstance(e, (UnauthorizedError, NotFoundError)):
                 raise
-            if e.status not in REFUSED:
+            if not isinstance(e, REFUSED):
                 return frozenset()
             if "perDeviceNodeSelection" in nodes:
                 # The API server dropped perDeviceNodeSelection, and the remaining fields select no nodes.
