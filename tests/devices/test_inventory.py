@@ -627,6 +627,20 @@ async def test_a_device_s_own_nodes_make_every_device_of_its_pool_state_its_own(
     assert b["nodeSelector"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["r1"]
 
 
+async def test_while_a_vanished_device_has_its_own_nodes_every_device_of_its_pool_has_its_own() -> None:
+    """The API server rejects a slice in which some devices have nodes and others do not."""
+    inventory = Inventory("", role=Role.CONTROLLER)
+    own, plain = Device("own", nodes=Nodes.named("node-1")), Device("plain")
+    await inventory.update([Pool("p", [own, plain], nodes=Nodes.all())])
+    await inventory.update([Pool("p", [plain], nodes=Nodes.all())], used={("p", "own"): {}})
+    (content,) = inventory.contents()
+    assert content.per_device
+    assert [d.get("nodeName") or d["allNodes"] for d in inventory.published("p")] == [True, "node-1"]
+    await inventory.update([Pool("p", [plain], nodes=Nodes.all())])
+    assert not inventory.contents()[0].per_device
+    assert inventory.published("p") == [{"name": "plain"}]
+
+
 async def test_a_device_with_own_nodes_in_a_pool_of_this_node_is_left_out_alone() -> None:
     inventory = await stocked("a")
     await inventory.update(node([Device("a"), Device("b", nodes=Nodes.all())]))
