@@ -11,5 +11,5 @@ T = TypeVar("T")
 
 
 async def compute(devices: int, work: Callable[[], T]) -> T:
-    """Calls a function that processes ``devices`` devices and that no other task disturbs, and returns its result."""
+    """Calls a function that processes ``devices`` devices, and returns its result. No task may change the function's data meanwhile."""
     return work() if devices <= _FEW else await asyncio.to_thread(work)

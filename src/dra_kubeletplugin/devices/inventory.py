@@ -287,7 +287,7 @@ class Inventory:
         await self._notify(published=published)
 
     def _note_rejected(self) -> None:
-        """Collects :attr:`rejected`. Logs once what is not published and why, and once when the reason is gone."""
+        """Collects :attr:`rejected`. Logs each unpublished device once with the reason, and once when the device is published again."""
         out = {}
         for name, content in self._contents.items():
             if fault := self.taken.get(name) or content.fault:

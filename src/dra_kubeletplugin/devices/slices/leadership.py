@@ -1,6 +1,6 @@
 """Decides whether this instance may write slices: only one plugin instance on a node, or one replica of a controller, writes them.
 
-A lock between processes prevents that a newer instance reads slices while an older instance's write is in flight. The lock is on a folder
+A lock between processes keeps a newer instance from reading slices while an older instance's write is in flight. The lock is on a folder
 that all instances on a node share; the kernel releases it when the process ends. Source: flock(2).
 """
 

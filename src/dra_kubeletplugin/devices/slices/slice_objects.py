@@ -1,4 +1,4 @@
-"""Converts slices: wanted content into the object that is sent, and listed objects into what a plan needs to know of them.
+"""Converts slices: builds the object that is sent, and reads the fields of a listed object that a plan needs.
 
 Slices are compared by digests, so that thousands of devices are never in memory twice. A digest ignores the times of taints, empty fields
 of a device and the order of fields.
