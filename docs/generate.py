@@ -1,6 +1,6 @@
 """Generates pages, tables and diagrams of the documentation: `make docs`. A test fails if one is not current.
 
-The package itself generates pages that commands print too (`errors_page`, `settings.page`, `metrics.page()`).
+The package itself generates the pages of commands and metrics.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import command_reference
+import reference_pages
 import sequence
 import yaml
 
-from dra_kubeletplugin.base import errors_page
-from dra_kubeletplugin.base.settings.page import page as settings_page
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.cli import reference
 from dra_kubeletplugin.host import model as parts
 from dra_kubeletplugin.host.fake import schema, sysfs
 from dra_kubeletplugin.packaging.manifests import monitoring, source
@@ -31,10 +30,10 @@ ALERTS = monitoring.FOLDER / "alerts.yaml"
 def files() -> dict[str, str]:
     """Returns every generated file: path in the tree and text."""
     return {
-        "docs/errors.md": errors_page.page(),
-        "docs/settings.md": settings_page(),
+        "docs/errors.md": reference_pages.errors_page(),
+        "docs/settings.md": reference_pages.settings_page(),
         "docs/metrics.md": metrics.page(),
-        "docs/commands.md": reference.page(),
+        "docs/commands.md": command_reference.page(),
         "docs/hosts.md": hosts(),
         "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),

@@ -48,6 +48,13 @@ def test_what_is_reported_to_be_generated_is(files: Mapping[str, str]) -> None:
     assert said <= files.keys()
 
 
+def test_every_error_has_its_own_code_and_a_help_text(generate: ModuleType) -> None:
+    found = generate.reference_pages.error_classes()
+    codes = [c.code for c in found]
+    assert len(set(codes)) == len(codes)
+    assert all(len(c.help) > 10 for c in found)
+
+
 def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: ModuleType, tmp_path: Path) -> None:
     example = yaml.safe_load(generate.example())
     sysfs.build(tmp_path / "host", schema.parse(example))

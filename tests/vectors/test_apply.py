@@ -10,6 +10,7 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.localcluster.apiserver.kinds import KINDS
 
@@ -66,8 +67,7 @@ class Session:
     async def stored(self) -> JSON | None:
         try:
             return await self.client.call("GET", path_of(self.kind, self.name))
-        except ApiError as e:
-            assert e.status == 404
+        except NotFoundError:
             return None
 
     async def step(self, step: JSON) -> tuple[int, JSON]:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -25,8 +25,9 @@ from ..base.telemetry.metrics import Metrics
 from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
 from ..errors import ApiError, describe
 from ..kube import KubeClient, Resource
+from ..kube.errors import BadRequestError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from ..resourceapi.defaulting import now
-from .claim_fields import ClaimFields, DeviceKey
+from .claim_fields import ClaimFields, ClaimIdentity, DeviceKey
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -40,20 +41,11 @@ _CONFLICTS = 5  # consecutive conflicts before a write counts as failed
 _MAX_MANAGER = 128  # bytes
 
 
-class ClaimKey(NamedTuple):
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
 @dataclass
 class _PendingStatuses:
     """The statuses of one claim that are still to be written."""
 
-    claim: ClaimKey
+    claim: ClaimIdentity
     wanted: dict[DeviceKey, DeviceStatus] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
     failures: int = 0
@@ -86,11 +78,11 @@ class DeviceStatusReporter:
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def of(self, claim: ClaimKey) -> StatusSink:
+    def of(self, claim: ClaimIdentity) -> StatusSink:
         """Returns the sink for the reports of one claim."""
         return _ClaimStatus(self, claim)
 
-    def queue(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
+    def queue(self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
         """Queues reports, which are written soon."""
         done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
@@ -133,7 +125,7 @@ class DeviceStatusReporter:
     # --- pending reports ------------------------------------------------------------------------
 
     def _take(
-        self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
+        self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
     ) -> None:
         pending = self._pending.pop(claim.uid, None) or _PendingStatuses(claim)
         pending.wanted.update(statuses)
@@ -196,7 +188,7 @@ class DeviceStatusReporter:
     def _gives_up(self, pending: _PendingStatuses, e: ApiError) -> bool:
         """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
-        hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
+        hint = " (deploy/ has the rules, also for servers since 1.36)" if isinstance(e, ForbiddenError) else ""
         fault = f"cannot write device status to claims{hint}: {e}"
         if fault != self.fault:
             log.warning("cannot write device status to claims%s: %s", hint, e, extra=claim_fields(pending.claim))
@@ -204,7 +196,7 @@ class DeviceStatusReporter:
         pending.failures += 1
         pause = min(_MAX_PAUSE, 0.2 * 2 ** min(pending.failures, 10)) * random.uniform(0.7, 1.0)
         pending.not_before = time.monotonic() + pause
-        if time.monotonic() - pending.since > _RETRY_FOR or (e.status in {400, 422} and not e.unreachable):
+        if time.monotonic() - pending.since > _RETRY_FOR or isinstance(e, (BadRequestError, InvalidError)):
             log.warning("device status is not reported and no longer retried: %s", e, extra=claim_fields(pending.claim))
             return True
         return False
@@ -213,7 +205,7 @@ class DeviceStatusReporter:
 
     async def write(
         self,
-        claim: ClaimKey,
+        claim: ClaimIdentity,
         wanted: Mapping[DeviceKey, DeviceStatus],
         same: Callable[[ClaimFields], bool] = lambda _: True,
     ) -> bool:
@@ -233,8 +225,8 @@ class DeviceStatusReporter:
         for _ in range(_CONFLICTS):
             try:
                 response = await self.client.raw(resource.path(claim.namespace, claim.name))
-            except ApiError as e:
-                if e.status == 404 and e.names(claim.name):
+            except NotFoundError as e:
+                if e.names(claim.name):
                     return False
                 raise
             try:
@@ -249,14 +241,12 @@ class DeviceStatusReporter:
                 return False
             try:
                 await self._apply(resource, claim, found.metadata.resource_version, entries)
-            except ApiError as e:
-                if e.status != 409:
-                    raise
+            except ConflictError:
                 continue  # another writer changed the claim: read it again
             return True
-        raise ApiError(f"claim {claim} is written by other clients again and again", status=409)
+        raise ConflictError(f"claim {claim} is written by other clients again and again")
 
-    async def _apply(self, resource: Resource, claim: ClaimKey, version: str, entries: list[JSON]) -> None:
+    async def _apply(self, resource: Resource, claim: ClaimIdentity, version: str, entries: list[JSON]) -> None:
         body = {
             "apiVersion": resource.api_version,
             "kind": "ResourceClaim",
@@ -267,13 +257,11 @@ class DeviceStatusReporter:
         query = {"fieldManager": self.manager, "force": "true"}
         response = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
         if entries and not _has_device_statuses(response.body):
-            raise ApiError(
-                "the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off", status=400
-            )
+            raise BadRequestError("the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off")
 
 
 class _ClaimStatus(StatusSink):
-    def __init__(self, reports: DeviceStatusReporter, claim: ClaimKey) -> None:
+    def __init__(self, reports: DeviceStatusReporter, claim: ClaimIdentity) -> None:
         self._reports = reports
         self._claim = claim
 

@@ -30,12 +30,13 @@ from ..errors import (
     describe,
 )
 from ..kube import KubeClient, Resource
+from ..kube.errors import NotFoundError
 from ..kube.http1 import HttpResponse
 from ..resourceapi.conversion import convert
 from ..resourceapi.encoded import from_json
 from ..resourceapi.types import Device
 from .capacity import Supply
-from .claim_fields import ClaimFields
+from .claim_fields import ClaimFields, ClaimIdentity
 from .device_lookup import DeviceLookup
 from .record import Record, allocated_json, identity
 from .remote_devices import SliceLookup
@@ -44,18 +45,6 @@ JSON = dict[str, Any]
 _GET = 10.0  # seconds for reading one claim
 _LARGE = 64 * 1024  # bytes of JSON: a claim up to this size is decoded on the event loop, in about 3 ms at most
 _LARGE_AT_ONCE = 2
-
-
-@dataclass(frozen=True)
-class ClaimIdentity:
-    """A claim as the kubelet identifies it."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +117,7 @@ class Verifier:
             resource = await self.client.dra("resourceclaims")
             response: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
-            if e.status != 404 or not e.names(ref.name):
+            if not isinstance(e, NotFoundError) or not e.names(ref.name):
                 # An error response does not mean that the claim is deleted.
                 # The cause may be a rotated token, a missing permission, or an API version that is no longer served.
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None

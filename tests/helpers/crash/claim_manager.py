@@ -20,6 +20,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
+from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError
 from dra_kubeletplugin.kube.http1 import HttpResponse
 
 
@@ -50,11 +51,11 @@ class FakeApiServer:
         if resource.plural == "nodes":
             self.nodes_read += 1
             if self.forbidden:
-                raise ApiError("nodes is forbidden", status=403)
+                raise ForbiddenError("nodes is forbidden")
             ready = {"type": "Ready", "status": self.ready}
             return {"metadata": {"name": name, "labels": self.nodes.get(name, {})}, "status": {"conditions": [ready]}}
         if name not in self.claims:
-            raise ApiError("gone", status=404, details={"details": {"name": name}})
+            raise NotFoundError("gone", details={"details": {"name": name}})
         return self.claims[name]
 
     async def page(

@@ -18,6 +18,7 @@ from ...base.telemetry.metrics import Metrics
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
 from ...kube.decoding import Bare
+from ...kube.errors import ForbiddenError, NotFoundError
 from ...resourceapi.gated_fields import gate_of
 from ..inventory import Inventory, PoolContent
 from ..validation import decoded
@@ -273,7 +274,7 @@ class Syncer:
                 await self._carry_out_pool(plan, resource, settled)
             except ApiError as e:
                 # A device that this pool must lose first may be planned for another pool, so the other writes must wait.
-                if e.status not in {*REFUSED, 403} or i < sync.with_removals:
+                if not isinstance(e, (*REFUSED, ForbiddenError)) or i < sync.with_removals:
                     raise
                 refused = refused or e
         if refused:
@@ -347,12 +348,9 @@ class Syncer:
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
         meta = slice_.metadata
-        try:
+        with contextlib.suppress(NotFoundError):
             await self._client.delete(resource, meta["name"], uid=meta["uid"], version=meta["resourceVersion"])
             self._metrics.inc("slice_writes_total", verb="delete")
-        except ApiError as e:
-            if e.status != 404:
-                raise
 
     async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, frame: PoolFrame) -> None:
         """Compares the stored spec with the sent spec. The API server silently drops unknown fields; each such field is logged once."""

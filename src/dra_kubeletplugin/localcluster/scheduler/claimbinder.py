@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import CLAIMS, PODS
 from ...resourceapi.defaulting import now
 from ...scheduling.framework import extended, pod_groups
@@ -129,7 +130,7 @@ class ClaimBinder:
             updated = await self.client.update(CLAIMS, claim, sub)
         except ApiError as e:
             text = f"{what}: {words_of(e)}"
-            raise (_Conflict(text) if e.status == 409 else SchedulerError(text)) from None
+            raise (_Conflict(text) if isinstance(e, ConflictError) else SchedulerError(text)) from None
         self.store.wrote(updated)
         return updated
 
@@ -181,11 +182,10 @@ class ClaimBinder:
                 await self.client.update(CLAIMS, {**current, "metadata": {**current["metadata"], "finalizers": kept}})
                 await self.client.delete(CLAIMS, meta["name"], meta["namespace"], uid=meta["uid"])
                 return
-            except ApiError as e:
-                if e.status == 404:
-                    return
-                if e.status != 409:
-                    raise
+            except NotFoundError:
+                return
+            except ConflictError:
+                continue
 
     # --- binding conditions ---------------------------------------------------------------------
 
