@@ -103,6 +103,7 @@ def test_a_choice_that_is_none_is_reported_with_those_that_are(
     [
         ([], "dra: a COMMAND is needed; see dra --help"),
         (["-o", "json", "claims"], "dra: a command precedes its options: did you mean `dra claims -o`?"),
+        (["dev", "-o", "json", "status"], "dra: a verb precedes its options: did you mean `dra dev status -o`?"),
         (["--help", "--oops"], "dra: there is no option --oops; see dra --help"),
         (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
         (["reboot-node"], "dra: reboot-node changes a running cluster: did you mean `dra dev reboot-node`?"),

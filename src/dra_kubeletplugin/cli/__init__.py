@@ -63,6 +63,9 @@ def _run(words: Sequence[str]) -> int:
     if command is None:
         return _without_command(words)
     parser = command_parser(name)
+    verb = next((word for word in rest if word in VERBS), None) if name == "dev" else None
+    if verb and rest[0].startswith("-"):
+        parser.error(f"a verb precedes its options: did you mean `dra dev {verb} {rest[0]}`?")
     loaded = _with_own_flags(parser, rest) if name in OF_DRIVERS else {}
     args = parser.parse_args(rest, argparse.Namespace(command=name, loaded=loaded))
     code: int = command.load()(args)
