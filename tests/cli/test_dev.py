@@ -375,7 +375,7 @@ def _alive(pid: int) -> bool:
         (["--apply", "{text}"], "text:1: text in place of an object"),
         (["--apply", "{refused}"], "refused:4: Pod x: spec.containers: Required value"),
         (["--api-cert-file", "/dev/null", "--api-private-key-file", "/dev/null"], "--api-cert-file /dev/null"),
-        (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
+        (["--host", "virtual-machin"], "did you mean 'virtual-machine'"),
         (["--state-dir", "{deep/}" + "x" * 60], "the paths of the sockets in it"),
         (["nowhere.py"], "nowhere.py is not a file"),
         (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug-function'?"),
