@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import command_reference
 import msgspec
 import reference_pages
 import sequence
 import yaml
 
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.cli import reference
 from dra_kubeletplugin.host.fake import model as parts
 from dra_kubeletplugin.host.fake import schema, sysfs
 from dra_kubeletplugin.packaging.manifests import monitoring, source
@@ -33,7 +33,7 @@ def files() -> dict[str, str]:
         "docs/errors.md": reference_pages.errors_page(),
         "docs/settings.md": reference_pages.settings_page(),
         "docs/metrics.md": metrics.page(),
-        "docs/commands.md": reference.page(),
+        "docs/commands.md": command_reference.page(),
         "docs/hosts.md": hosts(),
         "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
@@ -151,12 +151,13 @@ def permissions() -> str:
     """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
-        for text in source.load().all:
-            found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+)\}", r"\1", text.with_features({text.feature})))
+        loaded = source.load()
+        for manifest in loaded.all:
+            found = manifest.render(frozenset(), {name: name for name in loaded.parameters})
             if found["kind"] not in {"Role", "ClusterRole"}:
                 continue
             who = "controller" if found["metadata"]["name"].endswith("-controller") else "plugin"
-            needs = f"`{text.feature}`" if text.feature else "always"
+            needs = f"`{manifest.feature}`" if manifest.feature else "always"
             where = "its own namespace" if found["kind"] == "Role" else "the cluster"
             for rule in found["rules"]:
                 named = (

@@ -14,7 +14,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
 class Unprintable(Exception):
     """Its text cannot be had."""
 
-    def __init__(self, why: BaseException) -> None:
+    def __init__(self, why: Exception) -> None:
         self.why = why
 
     def __str__(self) -> str:
@@ -54,8 +54,8 @@ def test_a_clipped_text_is_never_longer_than_it_may_be(text: str, limit: int) ->
     assert len(clip(text, limit).encode()) <= max(limit, 3)
 
 
-@pytest.mark.parametrize("why", [ValueError(), SystemExit(1), KeyboardInterrupt(), RecursionError()])
-def test_an_object_without_a_text_is_named_by_its_type(why: BaseException) -> None:
+@pytest.mark.parametrize("why", [ValueError(), RecursionError()])
+def test_an_object_without_a_text_is_named_by_its_type(why: Exception) -> None:
     broken = Unprintable(why)
     assert printable(broken) == "Unprintable"
     assert describe(broken) == "Unprintable"

@@ -11,9 +11,8 @@ A message is one sentence of at most 1 KiB: what failed, where, and what to do. 
 from __future__ import annotations
 
 import re
-from typing import ClassVar, TypeGuard, TypeVar
-
-T = TypeVar("T")
+from collections.abc import Mapping
+from typing import ClassVar
 
 MAX_MESSAGE_BYTES = 1024
 _LONGEST = 65_536  # maximum characters of a foreign text that are processed; no message shows more
@@ -40,13 +39,8 @@ def shown(value: object) -> str:
     """Returns ``repr(value)`` on one printable line of at most 80 characters, without object addresses. Never raises."""
     try:
         return _line(steady(repr(value)))[:_SHOWN]
-    except BaseException:  # a driver's __repr__ may raise anything
-        return f"<{_type_name(value)} object>"
-
-
-def is_a(value: object, kind: type[T] | tuple[type[T], ...]) -> TypeGuard[T]:
-    """``isinstance`` by the real type, which ignores ``__class__``: for values from a driver's code."""
-    return issubclass(type(value), kind)
+    except Exception:  # the __repr__ of an object of a vendor's library may raise
+        return f"<{type(value).__name__} object>"
 
 
 def describe(e: BaseException) -> str:
@@ -64,23 +58,18 @@ def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
 
 
 def _described(e: BaseException, depth: int) -> str:
-    text, name = _line(steady(_text(e))), _line(_type_name(e))
-    if is_a(e, BaseExceptionGroup) and depth:
-        found = BaseExceptionGroup.exceptions.__get__(e)
-        members = [_described(m, depth - 1) for m in found[:_MEMBERS]]
-        text += f" [{'; '.join(members)}{'; ...' if len(found) > _MEMBERS else ''}]"
+    text, name = _line(steady(_text(e))), _line(type(e).__name__)
+    if isinstance(e, BaseExceptionGroup) and depth:
+        members = [_described(m, depth - 1) for m in e.exceptions[:_MEMBERS]]
+        text += f" [{'; '.join(members)}{'; ...' if len(e.exceptions) > _MEMBERS else ''}]"
     return f"{name}: {text}" if text and text != name else name
 
 
 def _text(value: object) -> str:
     try:
-        return str.__getitem__(str(value), slice(_LONGEST))
-    except BaseException:  # a driver's __str__ may raise anything
-        return _type_name(value)
-
-
-def _type_name(value: object) -> str:
-    return str(type.__dict__["__name__"].__get__(type(value)))  # bypasses a metaclass of the driver
+        return str(value)[:_LONGEST]
+    except Exception:  # the __str__ of an exception of a vendor's library may raise
+        return type(value).__name__
 
 
 def steady(text: str) -> str:
@@ -100,6 +89,7 @@ class DraError(Exception):
     help: ClassVar[str] = "A fault inside the framework; report it with the log lines around this text."
     faults: tuple[str, ...] = ()  # one sentence for each fault, if there are several
     operation: str = ""  # id of the operation that raised it, which its log lines contain
+    log_fields: Mapping[str, object] = {}  # fields of the log lines of the task that raised it
 
     @property
     def message(self) -> str:

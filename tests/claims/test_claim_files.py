@@ -268,7 +268,7 @@ ODD: list[Callable[[Path], None]] = [
 @pytest.mark.parametrize("change", ODD)
 @pytest.mark.parametrize("which", [path_of, note_of])
 @pytest.mark.parametrize("repair", [True, False])
-async def test_an_malformed_file_ends_nothing_and_the_other_claims_are_known(
+async def test_a_malformed_file_ends_nothing_and_the_other_claims_are_known(
     tmp_path: Path, change: Callable[[Path], None], which: Which, repair: bool
 ) -> None:
     api = FakeApiServer()

@@ -17,7 +17,7 @@ from dra_kubeletplugin import (
     PreparedDevice,
 )
 from dra_kubeletplugin.claims.claim_fields import ClaimFields
-from dra_kubeletplugin.claims.device_status import ClaimKey, merged
+from dra_kubeletplugin.claims.device_status import ClaimIdentity, merged
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.resource import CLAIMS
@@ -110,7 +110,7 @@ async def test_a_report_waits_out_an_outage() -> None:
         await node.run_pod()
         await told(node, bool)
         meta = (await node.claim_of("pod"))["metadata"]
-        key = ClaimKey("default", meta["name"], meta["uid"])
+        key = ClaimIdentity("default", meta["name"], meta["uid"])
         with node.cluster.api_outage():
             said = node.plugin.claims.reports.queue(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
             assert await said is False, "it waits for a bounded time"
@@ -137,7 +137,7 @@ async def test_entries_and_conditions_of_others_stay_as_they_are() -> None:
         key = ("node-1", "n0", "")
         reports = node.plugin.claims.reports
         said = reports.queue(
-            ClaimKey("default", meta["name"], meta["uid"]),
+            ClaimIdentity("default", meta["name"], meta["uid"]),
             {key: DeviceStatus(conditions=[Condition("Ready", False, "LinkDown")])},
         )
         assert await said is True
@@ -153,7 +153,7 @@ async def test_a_new_process_keeps_what_the_one_before_stated_of_other_devices()
         await node.restart()
         claim = await node.claim_of("pod")
         meta = claim["metadata"]
-        key = ClaimKey("default", meta["name"], meta["uid"])
+        key = ClaimIdentity("default", meta["name"], meta["uid"])
         await node.plugin.claims.reports.queue(key, {("node-1", "n1", ""): DeviceStatus(data={"vlan": 8})})
         after = await told(node, lambda d: any(e.get("data") == {"vlan": 8} for e in d))
         assert after[0] == before[0]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import DeviceStatus
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims.device_status import ClaimKey, DeviceStatusReporter
+from dra_kubeletplugin.claims.device_status import ClaimIdentity, DeviceStatusReporter
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import InvalidError
@@ -25,7 +25,7 @@ async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> No
     reports = DeviceStatusReporter(None, "d", "m", Metrics())  # type: ignore[arg-type]
     refused, sent = asyncio.Event(), []
 
-    async def write(_: ClaimKey, wanted: dict[Any, DeviceStatus], *__: Any) -> bool:
+    async def write(_: ClaimIdentity, wanted: dict[Any, DeviceStatus], *__: Any) -> bool:
         sent.append(dict(wanted))
         if len(sent) == 1:
             await refused.wait()
@@ -36,7 +36,7 @@ async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> No
     running = asyncio.create_task(reports.run())
     try:
         async with asyncio.timeout(30):
-            claim, device = ClaimKey("ns", "c", "u"), ("p", "d", "")
+            claim, device = ClaimIdentity("ns", "c", "u"), ("p", "d", "")
             odd, good = DeviceStatus(data={"x": 1}), DeviceStatus(data={"x": 2})
             await asyncio.sleep(0)  # it runs
             first = reports.queue(claim, {device: odd})
@@ -100,6 +100,6 @@ def test_a_claim_that_is_none_is_an_error_of_the_server_s_and_not_ours(data: st.
     async def report() -> None:
         reports = DeviceStatusReporter(Client(), "d", "m", Metrics())  # type: ignore[arg-type]
         with contextlib.suppress(ApiError):
-            await reports.write(ClaimKey("ns", "c", "u"), {("p", "a", ""): DeviceStatus(data={"x": 2})})
+            await reports.write(ClaimIdentity("ns", "c", "u"), {("p", "a", ""): DeviceStatus(data={"x": 2})})
 
     asyncio.run(report())

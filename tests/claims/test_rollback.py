@@ -23,7 +23,7 @@ from dra_kubeletplugin.claims import ClaimIdentity, State, reconcile, rollback_r
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, UndoFailedError
+from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError, RetryableError, UndoFailedError
 from dra_kubeletplugin.kube.event_recorder import Subject
 from tests.claims.test_claims_names_and_paths import (
     LONGEST_LABEL,
@@ -308,6 +308,22 @@ async def test_however_often_it_is_tried_each_text_is_logged_once_and_the_event_
         assert await one.unprepare(ref) == ()
 
 
+async def test_an_unprepare_whose_rollback_fails_is_logged_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api, driver = FakeApiServer(), Counting()
+    ref = allocate(api)
+    async with running_manager(tmp_path, driver, api) as one:
+        await one.prepare(ref)
+        driver.broken = RetryableError("the card does not answer")
+        caplog.set_level(logging.INFO)
+        assert isinstance(await one.unprepare(ref), UndoFailedError)
+        (line,) = (r.getMessage() for r in caplog.records if "the card does not answer" in r.getMessage())
+        assert line.startswith("cannot roll back claim; its devices stay held: ")
+        driver.broken = None
+        assert await one.unprepare(ref) == ()
+
+
 async def test_the_plugin_tries_again_by_itself_with_pauses_that_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,6 +424,6 @@ async def test_a_forgotten_claim_leaves_no_files_of_metadata(
 
 
 @pytest.mark.parametrize("odd", ["soon", None, float("nan"), 1e300, [1]])
-def test_an_malformed_time_on_record_is_no_time(odd: object) -> None:
+def test_a_malformed_time_on_record_is_no_time(odd: object) -> None:
     record = Record("u", "ns", "c", State.UNPREPARING, "boot", doc={"retryAt": odd}, error="broken", attempts=3)
     assert retry_note(record) == "tried 3 times"

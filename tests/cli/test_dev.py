@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin import cli
-from dra_kubeletplugin.cli.dev_client_args import VERBS
+from dra_kubeletplugin.cli.dev_args import VERBS
 from dra_kubeletplugin.host.fake import sysfs as described
 from dra_kubeletplugin.localcluster.dev import control
 from tests.helpers.dev_process import GPU, ROOT, DevProcess, run_dev, run_dev_command

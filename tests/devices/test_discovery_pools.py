@@ -167,4 +167,4 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
 )  # fmt: skip
 def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_reported_with_the_pool(answer: object, says: str) -> None:
     with pytest.raises(DriverError, match=re.escape(says)):
-        parse_pools(answer, "pools", "node")
+        parse_pools(answer, "pools")

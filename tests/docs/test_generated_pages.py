@@ -107,26 +107,25 @@ def test_every_proposal_of_the_seeds_has_its_section() -> None:
 
 def test_the_security_page_reports_what_its_manifests_state() -> None:
     """Users and capabilities, which are written by hand there."""
-    source = ROOT / "src/dra_kubeletplugin/packaging/manifests/source"
+    templates = ROOT / "src/dra_kubeletplugin/packaging/manifests/source/templates"
     page = (DOCS / "security.md").read_text()
     for part in ("controller", "webhook"):
         assert f"| {part} | 65532 |" in page
-        assert "runAsNonRoot: true\n          runAsUser: 65532" in (source / f"{part}.yaml").read_text()
-    assert "automountServiceAccountToken: true" not in (source / "webhook.yaml").read_text()
-    node = (source / "node.yaml").read_text()
+        assert "runAsNonRoot: true\n          runAsUser: 65532" in (templates / f"{part}.yaml").read_text()
+    assert "automountServiceAccountToken: true" not in (templates / "webhook.yaml").read_text()
+    plugin = (templates / "plugin.yaml").read_text()
     for words in (
         "runAsUser: 0",
         "readOnlyRootFilesystem: true",
-        "privileged: true #? privileged",
-        "allowPrivilegeEscalation: false #? !privileged",
-        "capabilities: {drop: [ALL]} #? !privileged",
+        "features.privileged }}\n          privileged: true\n          {{- else }}\n          allowPrivilegeEscalation: false",
+        "capabilities: {drop: [ALL]}",
     ):
-        assert words in node
-    mounted = re.findall(r"hostPath:\n +path: (\S+)|hostPath: \{path: (\S+),", node)
+        assert words in plugin
+    mounted = re.findall(r"hostPath:\n +path: (.+)|hostPath: \{path: (\S+),", plugin)
     assert {a or b for a, b in mounted} == {
-        "${kubeletRoot}/plugins_registry",
-        "${kubeletRoot}/plugins",
-        "${cdiRoot}",
+        "{{ .Values.kubeletRoot }}/plugins_registry",
+        "{{ .Values.kubeletRoot }}/plugins",
+        "{{ .Values.cdiRoot | quote }}",
         "/dev",
     }
 

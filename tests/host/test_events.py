@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pyudev
 
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
@@ -18,6 +18,7 @@ from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
+from dra_kubeletplugin.host import events
 from dra_kubeletplugin.host.events import kernel_events
 from dra_kubeletplugin.host.fake import sysfs as described
 from dra_kubeletplugin.host.fake.uevents import Listener
@@ -48,13 +49,14 @@ async def test_a_real_kernel_event_is_reported_to_who_requested_its_subsystem_on
 @real_events
 async def test_events_that_were_lost_are_a_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container without CAP_NET_ADMIN gets a small buffer; more than it holds comes before the loop reads any."""
-    start = pyudev.Monitor.start
+    opened = events._uevents
 
-    def small(self: pyudev.Monitor) -> None:
-        start(self)
-        self.set_receive_buffer_size(4096)
+    def small() -> socket.socket:
+        found = opened()
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        return found
 
-    monkeypatch.setattr(pyudev.Monitor, "start", small)
+    monkeypatch.setattr(events, "_uevents", small)
     told = asyncio.Event()
     with kernel_events(Path("/sys"), told.set, ("vfio-dev",)):
         for _ in range(200):

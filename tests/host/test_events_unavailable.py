@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.host import events
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 
@@ -18,12 +19,10 @@ SRC = Path(__file__).parents[2] / "src"
 async def test_devices_are_found_by_interval(
     fault: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import pyudev
-
-    def fail(*_: object, **__: object) -> None:
+    def fail() -> None:
         raise OSError(fault, os.strerror(fault))
 
-    monkeypatch.setattr(pyudev.Monitor, "from_netlink", fail)
+    monkeypatch.setattr(events, "_uevents", fail)
     async with node_with(cls := make_toy_class(), rescan_interval=0.1) as node:
         cls.count = 2
         await node.wait_published(lambda devices: len(devices) == 2)

@@ -54,7 +54,6 @@ HEAVY = {
     "multiprocessing": "nothing here forks",
     "google.protobuf.text_format": "comes with protobuf's Python half, which its C one needs no word of",
     "encodings.idna": "has tables for names that are no ASCII",
-    "pyudev": "is loaded where events are watched, and costs 1 MiB",
     "dra_kubeletplugin.resourceapi.usage": "is for a page that nobody may ever look at",
     "dra_kubeletplugin.plugin.status_page": "as above",
     "re2": "is for CEL, which a plugin never evaluates",

@@ -11,9 +11,9 @@ import pytest
 
 from dra_kubeletplugin import Claim, PermanentError, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter
-from dra_kubeletplugin.testing import node_with
+from dra_kubeletplugin.testing import PodError, node_with
 from tests.helpers.drivers import Toy
-from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
+from tests.plugin.test_node import ref
 
 PROCESS = {"driver": "toy.example.com", "node": "node-1"}
 
@@ -49,8 +49,6 @@ class Chatty(Toy):
     """Logs in a thread and on the event loop."""
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
-        if type(self).fail:
-            raise type(self).fail
         logging.getLogger("vendor").info("firmware is loaded", extra={"firmware": "1.2"})
         return [d.prepared() for d in claim.devices]
 
@@ -82,15 +80,17 @@ async def test_lines_of_a_prepare_and_an_unprepare_have_the_fields_of_the_claim(
 
 async def test_a_failed_prepare_has_an_error_code_and_the_id_of_its_operation_once(kept: Kept) -> None:
     class Failing(Chatty):
-        fail = PermanentError("the card is broken")
+        def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
+            raise PermanentError("the card is broken")
 
     async with node_with(Failing) as node:
-        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        await prepare_call(node, ref(claim))
+        with pytest.raises(PodError, match="the card is broken"):
+            await node.run_pod()
+        claim = await node.claim_of("pod")
         line = kept.one("cannot prepare claim: ")
         assert (line["error_code"], line["claim_uid"]) == (PermanentError.code, claim["metadata"]["uid"])
+        assert line["pod"] == "default/pod"
         assert "the card is broken" in line["msg"]
         assert "duration_s" not in line
         (text,) = (line for line in kept.text if "cannot prepare claim: " in line)
         assert text.count(line["operation"]) == 1
-        await unprepare_call(node, ref(claim))

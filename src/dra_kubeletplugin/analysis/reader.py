@@ -111,6 +111,12 @@ async def _list(
     )
 
 
+def unlisted(resource: Resource, fault: str) -> Gap:
+    """Returns the gap for a kind whose first list has not ended. ``fault`` is the last error; empty if there was none."""
+    why = f": {fault}" if fault else ", because the list has not ended"
+    return Gap(resource.plural, f"{resource.plural} are not read yet{why}: {_CONSEQUENCES[resource]}")
+
+
 def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:
     """Returns the gap for a list that was refused or is not served."""
     name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural

@@ -14,7 +14,7 @@ from ..kube import KubeClient, Reflector, Resource
 from ..kube.errors import ForbiddenError, NotFoundError
 from ..kube.resource import PODS
 from ..resourceapi.conversion import GROUP
-from .reader import EVERYTHING, gap_of, served
+from .reader import EVERYTHING, gap_of, served, unlisted
 from .snapshot import Gap, Snapshot, kind_named, read
 
 JSON = dict[str, Any]
@@ -98,7 +98,7 @@ class ClusterWatcher:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Kinds that may not be read now. Permissions may change without a change of any object."""
+        """Kinds that may not be read now, or that were not read yet. Permissions may change without a change of any object."""
         out = []
         for kind in self._kinds:
             if isinstance(kind.reflector.error, _REFUSED):
@@ -112,8 +112,10 @@ class ClusterWatcher:
                     out.append(Gap(name, why, kind.reflector.namespace or "all"))
                 else:
                     out.append(kind.refusal or gap_of(kind.resource, kind.reflector.namespace, kind.reflector.error))
-            elif kind.refusal and kind.refusal.read:
+            elif kind.refusal and (kind.refusal.read or not kind.listed.is_set()):
                 out.append(kind.refusal)
+            elif not kind.listed.is_set():
+                out.append(unlisted(kind.resource, kind.reflector.fault))
         return tuple(out)
 
     async def _kind(self, resource: Resource) -> _WatchedKind:

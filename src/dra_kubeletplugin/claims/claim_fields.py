@@ -7,7 +7,7 @@ encoded until they are resolved. Managed fields and device statuses stay encoded
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,6 +18,17 @@ from ..resourceapi.encoded import config_entries, from_json
 JSON = dict[str, Any]
 T = TypeVar("T")
 DeviceKey = tuple[str, str, str]  # pool, device, share id
+
+
+class ClaimIdentity(NamedTuple):
+    """A claim as the kubelet identifies it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
 
 
 class DeviceResult(AllocationResult, rename="camel"):

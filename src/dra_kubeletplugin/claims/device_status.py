@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -27,7 +27,7 @@ from ..errors import ApiError, describe
 from ..kube import KubeClient, Resource
 from ..kube.errors import BadRequestError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from ..resourceapi.defaulting import now
-from .claim_fields import ClaimFields, DeviceKey
+from .claim_fields import ClaimFields, ClaimIdentity, DeviceKey
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -41,20 +41,11 @@ _CONFLICTS = 5  # consecutive conflicts before a write counts as failed
 _MAX_MANAGER = 128  # bytes
 
 
-class ClaimKey(NamedTuple):
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-
 @dataclass
 class _PendingStatuses:
     """The statuses of one claim that are still to be written."""
 
-    claim: ClaimKey
+    claim: ClaimIdentity
     wanted: dict[DeviceKey, DeviceStatus] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
     failures: int = 0
@@ -87,11 +78,11 @@ class DeviceStatusReporter:
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def of(self, claim: ClaimKey) -> StatusSink:
+    def of(self, claim: ClaimIdentity) -> StatusSink:
         """Returns the sink for the reports of one claim."""
         return _ClaimStatus(self, claim)
 
-    def queue(self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
+    def queue(self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus]) -> ReportedStatus:
         """Queues reports, which are written soon."""
         done, ended = asyncio.Event(), threading.Event()
         result: list[bool] = []
@@ -134,7 +125,7 @@ class DeviceStatusReporter:
     # --- pending reports ------------------------------------------------------------------------
 
     def _take(
-        self, claim: ClaimKey, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
+        self, claim: ClaimIdentity, statuses: Mapping[DeviceKey, DeviceStatus], listener: Callable[[bool], object]
     ) -> None:
         pending = self._pending.pop(claim.uid, None) or _PendingStatuses(claim)
         pending.wanted.update(statuses)
@@ -214,7 +205,7 @@ class DeviceStatusReporter:
 
     async def write(
         self,
-        claim: ClaimKey,
+        claim: ClaimIdentity,
         wanted: Mapping[DeviceKey, DeviceStatus],
         same: Callable[[ClaimFields], bool] = lambda _: True,
     ) -> bool:
@@ -255,7 +246,7 @@ class DeviceStatusReporter:
             return True
         raise ConflictError(f"claim {claim} is written by other clients again and again")
 
-    async def _apply(self, resource: Resource, claim: ClaimKey, version: str, entries: list[JSON]) -> None:
+    async def _apply(self, resource: Resource, claim: ClaimIdentity, version: str, entries: list[JSON]) -> None:
         body = {
             "apiVersion": resource.api_version,
             "kind": "ResourceClaim",
@@ -270,7 +261,7 @@ class DeviceStatusReporter:
 
 
 class _ClaimStatus(StatusSink):
-    def __init__(self, reports: DeviceStatusReporter, claim: ClaimKey) -> None:
+    def __init__(self, reports: DeviceStatusReporter, claim: ClaimIdentity) -> None:
         self._reports = reports
         self._claim = claim
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..base.telemetry.logs import Fields, claim_fields, operation, operation_id, set_log_fields
 from ..cdi.directory import is_uid
-from ..driver import Claim, DeviceStatus
+from ..driver import Claim, PreparedDevice
 from ..driver.diagnostics.author_errors import reading_result, without_frames
 from ..errors import (
     ApiUnavailableError,
@@ -28,10 +28,12 @@ from ..errors import (
     DraError,
     StillWorkingError,
     StoppingError,
+    UndoFailedError,
     printable,
 )
+from .claim_fields import ClaimIdentity
 from .context import ClaimContext
-from .device_status import ClaimKey, DeviceStatusReporter
+from .device_status import DeviceStatusReporter
 from .inflight import Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
 from .record import Fence, Record, State
@@ -41,7 +43,7 @@ from .store.records import Records
 from .store.store import Mode
 from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders
 from .undo_steps import UndoRecorder
-from .verification import ClaimIdentity, VerifiedClaim, Verifier
+from .verification import VerifiedClaim, Verifier
 
 log = logging.getLogger(__name__)
 Answer = Sequence[PreparedResult] | DraError
@@ -120,7 +122,12 @@ class Engine:
             return out
 
     def _log_failure(self, work: Work, ref: ClaimIdentity, error: DraError, op: str) -> None:
-        """Logs a failure. The kubelet retries for ever, so the same failure is logged again only after a pause."""
+        """Logs a failure. The kubelet retries for ever, so the same failure is logged again only after a pause.
+
+        A failed rollback is logged where it fails.
+        """
+        if isinstance(error, UndoFailedError):
+            return
         uid, text, now = ref.uid, f"{work.value}: {error.event()}", time.monotonic()
         before, when = self._logged_failures.get(uid, ("", now))
         if text == before and now - when < _LOG_AGAIN:
@@ -128,7 +135,7 @@ class Engine:
         while len(self._logged_failures) >= _MAX_LOGGED:
             del self._logged_failures[next(iter(self._logged_failures))]
         self._logged_failures[uid] = (text, now)
-        fields = {**claim_fields(ref), "error_code": error.code}
+        fields = {**claim_fields(ref), **error.log_fields, "error_code": error.code}
         with operation(op):
             if work is Work.PREPARE:
                 log.warning("cannot prepare claim: %s", error.event(), extra=fields)
@@ -175,8 +182,8 @@ class Engine:
                 dict(doc),
             )
             match await self._begin(record, verified):
-                case AlreadyPrepared(found):
-                    return await self._repeat(found)
+                case AlreadyPrepared(found, intact):
+                    return prepared_result(found) if intact else await self._repeat(found)
                 case Prepare():
                     prepared = await self._prepare_fresh(record, ref, verified)
                     fields = {"devices": [p.device for p in prepared], "duration_s": _seconds_since(began)}
@@ -257,37 +264,9 @@ class Engine:
 
         fence = record.fence
         undo = UndoRecorder(self.context.driver, asyncio.get_running_loop(), save)
-        key = ClaimKey(ref.namespace, ref.name, ref.uid)
-        claim = Claim(
-            namespace=ref.namespace,
-            name=ref.name,
-            uid=ref.uid,
-            devices=tuple(verified.devices),
-            reserved_for=verified.reserved_for,
-            object=verified.object,  # type: ignore[arg-type]  # decoded when it is read
-            operation=operation_id(),
-            node=verified.node,
-            _undo=undo,
-            _status=self.reports.of(key),
-        )
-        statuses: dict[tuple[str, str, str], DeviceStatus] = {}
+        prepared: Sequence[PreparedDevice] = ()
         try:
-            try:
-                prepared = await self.context.calls(self.context.driver.prepare, claim)
-            finally:
-                await undo.settle()
-            driver, files = self.context.driver, self.context.files
-            with reading_result(driver.prepare):
-                undo.check()
-                metadata = files.metadata if driver.metadata else None
-                complete(record, claim, prepared, files.specs, driver.host, metadata)
-            if not driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
-                self._unused_metadata_logged = True
-                log.warning(
-                    "prepare() returned metadata of devices, but containers do not get it: set metadata = True in class %s",
-                    type(driver).__name__,
-                )
-            statuses = {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}
+            prepared = await self._call_driver(record, ref, verified, undo)
             record.state, record.owner = State.PREPARED, ""
             if not await self.context.store.do(
                 lambda records: self._commit(records, record, fence), first=lambda: self.context.files.put(record)
@@ -304,9 +283,41 @@ class Engine:
             record = found
         self.context.in_flight.drop(record.uid)
         self.context.changed()
-        if statuses:
-            self.reports.queue(key, statuses)
+        if statuses := {(p.pool, p.name, p.share_id or ""): p.status for p in prepared if p.status}:
+            self.reports.queue(ref, statuses)
         return prepared_result(record)
+
+    async def _call_driver(
+        self, record: Record, ref: ClaimIdentity, verified: VerifiedClaim, undo: UndoRecorder
+    ) -> Sequence[PreparedDevice]:
+        """Calls ``Driver.prepare``, checks its result and completes ``record`` with it."""
+        driver, files = self.context.driver, self.context.files
+        claim = Claim(
+            namespace=ref.namespace,
+            name=ref.name,
+            uid=ref.uid,
+            devices=tuple(verified.devices),
+            reserved_for=verified.reserved_for,
+            object=verified.object,  # type: ignore[arg-type]  # decoded when it is read
+            operation=operation_id(),
+            node=verified.node,
+            _undo=undo,
+            _status=self.reports.of(ref),
+        )
+        try:
+            prepared = await self.context.calls(driver.prepare, claim)
+        finally:
+            await undo.settle()
+        with reading_result(driver.prepare):
+            undo.check()
+            complete(record, claim, prepared, files.specs, driver.host, files.metadata if driver.metadata else None)
+        if not driver.metadata and not self._unused_metadata_logged and any(p.metadata for p in prepared):
+            self._unused_metadata_logged = True
+            log.warning(
+                "prepare() returned metadata of devices, but containers do not get it: set metadata = True in class %s",
+                type(driver).__name__,
+            )
+        return prepared
 
     def _commit(self, records: Records, record: Record, fence: Fence) -> bool:
         done = records.update(record, fence)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.telemetry.logs import operation_id, set_log_fields
+from ..base.telemetry.logs import log_fields, operation_id, set_log_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, describe
 
@@ -78,6 +78,7 @@ class ClaimTasks:
             except DraError as e:
                 # The log lines have the id of the call that started the work: a call that joins it must report that id.
                 e.operation = e.operation or operation_id()
+                e.log_fields = log_fields()
                 raise
 
         task = asyncio.create_task(run(), name=f"{work.value} {uid}")

@@ -23,10 +23,11 @@ from ..errors import (
     describe,
     printable,
 )
+from .claim_fields import ClaimIdentity
 from .context import ClaimContext
 from .record import Record, State
 from .rollback import Rollback
-from .verification import ClaimIdentity, Verifier
+from .verification import Verifier
 
 log = logging.getLogger(__name__)
 _FAILURES = 3  # failed API requests after which a pass sends no more

@@ -6,7 +6,6 @@ It serves the kubelet's unprepare, prepares that failed, claims whose stale hold
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import logging
 import time
@@ -45,8 +44,11 @@ class Rollback:
         self.retries = RollbackRetries(context.metrics)
 
     async def decide(self, operation: Operation[Decision], mode: Mode = Mode.WRITE) -> Decision:
-        """Runs ``operation`` in a transaction and returns its decision. If it marks a claim for rollback, removes the claim's CDI spec."""
-        return await self.context.store.do(operation, mode, then=self._without_spec)
+        """Runs ``operation`` in a transaction and returns its decision.
+
+        If the decision is to roll a claim back, this removes the claim's CDI spec. If the claim is already prepared, this checks its files.
+        """
+        return await self.context.store.do(operation, mode, then=self._with_files)
 
     async def unprepare(self, uid: str) -> Decision:
         """Decides, as :meth:`decide` does, for a claim that the kubelet unprepares.
@@ -65,7 +67,7 @@ class Rollback:
             return decision
 
         def then(decision: Decision) -> Decision | FollowUp:
-            decision = self._without_spec(decision)
+            decision = self._with_files(decision)
             if (
                 not isinstance(decision, RollBack)
                 or decision.fault
@@ -85,14 +87,16 @@ class Rollback:
             self._undone(decision.record)
         return decision
 
-    def _without_spec(self, decision: Decision) -> Decision:
-        if not isinstance(decision, RollBack):
-            return decision
-        self.context.in_flight.put(decision.record)
-        try:
-            self.context.files.remove(decision.record)
-        except DraError as e:
-            return dataclasses.replace(decision, fault=e)
+    def _with_files(self, decision: Decision) -> Decision:
+        """Runs in the record thread after the transaction, so that the files need no further job of that thread."""
+        if isinstance(decision, AlreadyPrepared):
+            return AlreadyPrepared(decision.record, self.context.files.are_intact(decision.record))
+        if isinstance(decision, RollBack):
+            self.context.in_flight.put(decision.record)
+            try:
+                self.context.files.remove(decision.record)
+            except DraError as e:
+                return RollBack(decision.record, e)
         return decision
 
     async def undo(self, marked: RollBack) -> None:
@@ -105,13 +109,8 @@ class Rollback:
         try:
             if marked.fault:
                 raise marked.fault
-            await run_undo(
-                self.context.driver,
-                self.context.calls,
-                record.steps,
-                record.prepared_claim(self.context.transitions.boot_id),
-                functools.partial(self.retries.log, record.uid),
-            )
+            prepared_claim = record.prepared_claim(self.context.transitions.boot_id)
+            await run_undo(self.context.driver, self.context.calls, record.steps, prepared_claim)
             await self.context.store.do(lambda records: self._drop(records, fence))
         except Exception as e:
             self.context.metrics.inc("rollback_failures_total")

@@ -67,11 +67,10 @@ class RollbackRetries:
         uid: str,
         message: str,
         *values: object,
-        error: BaseException | None = None,
         level: int = logging.ERROR,
         claim: Record | None = None,
     ) -> None:
-        """Logs ``message``, with the traceback of ``error``, unless it was logged for this claim before.
+        """Logs ``message`` unless it was logged for this claim before.
 
         Args:
             uid: the claim's UID.
@@ -87,7 +86,7 @@ class RollbackRetries:
         texts.add(digest)
         while len(self._logged) > _MAX_CLAIMS:
             del self._logged[next(iter(self._logged))]
-        log.log(level, message, *values, exc_info=error, extra=claim_fields(claim) if claim else {"claim_uid": uid})
+        log.log(level, message, *values, extra=claim_fields(claim) if claim else {"claim_uid": uid})
 
     async def run(self, roll_back: Callable[[str], Awaitable[bool]]) -> None:
         """Tries rollbacks again when they are due. Never returns.

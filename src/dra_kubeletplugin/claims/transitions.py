@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ..base.telemetry.logs import claim_fields
 from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
@@ -24,54 +25,44 @@ _NODE = "node_name"  # meta key: the node's name when a claim was last prepared 
 ENDED = "ended:"  # meta key + UID: a claim that was unprepared before the driver reported it
 
 
-@dataclass(frozen=True)
-class Prepare:
+class _OfRecord(msgspec.Struct, frozen=True):
+    record: Record
+
+
+class Prepare(_OfRecord, frozen=True):
     """The record is written and the devices are held: the claim can be prepared."""
 
-    record: Record
+
+class AlreadyPrepared(_OfRecord, frozen=True):
+    """The claim is prepared and its record is valid. ``intact`` is True if its files are known to match the record."""
+
+    intact: bool = False
 
 
-@dataclass(frozen=True)
-class AlreadyPrepared:
-    """The claim is prepared and its record is valid."""
-
-    record: Record
-
-
-@dataclass(frozen=True)
-class RollBack:
+class RollBack(_OfRecord, frozen=True):
     """The claim is marked and owned by this process: roll it back, then decide again.
 
     ``fault`` is why the claim's CDI spec could not be removed; None if it was removed.
     """
 
-    record: Record
     fault: DraError | None = None
 
 
-@dataclass(frozen=True)
-class RolledBack:
+class RolledBack(_OfRecord, frozen=True):
     """The claim was rolled back completely: the driver had nothing to undo."""
 
-    record: Record
 
-
-@dataclass(frozen=True)
-class InProgress:
+class InProgress(_OfRecord, frozen=True):
     """Another living process works on the claim."""
 
-    record: Record
 
-
-@dataclass(frozen=True)
-class StaleHolders:
+class StaleHolders(msgspec.Struct, frozen=True):
     """Claims that hold devices without using them: prepared before a reboot, or left unfinished by a dead process."""
 
     holders: list[Record]
 
 
-@dataclass(frozen=True)
-class NothingToDo:
+class NothingToDo(msgspec.Struct, frozen=True):
     """The claim has no record."""
 
 

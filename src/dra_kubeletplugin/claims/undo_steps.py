@@ -13,7 +13,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ..base.text import did_you_mean
 from ..driver import Driver, PreparedClaim
@@ -21,6 +21,7 @@ from ..driver.calls import Calls
 from ..driver.claim import UndoRegistrar
 from ..driver.data import plain_json
 from ..errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError, describe, printable
+from .inflight import as_dra_error
 
 log = logging.getLogger(__name__)
 Step = Mapping[str, Any]  # as it is recorded: {"step": name, "data": {...}}
@@ -165,23 +166,7 @@ def has_undo(driver: Driver, steps: Sequence[Step]) -> bool:
     return bool(steps) or type(driver).unprepare is not Driver.unprepare
 
 
-class Report(Protocol):
-    """Logs a failure, with its traceback if ``error`` is passed."""
-
-    def __call__(self, message: str, /, *values: object, error: BaseException | None = None) -> None: ...
-
-
-def _log(message: str, /, *values: object, error: BaseException | None = None) -> None:
-    log.error(message, *values, exc_info=error)
-
-
-async def run_undo(
-    driver: Driver,
-    calls: Calls,
-    steps: Sequence[Step],
-    claim: PreparedClaim,
-    report: Report = _log,
-) -> None:
+async def run_undo(driver: Driver, calls: Calls, steps: Sequence[Step], claim: PreparedClaim) -> None:
     """Runs ``unprepare``, then every recorded step, newest first. After a failure, the remaining steps still run.
 
     Args:
@@ -189,26 +174,23 @@ async def run_undo(
         calls: runs the driver's methods.
         steps: the recorded steps, oldest first.
         claim: the claim to roll back.
-        report: logs a failure.
 
-    Raises the first :class:`DraError` at the end.
+    Raises :class:`DraError` at the end: the only failure, or one error with the text of all failures.
     """
     jobs: list[tuple[str, Callable[[], Awaitable[object]]]] = []
     if type(driver).unprepare is not Driver.unprepare:  # the default method does nothing, so it needs no thread
         jobs.append(("unprepare", functools.partial(calls, driver.unprepare, claim)))
     jobs += [(_named(s), functools.partial(_run_step, driver, calls, s, claim)) for s in reversed(steps)]
-    failures: list[DraError] = []
+    failures: list[tuple[str, DraError]] = []
     for name, job in jobs:
         try:
             await job()
-        except DraError as e:
-            report("cannot undo what the driver prepared: %s failed: %s", name, printable(e))
-            failures.append(e)
         except Exception as e:
-            report("cannot undo what the driver prepared: %s failed: %s", name, describe(e), error=e)
-            failures.append(DriverFailedError(f"{name} failed: {describe(e)}"))
+            failures.append((name, as_dra_error(e)))
+    if len(failures) == 1:
+        raise failures[0][1]
     if failures:
-        raise failures[0]
+        raise DriverFailedError("; ".join(f"{name} failed: {error}" for name, error in failures))
 
 
 def _named(step: Step) -> str:

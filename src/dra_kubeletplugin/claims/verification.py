@@ -36,7 +36,7 @@ from ..resourceapi.conversion import convert
 from ..resourceapi.encoded import from_json
 from ..resourceapi.types import Device
 from .capacity import Supply
-from .claim_fields import ClaimFields
+from .claim_fields import ClaimFields, ClaimIdentity
 from .device_lookup import DeviceLookup
 from .record import Record, allocated_json, identity
 from .remote_devices import SliceLookup
@@ -45,18 +45,6 @@ JSON = dict[str, Any]
 _GET = 10.0  # seconds for reading one claim
 _LARGE = 64 * 1024  # bytes of JSON: a claim up to this size is decoded on the event loop, in about 3 ms at most
 _LARGE_AT_ONCE = 2
-
-
-@dataclass(frozen=True)
-class ClaimIdentity:
-    """A claim as the kubelet identifies it."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True)

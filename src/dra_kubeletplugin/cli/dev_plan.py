@@ -21,8 +21,8 @@ from ..localcluster.dev import manifests
 from ..localcluster.dev.drivers import DriverProgram
 from ..localcluster.runtime.images import ImageError, parse_option
 from ..resourceapi.kubernetes_releases import DEFAULT, Features, parse_gates, parse_runtime_config
-from . import DEV_PLACES, dev_driver
-from .dev_client_args import VERBS
+from . import dev_driver
+from .dev_args import OWN_SETTINGS, VERBS
 from .shell.driver_options import given_own
 from .shell.exit_handling import report
 from .shell.options import given
@@ -205,7 +205,7 @@ def _program(
     target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
 ) -> DriverProgram:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]
-    flags = _flags(Settings, options, DEV_PLACES | {"node_name"})
+    flags = _flags(Settings, options, OWN_SETTINGS | {"node_name"})
     if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
         flags += ["--health-interval", _HEALTH]
     health = driver.health is not Driver.health
@@ -216,7 +216,7 @@ def _controller(
     target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
 ) -> DriverProgram:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.CONTROLLER, target]
-    flags = _flags(ControllerSettings, options, DEV_PLACES | {"http_address"})  # the plugin uses the address
+    flags = _flags(ControllerSettings, options, OWN_SETTINGS | {"http_address"})  # the plugin uses the address
     return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver))
 
 

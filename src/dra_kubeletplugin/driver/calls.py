@@ -17,11 +17,10 @@ import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ..base.signals import Interrupted
-from ..errors import DraError, DriverError, DriverFailedError, describe, is_a, printable
+from ..errors import DraError, DriverError, DriverFailedError, describe, printable
 from .diagnostics.author_errors import explained, located, own_traceback
 from .threads import Threads
 
@@ -244,7 +243,7 @@ class Calls:
             outcome.value.close()
         if outcome.error is None:
             log.warning("a method of the driver returned after its time limit: %s", name)
-        elif not is_a(outcome.error, asyncio.CancelledError):
+        elif not isinstance(outcome.error, asyncio.CancelledError):
             log.warning("a method of the driver failed after its time limit: %s: %s", name, describe(outcome.error))
 
     # --- running calls --------------------------------------------------------------------------
@@ -321,7 +320,7 @@ async def _resolve(value: Any) -> Any:
     for _ in range(_NESTED):
         if _is_awaitable(value):
             value = await value
-        elif is_a(value, AsyncIterable):
+        elif isinstance(value, AsyncIterable):
             value = await _read(value)
         else:
             return _whole(value)
@@ -342,11 +341,11 @@ async def _read(source: AsyncIterable[Any]) -> list[Any]:
 
 def _whole(value: Any) -> Any:
     """Returns ``value``, read to its end if it is lazy. Awaitables and asynchronous iterators are returned unchanged."""
-    if any(type(value) is plain for plain in _PLAIN) or _is_async(value):
+    if type(value) in _PLAIN or _is_async(value):
         return value
-    if is_a(value, Mapping):
+    if isinstance(value, Mapping):
         return dict(_bounded(value.items()))
-    if is_a(value, Iterable) and not is_a(value, (str, bytes)):
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         return list(_bounded(value))
     return value
 
@@ -363,18 +362,18 @@ def _check_length(length: int) -> None:
 
 
 def _is_async(value: Any) -> bool:
-    return _is_awaitable(value) or is_a(value, AsyncIterable)
+    return _is_awaitable(value) or isinstance(value, AsyncIterable)
 
 
 def _is_awaitable(value: Any) -> bool:
-    return is_a(value, Awaitable) or (type(value) is GeneratorType and inspect.isawaitable(value))
+    return inspect.isawaitable(value)
 
 
 def _driver_error(error: BaseException) -> DraError | None:
     """Returns the DraError that the author raised, also as the only exception of a task group; else None."""
-    while is_a(error, BaseExceptionGroup) and len(members := BaseExceptionGroup.exceptions.__get__(error)) == 1:
-        error = members[0]
-    return error if is_a(error, DraError) else None
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, DraError) else None
 
 
 def _name(method: Callable[..., Any]) -> str:

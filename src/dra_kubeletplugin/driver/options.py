@@ -29,7 +29,7 @@ from ..base.settings.loading import values_of
 from ..base.settings.values import as_text
 from ..base.settings.values import option as setting
 from ..base.text import did_you_mean
-from ..errors import DriverError, SettingsError, is_a, printable, shown
+from ..errors import DriverError, SettingsError, printable, shown
 from .diagnostics.author_errors import explained
 from .option_types import TAKEN, option_type
 
@@ -86,7 +86,7 @@ def _hints(kind: type) -> dict[str, Any]:
         return typing.get_type_hints(kind, include_extras=True)
     except Exception as e:  # get_type_hints evaluates annotations, which may raise anything
         there = [*vars(sys.modules.get(kind.__module__, builtins)), *dir(builtins)]
-        hint = did_you_mean(e.name, there) if is_a(e, NameError) and e.name else ""
+        hint = did_you_mean(e.name, there) if isinstance(e, NameError) and e.name else ""
         raise DriverError(f"the types of {kind.__name__} cannot be read: {printable(e)}{hint}") from None
 
 

@@ -1,11 +1,10 @@
-"""Watches for hardware changes: uevents of the kernel, if libudev is installed, or the events of a described host."""
+"""Watches for hardware changes: the kernel's uevents, or the events of a described host. Source: netlink(7)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import struct
 import sys
@@ -17,6 +16,8 @@ from .fake.uevents import Listener
 
 log = logging.getLogger(__name__)
 _POLL_INTERVAL = 0.1  # seconds between reads of a described host's events, because a file does not wake the event loop
+_UEVENTS, _FROM_KERNEL = 15, 1  # linux/netlink.h: the protocol of uevents, and the group that the kernel sends to
+_LARGEST = 8192  # bytes; an event of the kernel has at most 4 KiB
 _SO_MEMINFO = 55  # asm-generic/socket.h; the ninth number in the result is the count of dropped events
 SUBSYSTEMS = (
     "accel",
@@ -42,7 +43,6 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
     The source is the kernel, because udev's own events need a running udevd. Events are lost when a buffer overflows,
     and pods in a user namespace receive no events. So the caller must also rescan at an interval.
     """
-    # A monitor without any subsystem filter would receive every event.
     if not subsystems or (sys.platform != "linux" and not is_described(sysfs)):
         yield False
         return
@@ -51,36 +51,51 @@ def kernel_events(sysfs: Path, notify: Callable[[], None], subsystems: Sequence[
             yield True
         return
     try:
-        import pyudev
-
-        monitor = pyudev.Monitor.from_netlink(pyudev.Context(), source="kernel")
-        for subsystem in subsystems:
-            monitor.filter_by(subsystem)
-        monitor.start()
-    except Exception as e:  # ImportError without libudev, OSError without netlink
+        events = _uevents()
+    except OSError as e:
         log.warning("cannot receive udev events, so devices are rescanned at an interval only: %s", e)
         yield False
         return
-
-    dropped = _dropped_events(monitor.fileno())
+    dropped = _dropped_events(events)
 
     def readable() -> None:
         nonlocal dropped
         received = False
-        with contextlib.suppress(OSError):  # such as ENOBUFS
-            # Events of other subsystems also call this function; `poll` then returns None.
-            while monitor.poll(timeout=0) is not None:
-                received = True
-        before, dropped = dropped, _dropped_events(monitor.fileno())
+        with contextlib.suppress(OSError):  # the socket is empty, or its buffer was too small (ENOBUFS)
+            while True:
+                message, (sender, _) = events.recvfrom(_LARGEST)
+                received |= (
+                    sender == 0 and _subsystem(message) in subsystems
+                )  # any process can send; the kernel's id is 0
+        before, dropped = dropped, _dropped_events(events)
         if received or dropped != before:  # a lost event may have been from a watched subsystem
             notify()
 
     loop = asyncio.get_running_loop()
-    loop.add_reader(monitor.fileno(), readable)
+    with events:
+        loop.add_reader(events, readable)
+        try:
+            yield True
+        finally:
+            loop.remove_reader(events)
+
+
+def _uevents() -> socket.socket:
+    """Opens a socket that receives the uevents of all subsystems. Raises ``OSError``."""
+    events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _UEVENTS)
     try:
-        yield True
-    finally:
-        loop.remove_reader(monitor.fileno())
+        events.setblocking(False)
+        events.bind((0, _FROM_KERNEL))
+    except OSError:
+        events.close()
+        raise
+    return events
+
+
+def _subsystem(message: bytes) -> str:
+    """Returns the subsystem of a uevent: ``ACTION@DEVPATH``, then ``KEY=VALUE`` texts, each with a NUL byte at its end."""
+    _, _, rest = message.partition(b"\0SUBSYSTEM=")
+    return rest.partition(b"\0")[0].decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -101,13 +116,9 @@ def _described_events(sysfs: Path, notify: Callable[[], None], subsystems: Seque
         timer.cancel()
 
 
-def _dropped_events(fd: int) -> int:
-    """Returns how many events did not fit into the socket's buffer; libudev does not report this number.
-
-    Source: socket(7), sock_diag(7).
-    """
+def _dropped_events(events: socket.socket) -> int:
+    """Returns how many events did not fit into the socket's buffer. Source: socket(7), sock_diag(7)."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as copy:
-            return int(struct.unpack("=9I", copy.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36))[8])
+        return int(struct.unpack("=9I", events.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36))[8])
     except (OSError, struct.error):
         return 0

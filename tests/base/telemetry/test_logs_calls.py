@@ -17,7 +17,6 @@ ON_BEHALF = {"log_sample": 2, "retries.log": 1}
 PASS_ON = {
     "base/telemetry/logs.py": "text",
     "claims/rollback_retries.py": "message",
-    "claims/undo_steps.py": "message",
 }
 FIELDS = {
     "claim", "claim_uid", "pod", "pod_uid", "device", "devices", "pool", "driver", "drivers", "node", "request", "generation",

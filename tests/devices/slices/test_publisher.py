@@ -27,8 +27,8 @@ from tests.helpers.publisher import (
     make_inventory,
     running_publisher,
     scripted_api_server,
-    wait_until,
 )
+from tests.helpers.waiting import wait_until
 
 # --- other writers ----------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ ODD_LISTS: dict[str, object] = {
 
 @pytest.mark.parametrize("what", ODD_LISTS)
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_an_malformed_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
+async def test_a_malformed_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
     def odd(request: Request) -> Response | None:
         if request.method == verb and request.path == SLICES_PATH and "watch" not in request.query:
             return json_response(ODD_LISTS[what])

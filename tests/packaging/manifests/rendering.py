@@ -11,8 +11,8 @@ import yaml
 
 from dra_kubeletplugin.localcluster.apiserver import certificate
 from dra_kubeletplugin.packaging.manifests import driver, pod_fields
-from dra_kubeletplugin.packaging.manifests.source import PARAMETER, load, parse_yaml
-from dra_kubeletplugin.packaging.manifests.values import Values, merged, read
+from dra_kubeletplugin.packaging.manifests.source import load, parse_yaml
+from dra_kubeletplugin.packaging.manifests.values import merged, read
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[3]
@@ -62,15 +62,15 @@ def plain(given: JSON) -> list[JSON]:
     """The source with text in place of parameters: what both forms must come to. Namespaced objects first."""
     values = read(SOURCE, given)
     wanted = [
-        (file, m)
-        for file, manifests in SOURCE.manifests.items()
+        (pod, m)
+        for pod, manifests in SOURCE.manifests.items()
         for m in manifests
         if not m.feature or m.feature in values.features
     ]
-    out = [parse_yaml(_filled(m.with_features(values.features), values)) for _, m in wanted]
-    for (file, _), made in zip(wanted, out, strict=True):
+    out = [m.render(values.features, values.parameters) for _, m in wanted]
+    for (pod, _), made in zip(wanted, out, strict=True):
         if made["kind"] in {"DaemonSet", "Deployment"}:
-            made["spec"]["template"] = pod_fields.template_with(made["spec"]["template"], values.pods[file])
+            made["spec"]["template"] = pod_fields.template_with(SOURCE, made["spec"]["template"], values.pods[pod])
     name = values.parameters["name"]
     labels = {"app.kubernetes.io/name": name}
     head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": labels}
@@ -80,10 +80,6 @@ def plain(given: JSON) -> list[JSON]:
         kept = {k: v for k, v in spec.items() if k != "extendedResourceName" or version.endswith("/v1")}
         out.append({"apiVersion": version, "kind": "DeviceClass", "metadata": {"name": name}, "spec": kept})
     return out
-
-
-def _filled(text: str, values: Values) -> str:
-    return PARAMETER.sub(lambda m: str(values.parameters[m[1]]), text)
 
 
 def kustomized(given: JSON, folder: Path) -> list[JSON]:

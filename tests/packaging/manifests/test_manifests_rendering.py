@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.packaging.manifests import source
 from dra_kubeletplugin.packaging.manifests.patches import patch
 from dra_kubeletplugin.packaging.manifests.replacements import places
-from dra_kubeletplugin.packaging.manifests.source import Distribution, Manifest, SourceError
+from dra_kubeletplugin.packaging.manifests.source import Distribution, SourceError
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.packaging.manifests.values_validation import faults
 from tests.packaging.manifests.rendering import (
@@ -608,28 +609,42 @@ def test_the_chart_passes_helms_own_lint() -> None:
 # --- how it is rendered -------------------------------------------------------------------------------
 
 
-def test_a_mark_covers_a_line_and_what_is_indented_below_it_or_its_list() -> None:
-    text = "a: 1\nports: #? on\n- x\n- y\nb: #? on\n  c: 1\n# stays\nd: 2 #? !on\n"
-    manifest = Manifest(text, "")
-    assert manifest.with_features(frozenset()) == "a: 1\n# stays\nd: 2\n"
-    assert manifest.with_features(frozenset({"on"})) == "a: 1\nports:\n- x\n- y\nb:\n  c: 1\n# stays\n"
+TEMPLATES = """{{- include "x" . }}
+{{- define "dra.plugin" }}
+kind: DaemonSet
+spec:
+  {{- if .Values.features.probes }}
+  port: {{ .Values.httpPort }}
+  {{- else }}
+  port: none
+  {{- end }}
+{{- end }}
+---
+kind: Role
+name: {{ include "dra.name" . }}-{{ .Values.logLevel }}
+namespace: {{ .Release.Namespace | quote }}
+{{- if .Values.features.events }}
+---
+{{- include "dra.workload" (list . "plugin") }}
+{{- end }}
+"""
 
 
-def test_a_field_s_mark_covers_what_stands_there_or_is_a_place_for_what_is_given() -> None:
-    text = "a: 1 #? x #= one\n  b: 2\n#= two\nc:\n- d\n#+ three\ne: 3\n"
-    manifest = Manifest(text, "")
-    assert manifest.with_features(frozenset({"x"})) == "a: 1\n  b: 2\nc:\n- d\ne: 3\n"
-    steps = [(step, line) for step, line in manifest.as_template()]
-    assert [step for step, _ in steps if step] == [
-        "given one",
-        "if x",
-        "end",
-        "else one",
-        "end",
-        "set two",
-        "add three",
-    ]
-    assert [line for step, line in steps if not step] == ["a: 1", "  b: 2", "c:", "- d", "e: 3"]
+def test_a_template_is_read_as_helm_renders_it() -> None:
+    role, workload = source.manifests(TEMPLATES)
+    assert (role.feature, role.features, workload.feature, workload.features) == ("", set(), "events", {"probes"})
+    values = {"name": "n", "namespace": "1", "httpPort": 8080, "logLevel": "info"}
+    assert role.render(set(), values) == {"kind": "Role", "name": "n-info", "namespace": "1"}
+    assert workload.render(set(), values) == {"kind": "DaemonSet", "spec": {"port": "none"}}
+    assert workload.render({"probes"}, values) == {"kind": "DaemonSet", "spec": {"port": 8080}}
+
+
+def test_the_templates_name_only_features_and_parameters_of_the_list() -> None:
+    values = dict.fromkeys(SOURCE.parameters, "1")
+    for manifest in SOURCE.all:
+        assert {manifest.feature, *manifest.features} <= {"", *SOURCE.features}
+        for on in ({*SOURCE.features}, set[str]()):
+            assert manifest.render(on, values)["kind"] == manifest.kind
 
 
 def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:

@@ -332,6 +332,20 @@ async def test_a_stop_lets_a_bind_end_and_reports_how_it_went(cluster: LocalClus
     assert (await cluster.client.get(LEASES, f"{NAME}-controller", "default"))["spec"]["holderIdentity"] == ""
 
 
+async def test_the_lease_is_released_after_the_driver_has_stopped(cluster: LocalCluster) -> None:
+    holders: list[str] = []
+
+    class Stopping(Fabric):
+        async def stop(self) -> None:
+            lease = await cluster.client.get(LEASES, f"{NAME}-controller", "default")
+            holders.append(lease["spec"]["holderIdentity"])
+
+    async with controlled(cluster, Stopping()) as controller:
+        await controller.ready(60)
+    assert holders == [controller.identity]
+    assert (await cluster.client.get(LEASES, f"{NAME}-controller", "default"))["spec"]["holderIdentity"] == ""
+
+
 async def test_a_stop_does_not_wait_for_a_bind_that_hangs(cluster: LocalCluster) -> None:
     driver = Fabric()
     driver.gate.clear()

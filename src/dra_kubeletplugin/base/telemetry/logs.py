@@ -58,6 +58,12 @@ def set_log_fields(fields: Callable[[], Fields]) -> None:
     _fields.set(fields)
 
 
+def log_fields() -> Fields:
+    """Returns the fields that :func:`set_log_fields` added to the current task."""
+    source = _fields.get()
+    return source() if source else {}
+
+
 class Named(Protocol):
     """An object of Kubernetes, or a record of one."""
 
@@ -88,8 +94,7 @@ class _Base(logging.Formatter):
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
         """Returns the fields of the current task, then those of the call."""
-        source = _fields.get()
-        found = dict(source()) if source else {}
+        found = dict(log_fields())
         found |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         if "claim" in found:
             found = {

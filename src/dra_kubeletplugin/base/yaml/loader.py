@@ -64,14 +64,21 @@ def composed(text: str) -> Iterator[tuple[yaml.Node, Loader]]:
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes text that Kubernetes or PyYAML would read as a value of another type."""
+    """Quotes text that Kubernetes or PyYAML would read as a value of another type. Writes a text of several lines as a block."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar(f"{_TAG}str", text, style=None if is_text(text) else "'")
+    style = "|" if "\n" in text else None if is_text(text) else "'"
+    return dumper.represent_scalar(f"{_TAG}str", text, style=style)
 
 
 Dumper.add_representer(str, _text)
+
+
+def dump(value: object, width: int = 140, *, unicode: bool = False) -> str:
+    """Returns the value as YAML that Kubernetes and PyYAML read as this value. Without ``unicode``, the text is ASCII."""
+    text: str = yaml.dump(value, Dumper=Dumper, sort_keys=False, allow_unicode=unicode, width=width)
+    return text
 
 
 def is_text(text: str) -> bool:

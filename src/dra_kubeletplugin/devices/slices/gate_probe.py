@@ -40,14 +40,14 @@ class GateProbe:
         Raises:
             ApiError: the API server cannot be reached.
         """
-        samples = [(gates, d) for kinds in self._inventory.samples().values() for gates, d in kinds.items()]
+        samples = self._inventory.samples()
         options = self._inventory.options()
-        used = gates_of_options(options).union(*(gates for gates, _ in samples))
+        used = gates_of_options(options).union(*samples)
         if resource.version != self._version:
             self._version, self._known = resource.version, frozenset()
         if used <= self._known:
             return self._inventory.gates_off
-        off = await self._ask(resource, [d for _, d in samples], options)
+        off = await self._ask(resource, [*samples.values()], options)
         self._known |= used
         return (self._inventory.gates_off - used) | (off & used)
 

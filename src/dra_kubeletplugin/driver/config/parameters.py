@@ -17,13 +17,11 @@ from ...base.signals import Interrupted
 from ...base.text import join_names
 from ...errors import ConfigError, DraError, DriverFailedError, clip
 from ...resourceapi.encoded import from_json
-from ..data import is_plain_json, plain_json
-from ..diagnostics.all_errors import Fault, all_faults
+from ..data import plain_json
 from ..diagnostics.author_errors import explained, without_frames
-from ..diagnostics.config_errors import MORE, fault_sentences, path_of, refusal
+from ..diagnostics.config_errors import MORE, Fault, all_faults, refusal
 from .merge_patch import Layer, difference, merge, merge_into, provenance
 from .model import MAX_FAULTS, Config, ConfigRefused, as_json, checked, converted
-from .partial import validate_partial
 from .versions import name_of, unknown_kind, versions
 
 JSON = Mapping[str, Any]
@@ -77,8 +75,6 @@ class Parameters:
         self.remaining_faults = MAX_FAULTS  # faults that may still be reported
         self._stopped = False  # the search ended before the last entry
         self._versions = versions(kinds)
-        # By the identity of the object, which is kept so that Python does not reuse the identity.
-        self._contents: dict[int, tuple[object, bytes | None]] = {}
         self._results: dict[tuple[str, bytes], Any] = {}
         # By content, for kinds that are not layered: `_valid` has the valid entries; `_configs` has the decoded configurations of
         # entries that applied to a request, so that further requests use them again.
@@ -86,24 +82,12 @@ class Parameters:
         self._configs: dict[bytes, Config] = {}
         self._resolved: dict[tuple[int, ...], Resolved] = {}
 
-    def content(self, parameters: object) -> bytes | None:
-        """Returns the parameters as JSON; None for a value that JSON cannot contain."""
-        found = self._contents.get(id(parameters))
-        if found is None:
-            content: bytes | None
-            try:
-                content = bytes(parameters) if isinstance(parameters, msgspec.Raw) else msgspec.json.encode(parameters)
-            except (ValueError, TypeError, OverflowError, RecursionError, NotImplementedError):
-                content = None
-            found = self._contents[id(parameters)] = parameters, content
-        return found[1]
-
     def is_within(self, entries: Sequence[JSON], limit: int) -> bool:
         """Whether all parameters for the driver together have at most ``limit`` bytes of JSON."""
         for entry in entries:
             opaque = entry.get("opaque")
             if opaque and opaque.get("driver") == self.driver:
-                limit -= len(self.content(opaque.get("parameters")) or b"")
+                limit -= len(content_of(opaque.get("parameters")) or b"")
                 if limit < 0:
                     return False
         return True
@@ -147,7 +131,7 @@ class Parameters:
             if not self.remaining_faults:
                 self._stopped = True
                 break
-            content = self.content(entry.parameters)
+            content = content_of(entry.parameters)
             if content is not None and content in self._valid:
                 found, origin, below, whole = None, entry.source, None, entry
                 continue
@@ -177,7 +161,7 @@ class Parameters:
     def _applied(self, below: GivenParameters | None, whole: ConfigEntry | None) -> Config | None:
         """Returns the configuration of entries that passed the checks; without entries, the default."""
         if whole:
-            content = self.content(whole.parameters) or b""
+            content = content_of(whole.parameters) or b""
             if content not in self._configs and (given := self._given(whole.parameters, whole.where)):
                 self._configs[content] = self._newest(given)
             return self._configs[content]
@@ -204,16 +188,11 @@ class Parameters:
         else:
             self._newest(read)
 
-    def decode(self, parameters: object, where: str) -> Config | None:
-        """Returns the typed parameters of one entry alone; None for a kind of another driver. Raises as :meth:`merge_entries`."""
-        read = self._given(parameters, where)
-        return None if read is None else self._newest(read)
-
     # --- one entry ------------------------------------------------------------------------------
 
     def _given(self, parameters: object, where: str) -> GivenParameters | None:
         """Reads one entry; None for a kind of another driver."""
-        content = self.content(parameters)
+        content = content_of(parameters)
 
         def read() -> GivenParameters | None:
             nonlocal parameters
@@ -221,12 +200,10 @@ class Parameters:
                 parameters = from_json(parameters)
             if not isinstance(parameters, Mapping):
                 raise _Faults(["opaque.parameters must be an object"])
-            given: JSON = parameters
-            if content is None or not is_plain_json(parameters, len(content)):
-                try:
-                    given = plain_json(dict(parameters), "parameters")
-                except ValueError as e:
-                    raise _Faults([clip(e)]) from None
+            try:
+                given = plain_json(dict(parameters), "parameters")
+            except ValueError as e:
+                raise _Faults([clip(e)]) from None
             fields = dict(given)
             api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
             cls = self._choose(api_version, kind)
@@ -263,8 +240,8 @@ class Parameters:
 
         def check() -> None:
             fields = merge({}, given.fields)
-            if found := all_faults(fields, lambda part: validate_partial(part, given.cls), self.remaining_faults + 1):
-                raise _Faults(_sentences(given._replace(fields=fields), found))
+            if found := all_faults(fields, given.cls, self.remaining_faults + 1, partial=True):
+                raise _Faults(_sentences(given, found))
 
         self._once("partial", given.content, given.where, check)
 
@@ -272,9 +249,9 @@ class Parameters:
         try:
             return converted(given.fields, given.cls, check=True)
         except msgspec.ValidationError:
-            found = all_faults(given.fields, lambda fields: converted(fields, given.cls), self.remaining_faults + 1)
+            found = all_faults(given.fields, given.cls, self.remaining_faults + 1)
         except ConfigRefused as e:
-            found = [Fault(at, text) for at, text in e.refusals]
+            found = [Fault(place, text) for place, text in e.refusals]
         raise _Faults(_sentences(given, found))
 
     def _once(self, step: str, content: bytes | None, where: str, work: Callable[[], T]) -> T:
@@ -377,19 +354,12 @@ class Parameters:
         return refusal(*(fault for e in wrong for fault in e.faults), *([MORE] if self._stopped else ()))
 
 
-def resolve(entries: Sequence[JSON], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
-    """Calls :meth:`Parameters.resolve` for one request."""
-    return Parameters(kinds, driver).resolve(entries, request)
-
-
-def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
-    """Calls :meth:`Parameters.validate` for one entry."""
-    Parameters(kinds, driver).validate(parameters, where)
-
-
-def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
-    """Calls :meth:`Parameters.decode` for one entry."""
-    return Parameters(kinds, driver).decode(parameters, where)
+def content_of(parameters: object) -> bytes | None:
+    """Returns the parameters as JSON; None for a value that JSON cannot contain."""
+    try:
+        return bytes(parameters) if isinstance(parameters, msgspec.Raw) else msgspec.json.encode(parameters)
+    except (ValueError, TypeError, OverflowError, RecursionError, NotImplementedError):
+        return None
 
 
 class _Faults(Exception):
@@ -408,11 +378,8 @@ class _Wrong(NamedTuple):
 
 def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
     """Returns the faults as sentences; if there are several layers, each names its layer."""
-    return [
-        sentence + (provenance(given.layers, fault.at, fault.missing) if len(given.layers) > 1 else "")
-        for fault in found
-        for sentence in fault_sentences(fault, given.fields, given.cls)
-    ]
+    several = len(given.layers) > 1
+    return [f"{f}{provenance(given.layers, f.place.steps, f.missing) if several else ''}" for f in found]
 
 
 def applies(requests: Sequence[str], request: str) -> bool:
@@ -431,7 +398,7 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
         of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
         texts = [clip(e)]
         if isinstance(e, ConfigRefused):
-            texts = [f"{path_of(target, at)[0]}: {text}" for at, text in e.refusals]
+            texts = [f"{place.path}: {text}" for place, text in e.refusals]
         raise _Faults([f"{step}: {text}{of}" for text in texts]) from None
     except (DraError, Interrupted):
         raise

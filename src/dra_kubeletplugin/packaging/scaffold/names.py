@@ -26,7 +26,7 @@ _YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 # installed.
 _RESERVED = {
     "dra", "dra_kubeletplugin", "google", "google_re2", "grpc", "grpc_health", "grpcio", "grpcio_health_checking", "h11",
-    "hatchling", "kubernetes", "msgspec", "protobuf", "pyudev", "pyyaml", "re2", "shtab", "textual", "typing_extensions", "yaml",
+    "hatchling", "kubernetes", "msgspec", "protobuf", "pyyaml", "re2", "shtab", "textual", "typing_extensions", "yaml",
     "ast_serialize", "iniconfig", "librt", "mypy", "mypy_extensions", "mypyc", "packaging", "pathspec", "pluggy", "py",
     "pygments", "pytest", "ruff", "tomlkit", "trove_classifiers",
     "conftest", "pip", "setuptools", "src", "test", "tests", "wheel",

@@ -114,8 +114,8 @@ class Controller:
     async def running(self) -> AsyncIterator[Controller]:
         """Starts the controller, and stops it at the end: all parts in reverse order, each with a time limit.
 
-        The Lease is released when all background tasks have ended, before ``Driver.stop`` is called. If the lead is lost or a background
-        task fails, the body is cancelled and the exception is raised.
+        The Lease is released last, when all background tasks and ``Driver.stop`` have ended. If the lead is lost or a background task
+        fails, the body is cancelled and the exception is raised.
 
         Raises:
             SettingsError: a setting is wrong.
@@ -127,8 +127,8 @@ class Controller:
             stop_with_timeout(stack, "closing connections", self.client.close)
             probes = Probes(self.metrics, self._measure, self.not_ready, self.notes)
             self.http_url = await probes.serve(stack, self.settings.http_address)
-            await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             stop_with_timeout(stack, "releasing the Lease", self._release)
+            await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
                 jobs = start_tasks(tasks, {"leader election": self._elect, "leader's work": self._lead})
                 self.serving = True

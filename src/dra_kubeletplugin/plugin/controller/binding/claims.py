@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ....claims.claim_fields import ClaimFields, DeviceKey, DeviceResult
-from ....claims.device_status import ClaimKey
+from ....claims.claim_fields import ClaimFields, ClaimIdentity, DeviceKey, DeviceResult
 from ....devices.inventory import Held
 from ....errors import DraError, NotReadyError, describe
 from ....kube import KubeClient, Reflector
@@ -58,7 +57,7 @@ class AllocatedClaim:
         encoded_config: ``status.allocation.devices.config`` as JSON.
     """
 
-    claim: ClaimKey
+    claim: ClaimIdentity
     node: str
     stamp: str
     results: Sequence[DeviceResult]
@@ -108,7 +107,7 @@ def allocated(encoded: msgspec.Raw, driver: str) -> AllocatedClaim | None:
     if not (meta.namespace and meta.name):
         raise msgspec.ValidationError("a claim has no name or no namespace")
     return AllocatedClaim(
-        claim=ClaimKey(meta.namespace, meta.name, meta.uid),
+        claim=ClaimIdentity(meta.namespace, meta.name, meta.uid),
         node=found.node,
         stamp=found.allocated_at,
         results=results,
