@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from types import GeneratorType
 from typing import Any, ParamSpec, TypeVar, overload
 
 import msgspec

@@ -204,6 +204,7 @@ class Scheduler:
             self.queue.done(pod.uid)
             return
         snapshot = self.cache.snapshot()
+        self._memory.keep_only({node.name for node in snapshot.nodes})
         if not snapshot.nodes:
             await self._unschedulable(entry, NodeDiagnosis(0), _NO_NODES)
             return
