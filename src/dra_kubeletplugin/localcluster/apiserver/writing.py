@@ -313,21 +313,8 @@ class Writer:
             managed: the managed fields after an apply; None computes them from the change.
             requested: the ``managedFields`` in the request; None if it has none.
         """
-        meta, before = obj["metadata"], old["metadata"]
-        dry = dry_run(request)
-        if self.injected_faults.conflicts:
-            self.injected_faults.conflicts -= 1
-            raise conflict(target, "injected fault")
-        if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
-            raise conflict(target, _MODIFIED)
-        faults = _immutable_metadata(request, target, meta, before)
-        if not target.kind.namespaced:
-            meta.pop("namespace", None)
-        if meta.get("namespace") not in {None, "", before.get("namespace", "")}:
-            raise bad_request(
-                f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
-            )
-        status = target.sub == "status"
+        before, dry, status = old["metadata"], dry_run(request), target.sub == "status"
+        faults = self._check_metadata(request, target, obj["metadata"], before)
         if any(obj.get(f) != old.get(f) for f in ("rules", "aggregationRule", "roleRef", "subjects")):
             roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, old)
@@ -339,21 +326,11 @@ class Writer:
         self._set_managed_fields(obj, managed)
         strategy.remove_deallocated(target.kind, obj, old)
         self._drop(target, obj, old)
-        meta = obj["metadata"]
-        for key in _KEPT:
-            meta.pop(key, None)
-            if key in before:
-                meta[key] = before[key]
+        _keep_metadata(obj["metadata"], before)
         namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
-        self._validate(
-            target,
-            obj,
-            old,
-            namespace,
-            status=status,
-            extra=[*faults, *self._authorization_faults(request, target, obj, old, admission)],
-        )
-        self._check_no_new_finalizers(target, meta, before)
+        faults += self._authorization_faults(request, target, obj, old, admission)
+        self._validate(target, obj, old, namespace, status=status, extra=faults)
+        self._check_no_new_finalizers(target, obj["metadata"], before)
         obj = strategy.for_storage(target.kind, obj)
         meta = obj["metadata"]
         if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
@@ -367,6 +344,22 @@ class Writer:
             # The writer gets its own object without finalizers, not the last stored one.
             return Written({**obj, "metadata": {**meta, "resourceVersion": before["resourceVersion"]}}, 200)
         return Written(self._store(target, obj, old, dry=dry), 200)
+
+    def _check_metadata(self, request: Request, target: RequestInfo, meta: JSON, before: JSON) -> list[FieldError]:
+        """Refuses a changed object by its metadata. Returns the errors that the validation reports."""
+        if self.injected_faults.conflicts:
+            self.injected_faults.conflicts -= 1
+            raise conflict(target, "injected fault")
+        if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
+            raise conflict(target, _MODIFIED)
+        faults = _immutable_metadata(request, target, meta, before)
+        if not target.kind.namespaced:
+            meta.pop("namespace", None)
+        if meta.get("namespace") not in {None, "", before.get("namespace", "")}:
+            raise bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
+            )
+        return faults
 
     def _authorization_faults(
         self, request: Request, target: RequestInfo, obj: JSON, old: JSON, admission: Admission
@@ -424,6 +417,14 @@ def _immutable_metadata(request: Request, target: RequestInfo, meta: JSON, befor
     if not before.get("deletionTimestamp"):
         changed += [k for k in ("deletionTimestamp", "deletionGracePeriodSeconds") if meta.get(k) is not None]
     return [invalid_field(f"metadata.{key}", meta[key], "field is immutable") for key in changed] * 2
+
+
+def _keep_metadata(meta: JSON, before: JSON) -> None:
+    """Restores the fields that only the server sets."""
+    for key in _KEPT:
+        meta.pop(key, None)
+        if key in before:
+            meta[key] = before[key]
 
 
 def already_exists(target: RequestInfo, name: str) -> StatusError:
