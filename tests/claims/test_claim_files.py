@@ -17,8 +17,9 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.claim_files import record_of
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
-from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER, make_record_with_file
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -267,7 +268,7 @@ ODD: list[Callable[[Path], None]] = [
 @pytest.mark.parametrize("change", ODD)
 @pytest.mark.parametrize("which", [path_of, note_of])
 @pytest.mark.parametrize("repair", [True, False])
-async def test_an_malformed_file_ends_nothing_and_the_other_claims_are_known(
+async def test_a_malformed_file_ends_nothing_and_the_other_claims_are_known(
     tmp_path: Path, change: Callable[[Path], None], which: Which, repair: bool
 ) -> None:
     api = FakeApiServer()

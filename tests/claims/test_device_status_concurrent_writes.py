@@ -17,6 +17,7 @@ from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims.device_status import ClaimIdentity, DeviceStatusReporter
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.errors import InvalidError
 from dra_kubeletplugin.kube.http1 import HttpResponse
 
 
@@ -28,7 +29,7 @@ async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> No
         sent.append(dict(wanted))
         if len(sent) == 1:
             await refused.wait()
-            raise ApiError("no such thing", status=422)
+            raise InvalidError("no such thing")
         return True
 
     reports.write = write  # type: ignore[method-assign, assignment]

@@ -28,8 +28,9 @@ from dra_kubeletplugin.errors import (
     StoppingError,
 )
 from dra_kubeletplugin.metadata.document import Document, decode, encode, is_whole
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.metadata_update_process import POINTS, UID, Net, claim, path
+from tests.helpers.waiting import wait_until
 
 ETH = NetworkData(interface_name="eth1", ips=["10.0.0.2/24"], hardware_address="02:00:00:00:00:01")
 

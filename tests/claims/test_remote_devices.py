@@ -14,7 +14,6 @@ from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDev
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.devices.inventory import GONE
 from dra_kubeletplugin.errors import (
-    ApiError,
     ApiUnavailableError,
     DeviceGoneError,
     DevicesUnknownError,
@@ -22,6 +21,7 @@ from dra_kubeletplugin.errors import (
     OverdrawnError,
     WrongNodeError,
 )
+from dra_kubeletplugin.kube.errors import api_error
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
@@ -168,7 +168,7 @@ async def test_an_unknown_device_is_tried_again_while_the_slices_cannot_be_read(
 
         async def page(self, *args: Any, **kwargs: Any) -> Any:
             if self.refuses:
-                raise ApiError("no", status=status)
+                raise api_error("no", status)
             return await super().page(*args, **kwargs)
 
     api = Refusing()

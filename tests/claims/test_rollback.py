@@ -34,9 +34,10 @@ from tests.claims.test_claims_names_and_paths import (
     allocate,
     files_of,
 )
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.file_faults import FileFaults
 from tests.helpers.crash.record_stores import DRIVER
+from tests.helpers.waiting import wait_until
 
 ERRORS = [
     errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOSPC, errno.EDQUOT,
@@ -423,6 +424,6 @@ async def test_a_forgotten_claim_leaves_no_files_of_metadata(
 
 
 @pytest.mark.parametrize("odd", ["soon", None, float("nan"), 1e300, [1]])
-def test_an_malformed_time_on_record_is_no_time(odd: object) -> None:
+def test_a_malformed_time_on_record_is_no_time(odd: object) -> None:
     record = Record("u", "ns", "c", State.UNPREPARING, "boot", doc={"retryAt": odd}, error="broken", attempts=3)
     assert retry_note(record) == "tried 3 times"

@@ -12,7 +12,7 @@ from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.devices.discovery import discovery_method, query_devices
 from dra_kubeletplugin.devices.slices.pack import SliceContent
-from dra_kubeletplugin.devices.slices.plan import PoolFrame, SliceWrite
+from dra_kubeletplugin.devices.slices.slice_objects import PoolFrame, SliceWrite
 from dra_kubeletplugin.devices.validation import parse_pools
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
@@ -167,4 +167,4 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
 )  # fmt: skip
 def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_reported_with_the_pool(answer: object, says: str) -> None:
     with pytest.raises(DriverError, match=re.escape(says)):
-        parse_pools(answer, "pools", "node")
+        parse_pools(answer, "pools")

@@ -83,7 +83,7 @@ async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_
 
 
 @pytest.mark.parametrize("said", ["down", "", 2])
-async def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_stated(said: object) -> None:
+def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_stated(said: object) -> None:
     """``Health("down")`` would count as healthy wherever somebody asks ``if health.healthy``."""
     with pytest.raises(DriverError, match=r"for a: use True, False or None"):
-        await checked_report({"a": Health(said)})  # type: ignore[arg-type]
+        checked_report({"a": Health(said)})  # type: ignore[arg-type]

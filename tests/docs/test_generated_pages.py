@@ -48,6 +48,13 @@ def test_what_is_reported_to_be_generated_is(files: Mapping[str, str]) -> None:
     assert said <= files.keys()
 
 
+def test_every_error_has_its_own_code_and_a_help_text(generate: ModuleType) -> None:
+    found = generate.reference_pages.error_classes()
+    codes = [c.code for c in found]
+    assert len(set(codes)) == len(codes)
+    assert all(len(c.help) > 10 for c in found)
+
+
 def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: ModuleType, tmp_path: Path) -> None:
     example = yaml.safe_load(generate.example())
     sysfs.build(tmp_path / "host", schema.parse(example))
@@ -100,26 +107,25 @@ def test_every_proposal_of_the_seeds_has_its_section() -> None:
 
 def test_the_security_page_reports_what_its_manifests_state() -> None:
     """Users and capabilities, which are written by hand there."""
-    source = ROOT / "src/dra_kubeletplugin/packaging/manifests/source"
+    templates = ROOT / "src/dra_kubeletplugin/packaging/manifests/source/templates"
     page = (DOCS / "security.md").read_text()
     for part in ("controller", "webhook"):
         assert f"| {part} | 65532 |" in page
-        assert "runAsNonRoot: true\n          runAsUser: 65532" in (source / f"{part}.yaml").read_text()
-    assert "automountServiceAccountToken: true" not in (source / "webhook.yaml").read_text()
-    node = (source / "node.yaml").read_text()
+        assert "runAsNonRoot: true\n          runAsUser: 65532" in (templates / f"{part}.yaml").read_text()
+    assert "automountServiceAccountToken: true" not in (templates / "webhook.yaml").read_text()
+    plugin = (templates / "plugin.yaml").read_text()
     for words in (
         "runAsUser: 0",
         "readOnlyRootFilesystem: true",
-        "privileged: true #? privileged",
-        "allowPrivilegeEscalation: false #? !privileged",
-        "capabilities: {drop: [ALL]} #? !privileged",
+        "features.privileged }}\n          privileged: true\n          {{- else }}\n          allowPrivilegeEscalation: false",
+        "capabilities: {drop: [ALL]}",
     ):
-        assert words in node
-    mounted = re.findall(r"hostPath:\n +path: (\S+)|hostPath: \{path: (\S+),", node)
+        assert words in plugin
+    mounted = re.findall(r"hostPath:\n +path: (.+)|hostPath: \{path: (\S+),", plugin)
     assert {a or b for a, b in mounted} == {
-        "${kubeletRoot}/plugins_registry",
-        "${kubeletRoot}/plugins",
-        "${cdiRoot}",
+        "{{ .Values.kubeletRoot }}/plugins_registry",
+        "{{ .Values.kubeletRoot }}/plugins",
+        "{{ .Values.cdiRoot | quote }}",
         "/dev",
     }
 

@@ -11,11 +11,11 @@ import yaml
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.driver.config.objects import KINDS
-from dra_kubeletplugin.driver.config.parameters import resolve
 from dra_kubeletplugin.errors import ConfigError
 from dra_kubeletplugin.localcluster.apiserver import offline
 from dra_kubeletplugin.packaging.manifests import values_validation
 from dra_kubeletplugin.packaging.manifests.source import load
+from tests.helpers.parameters import resolve
 
 PAGE = (Path(__file__).parents[2] / "docs/parameters.md").read_text()
 DRIVER = "clocks.example.com"

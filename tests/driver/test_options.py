@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice, cli
+from dra_kubeletplugin.base.settings import ControllerSettings
 from dra_kubeletplugin.cli.shell.parsing import Parser
 from dra_kubeletplugin.driver import as_flags, check, declared, make, read_options
 from dra_kubeletplugin.driver.options import COMMANDS
@@ -261,7 +262,7 @@ def test_an_init_that_gives_options_itself_is_refused() -> None:
         def __init__(self) -> None:
             self.options = RackOptions(shelves=1)
 
-    with pytest.raises(DriverError, match=r"Own.__init__\(\) sets self.options, which the framework has set before"):
+    with pytest.raises(DriverError, match=r"Own.__init__\(\) sets self.options, which the framework sets"):
         make(Own)
 
 
@@ -280,13 +281,13 @@ def test_a_check_of_options_that_fails_is_reported_with_its_line() -> None:
 
 def test_no_flag_of_a_command_is_left_for_a_driver_s_own() -> None:
     """What the list in driver/options.py is held to."""
-    commands = cli.parser().commands
+    commands = cli.commands()
     flags = {flag for name in cli.OF_DRIVERS for flag in commands[name].flags} | set(cli.parser().flags)
     names = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
     for name in sorted(names):
         with pytest.raises(DriverError, match=r"is an option of `dra` itself"):
             declared(type("D", (Plain,), {"options": of(str, "", name)}))
-    settings = {f.name for f in dataclasses.fields(cli.ControllerSettings)}
+    settings = {f.name for f in dataclasses.fields(ControllerSettings)}
     assert names - settings - {"sysfs_root", "dev_root"} == COMMANDS
 
 

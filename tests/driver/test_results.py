@@ -15,7 +15,6 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.prepared_devices import complete
 from dra_kubeletplugin.claims.record import Record, State
 from dra_kubeletplugin.driver import AllocatedDevice
-from dra_kubeletplugin.driver.config.parameters import resolve
 from dra_kubeletplugin.errors import (
     BadAnswerError,
     ConfigError,
@@ -26,6 +25,7 @@ from dra_kubeletplugin.errors import (
     PermanentError,
 )
 from dra_kubeletplugin.host import Host
+from tests.helpers.parameters import resolve
 
 UID = "11111111-2222-3333-4444-555555555555"
 DEVICE = AllocatedDevice(

@@ -32,6 +32,7 @@ async def test_more_work_than_threads_waits_and_can_be_cancelled() -> None:
     third = asyncio.ensure_future(asyncio.to_thread(ran.append, "third"))
     await asyncio.sleep(0)
     second.cancel()
+    await asyncio.wait([second])  # only then is its work taken from the queue
     gate.set()
     await third
     assert await first

@@ -17,6 +17,7 @@ from dra_kubeletplugin.kube import client as module
 from dra_kubeletplugin.kube.credentials import Credentials
 from dra_kubeletplugin.kube.decoding import decode_list, decode_object, decode_page, identity, refusal, translated
 from dra_kubeletplugin.kube.discovery import Discovery
+from dra_kubeletplugin.kube.errors import api_error
 from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS, SLICES
 
@@ -356,7 +357,7 @@ async def test_the_best_version_that_both_know(versions: list[str], best: str) -
 @pytest.mark.parametrize("status", [0, 403, 404, 500])
 async def test_a_server_without_the_group_has_no_version_and_another_fault_is_itself(status: int) -> None:
     async def ask() -> dict[str, Any]:
-        raise ApiError("asked", status=status, details={"a": 1})
+        raise api_error("asked", status, {"a": 1})
 
     discovery = Discovery(ask)
     for _ in range(2):

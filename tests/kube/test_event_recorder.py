@@ -9,13 +9,14 @@ import pytest
 
 from dra_kubeletplugin import Health, RetryableError
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.helpers.crash.record_stores import append_body
 from tests.helpers.drivers import HealthReportingDriver, make_toy_class
-from tests.helpers.publisher import scripted_api_server, wait_until
+from tests.helpers.publisher import scripted_api_server
+from tests.helpers.waiting import wait_until
 
 
 def events_of(storage: Any, reason: str = "") -> list[Any]:
@@ -134,7 +135,7 @@ async def test_where_events_are_forbidden_that_is_reported_once_and_claims_and_r
             if resource.plural != "events":
                 return await real(resource, obj, namespace)
             asked.append(obj["reason"])
-            raise ApiError("events is forbidden", status=403)
+            raise ForbiddenError("events is forbidden")
 
         monkeypatch.setattr(node.plugin.client, "create", create)
         await node.run_pod()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, cast
 
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.kube.event_recorder import EventRecorder, claim_subject, node_subject
 
 
@@ -19,7 +19,7 @@ class Server:
     async def create(self, _: object, obj: dict[str, Any], namespace: str) -> None:
         self.asked.append(namespace)
         if namespace == "ending":
-            raise ApiError("events is forbidden: namespace ending is being terminated", status=403)
+            raise ForbiddenError("events is forbidden: namespace ending is being terminated")
 
 
 async def test_a_namespace_that_takes_no_events_silences_no_other() -> None:

@@ -14,6 +14,7 @@ import pytest
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube import leader_election as module
+from dra_kubeletplugin.kube.errors import ConflictError, NotFoundError
 from dra_kubeletplugin.kube.leader_election import LeaderElector, LeaseTimes
 
 JSON = dict[str, Any]
@@ -47,7 +48,7 @@ class Api:
         self._call("get")
         assert (name, namespace) == ("driver", "ns")
         if self.lease is None:
-            raise ApiError("none", status=404, details={"details": {"name": "driver"}})
+            raise NotFoundError("none", details={"details": {"name": "driver"}})
         return copy.deepcopy(self.lease)
 
     async def create(self, resource: Any, obj: JSON) -> JSON:
@@ -57,7 +58,7 @@ class Api:
     async def update(self, resource: Any, obj: JSON) -> JSON:
         self._call("update")
         if self.lease is None or obj["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
-            raise ApiError("conflict", status=409)
+            raise ConflictError("conflict")
         return self._write(obj)
 
     def _write(self, obj: JSON) -> JSON:
@@ -210,7 +211,7 @@ async def test_a_lease_that_somebody_deletes_is_made_again_by_who_leads(elect: A
 
     def delete() -> None:
         api.lease = None
-        api.faults = [ApiError("no such lease", status=404, details={"details": {"name": "driver"}})]
+        api.faults = [NotFoundError("no such lease", details={"details": {"name": "driver"}})]
 
     api.at[5] = delete
     elector = await elect(api)
@@ -243,7 +244,7 @@ async def test_a_deleted_lease_is_made_at_once_by_who_saw_it_given_back_and_not_
     assert api.writes == []
     api = Api(until=8, lease=held("other"))
     api.at[3] = renewed(api, "")
-    api.faults = [None, None, None, ApiError("conflict", status=409)]
+    api.faults = [None, None, None, ConflictError("conflict")]
     api.at[5] = lambda: setattr(api, "lease", None)
     await elect(api)
     assert api.writes[0][0] == 6
@@ -287,7 +288,7 @@ async def test_who_finds_its_lease_changed_and_still_its_own_reads_it_again_and_
 
 async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pytest.LogCaptureFixture) -> None:
     api = Api(until=3)
-    api.faults = [None, ApiError("exists", status=409)]
+    api.faults = [None, ConflictError("exists")]
     elector = await elect(api)
     assert [at for at, _ in api.writes] == [2, 2]
     assert elector.fault == ""
@@ -298,8 +299,8 @@ async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pyte
     ("fault", "says"),
     [
         (ApiError("away"), "away"),
-        (ApiError("no such path", status=404), "no such path"),
-        (ApiError("not that", status=404, details={"details": {"name": "other"}}), "not that"),
+        (NotFoundError("no such path"), "no such path"),
+        (NotFoundError("not that", details={"details": {"name": "other"}}), "not that"),
         (TimeoutError(), "no response within 10.0s"),
     ],
 )

@@ -11,10 +11,11 @@ import pytest
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
+from dra_kubeletplugin.kube.errors import GoneError, api_error
 from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import PODS
 
-GONE = ApiError("the continue token is too old", status=410)
+GONE = GoneError("the continue token is too old")
 
 
 class Server:
@@ -51,7 +52,7 @@ async def test_a_list_that_grew_too_old_is_read_from_the_start_and_has_nothing_t
 
 
 @pytest.mark.parametrize(
-    "answers", [[["a"], GONE, ["a"], GONE], [["a"], ApiError("not now", status=503)]], ids=["twice too old", "refused"]
+    "answers", [[["a"], GONE, ["a"], GONE], [["a"], api_error("not now", 503)]], ids=["twice too old", "refused"]
 )
 async def test_what_a_second_try_does_not_mend_is_raised(answers: list[list[str] | ApiError]) -> None:
     server = Server(*answers)

@@ -16,6 +16,7 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube import reflector as module
 from dra_kubeletplugin.kube.decoding import Page
+from dra_kubeletplugin.kube.errors import GoneError, NotFoundError, api_error
 from dra_kubeletplugin.kube.resource import NODES
 
 SYNCED = ("SYNCED", "")
@@ -153,7 +154,7 @@ async def test_an_empty_selector_is_not_sent_and_silence_is_75_seconds(follow: A
 
 async def test_a_list_is_read_to_its_last_page_and_reports_what_came_changed_and_went(follow: Any) -> None:
     first = [listing(obj("a"), more="c1"), listing(obj("b"), more="c2"), listing(obj("c"), version="9")]
-    server = Server(*first, ApiError("gone", status=410), listing(obj("b", "2"), obj("c"), obj("d"), version="20"))
+    server = Server(*first, GoneError("gone"), listing(obj("b", "2"), obj("c"), obj("d"), version="20"))
     reflector, seen = await follow(server)
     assert seen == [("ADDED", n) for n in "abc"] + [SYNCED, ("MODIFIED", "b"), ("ADDED", "d"), ("DELETED", "a"), SYNCED]
     assert [a[-1] for a in server.asked] == ["", "c1", "c2", "9", "", "20"]
@@ -185,9 +186,7 @@ async def test_a_watch_that_goes_on_after_one_that_was_cut_is_reported_once(
 
 async def test_what_a_watch_reports_is_known_to_the_next_list(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8")), line("MODIFIED", obj("a", "9")), line("DELETED", obj("c", "10"))]
-    server = Server(
-        listing(obj("a"), obj("c")), (events, 9), ApiError("gone", status=410), listing(obj("a", "9"), obj("b", "8"))
-    )
+    server = Server(listing(obj("a"), obj("c")), (events, 9), GoneError("gone"), listing(obj("a", "9"), obj("b", "8")))
     _, seen = await follow(server)
     assert seen[3:] == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "c"), SYNCED]
     assert asked(server) == ["list", "watch 7", "watch 10", "list", "watch 7"]
@@ -263,7 +262,7 @@ async def test_pauses_of_many_differ_by_half(follow: Any) -> None:
 async def test_a_server_that_is_away_is_asked_for_the_watch_again_and_for_a_list_the_third_time(
     status: int, follow: Any
 ) -> None:
-    away = ApiError("away", status=status)
+    away = api_error("away", status)
     server = Server(listing(), away, away, away, listing(version="8"), away, away, away)
     await follow(server)
     assert asked(server) == ["list", *["watch 7"] * 3, "list", *["watch 8"] * 3, "list"]
@@ -272,7 +271,7 @@ async def test_a_server_that_is_away_is_asked_for_the_watch_again_and_for_a_list
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
 async def test_a_refused_watch_is_begun_again_with_a_list(status: int, follow: Any) -> None:
-    server = Server(listing(), ApiError("no", status=status), listing(version="8"))
+    server = Server(listing(), api_error("no", status), listing(version="8"))
     reflector, _ = await follow(server)
     assert asked(server) == ["list", "watch 7", "list", "watch 8"]
     assert reflector.fault == "", "the list was answered"
@@ -315,7 +314,7 @@ async def test_heard_and_fault_report_how_it_stands(follow: Any) -> None:
 
 async def test_without_copies_only_what_distinguishes_objects_is_kept(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8", spec=1)), line("DELETED", obj("a", "9", spec=1))]
-    server = Server(listing(obj("a", spec=1), obj("c")), (events, 9), ApiError("", status=410), listing(obj("b", "8")))
+    server = Server(listing(obj("a", spec=1), obj("c")), (events, 9), GoneError(""), listing(obj("b", "8")))
     reflector, seen = await follow(server, copies=False)
     assert seen == [("ADDED", "a"), ("ADDED", "c"), SYNCED, ("ADDED", "b"), ("DELETED", "a"), ("DELETED", ""), SYNCED]
     assert reflector.items == {}
@@ -357,7 +356,7 @@ async def test_the_version_is_requested_before_each_watch_and_another_one_begins
 
 
 async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(follow: Any) -> None:
-    versions = ["v1", ApiError("away"), ApiError("slow", status=500), "v1"]
+    versions = ["v1", ApiError("away"), api_error("slow", 500), "v1"]
     server = Server(listing(), ([], 9), ([], 9), ([], 9), versions=versions)
     _, seen = await follow(server, "resourceslices")
     assert seen == [SYNCED]
@@ -365,7 +364,7 @@ async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(
 
 
 async def test_a_server_without_any_version_is_a_fault_also_where_it_had_one(follow: Any) -> None:
-    fault = ApiError("no version", status=404)
+    fault = NotFoundError("no version")
     server = Server(listing(), ([], 9), versions=["v1", fault])
     reflector, seen = await follow(server, "resourceslices")
     assert (seen, reflector.fault, server.slept) == ([SYNCED], "no version", [1.0, 0.1])

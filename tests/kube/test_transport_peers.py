@@ -567,7 +567,7 @@ async def test_a_wait_that_the_server_requests_stays_within_the_timeout() -> Non
 
 
 @pytest.mark.parametrize("asked", ["nan", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"])
-async def test_an_malformed_retry_after_is_a_second(asked: str) -> None:
+async def test_a_malformed_retry_after_is_a_second(asked: str) -> None:
     odd = http_response({}, "503 Service Unavailable", f"Retry-After: {asked}\r\n")
     async with serve_replies(odd, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()

@@ -10,6 +10,7 @@ import pytest
 
 from dra_kubeletplugin.errors import ApiError, SettingsError
 from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, SLICES
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.informer import POD_GROUPS
@@ -71,9 +72,7 @@ class GroupRoom(Room):
 async def found(cluster: LocalCluster, resource: Resource, name: str) -> JSON | None:
     try:
         return await cluster.client.get(resource, name, "default")
-    except ApiError as e:
-        if e.status != 404:
-            raise
+    except NotFoundError:
         return None
 
 

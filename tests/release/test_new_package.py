@@ -19,7 +19,8 @@ import pytest
 import yaml
 from packaging.utils import canonicalize_name
 
-from dra_kubeletplugin.cli import KINDS, main
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.cli.command_args import KINDS
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
 from dra_kubeletplugin.packaging.scaffold import writer

@@ -14,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Device, Quantity, RequestPolicy, Version
-from dra_kubeletplugin.driver.config.parameters import decode
 from dra_kubeletplugin.errors import ConfigError, InvalidObjectError
 from dra_kubeletplugin.resourceapi import schema
 from dra_kubeletplugin.resourceapi.quantity import Format, QuantityError, parse, stored
+from tests.helpers.parameters import decode
 
 SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")

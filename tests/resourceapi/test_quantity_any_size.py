@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Config, Quantity
 from dra_kubeletplugin.claims.capacity import nano
-from dra_kubeletplugin.driver.config.parameters import decode
 from dra_kubeletplugin.errors import ConfigError
 from dra_kubeletplugin.resourceapi.quantity import QuantityError, QuantityRangeError, parse, stored
 from dra_kubeletplugin.scheduling import cel
 from dra_kubeletplugin.scheduling.allocator import capacity
+from tests.helpers.parameters import decode
 
 LARGEST = "1e2147483647"
 HUGE = [

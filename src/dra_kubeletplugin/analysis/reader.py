@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ApiError, QuestionError
 from ..kube import KubeClient, Resource
+from ..kube.errors import ForbiddenError, NotFoundError
 from ..kube.paging import as_json, read_all
 from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TEMPLATES
 from ..resourceapi.conversion import GROUP
@@ -38,9 +39,7 @@ async def served(client: KubeClient) -> str:
     """
     try:
         return await client.dra_version()
-    except ApiError as e:
-        if e.status != 404:
-            raise
+    except NotFoundError as e:
         raise QuestionError(
             f"this cluster does not serve {GROUP} in a version that is known here: {e} "
             "(dynamic resource allocation is on by default from Kubernetes 1.34)"
@@ -75,9 +74,7 @@ async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, ui
     """Returns the snapshot with the events about one object."""
     try:
         events = await _list(client, EVENTS, "v1", namespace, lambda plural, count: None, f"involvedObject.uid={uid}")
-    except ApiError as e:
-        if e.status not in {403, 404}:
-            raise
+    except (ForbiddenError, NotFoundError) as e:
         return replace(snapshot, gaps=(*snapshot.gaps, gap_of(EVENTS, namespace, e)))
     return replace(snapshot, events=tuple(events))
 
@@ -89,17 +86,13 @@ async def _all(
     scope = namespace if resource is TEMPLATES else ""
     try:
         return await _list(client, resource, version, scope, progress), None
-    except ApiError as e:
-        if e.status not in {403, 404}:
-            raise
+    except (ForbiddenError, NotFoundError) as e:
         gap = gap_of(resource, scope, e)
     if not resource.namespaced or scope or not namespace:
         return [], gap
     try:
         return await _list(client, resource, version, namespace, progress), replace(gap, read=namespace)
-    except ApiError as e:
-        if e.status not in {403, 404}:
-            raise
+    except (ForbiddenError, NotFoundError):
         return [], gap
 
 
@@ -118,11 +111,17 @@ async def _list(
     )
 
 
+def unlisted(resource: Resource, fault: str) -> Gap:
+    """Returns the gap for a kind whose first list has not ended. ``fault`` is the last error; empty if there was none."""
+    why = f": {fault}" if fault else ", because the list has not ended"
+    return Gap(resource.plural, f"{resource.plural} are not read yet{why}: {_CONSEQUENCES[resource]}")
+
+
 def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:
     """Returns the gap for a list that was refused or is not served."""
     name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
     consequence = _CONSEQUENCES[resource]
-    if error.status == 404:
+    if isinstance(error, NotFoundError):
         return Gap(resource.plural, f"this cluster does not serve {name}: {consequence}")
     where = f"in namespace {namespace}" if namespace else "in the cluster"
     role = "Role" if namespace else "ClusterRole"

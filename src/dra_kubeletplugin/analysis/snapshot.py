@@ -24,6 +24,11 @@ KINDS: Mapping[str, Resource] = {
     "DeviceClass": CLASSES,
     "ResourceSlice": SLICES,
 }
+# The resource of each field of a snapshot
+_FIELDS: Mapping[str, Resource] = {
+    "pods": PODS, "nodes": NODES, "namespaces": NAMESPACES, "events": EVENTS, "claims": CLAIMS, "templates": TEMPLATES,
+    "classes": CLASSES, "slices": SLICES,
+}  # fmt: skip
 _UNREAD = ("managedFields",)
 _UNREAD_OF_NODES = ("images", "volumesInUse", "volumesAttached", "nodeInfo", "conditions", "addresses", "config")
 
@@ -118,38 +123,13 @@ class Snapshot:
             found: the objects by plural name of their resource.
         """
 
-        def of(resource: Resource) -> tuple[JSON, ...]:
-            return tuple(found.get(resource.plural, ()))
-
-        return cls(
-            of(PODS),
-            of(NODES),
-            of(NAMESPACES),
-            of(EVENTS),
-            of(CLAIMS),
-            of(TEMPLATES),
-            of(CLASSES),
-            of(SLICES),
-            tuple(gaps),
-            tuple(unread),
-            live,
-        )
+        fields: dict[str, Any] = {name: tuple(found.get(r.plural, ())) for name, r in _FIELDS.items()}
+        return cls(**fields, gaps=tuple(gaps), unread=tuple(unread), live=live)
 
     @property
     def objects(self) -> Mapping[str, tuple[JSON, ...]]:
         """The objects by plural name of their resource."""
-        found = (
-            self.pods,
-            self.nodes,
-            self.namespaces,
-            self.events,
-            self.claims,
-            self.templates,
-            self.classes,
-            self.slices,
-        )
-        resources = (PODS, NODES, NAMESPACES, EVENTS, CLAIMS, TEMPLATES, CLASSES, SLICES)
-        return {r.plural: objects for r, objects in zip(resources, found, strict=True)}
+        return {r.plural: getattr(self, name) for name, r in _FIELDS.items()}
 
     def gap(self, resource: Resource) -> Gap | None:
         return next((g for g in self.gaps if g.resource == resource.plural), None)

@@ -11,14 +11,15 @@ from typing import Any
 
 from ..errors import ApiError, QuestionError, describe
 from ..kube import KubeClient, Reflector, Resource
+from ..kube.errors import ForbiddenError, NotFoundError
 from ..kube.resource import PODS
 from ..resourceapi.conversion import GROUP
-from .reader import EVERYTHING, gap_of, served
+from .reader import EVERYTHING, gap_of, served, unlisted
 from .snapshot import Gap, Snapshot, kind_named, read
 
 JSON = dict[str, Any]
 _MALFORMED = (QuestionError, TypeError, KeyError, ValueError, AttributeError)
-_REFUSED = {403, 404}
+_REFUSED = (ForbiddenError, NotFoundError)
 # Finished pods have no devices and wait for none, and a cluster may keep thousands of them.
 _SELECTED = {PODS.plural: "status.phase!=Succeeded,status.phase!=Failed"}
 
@@ -87,7 +88,7 @@ class ClusterWatcher:
     @property
     def unavailable(self) -> tuple[str, float]:
         """The error if the API server cannot be reached now, and the unix time of its first failure; empty and 0 if it responds."""
-        faults = [k.reflector for k in self._kinds if k.reflector.fault and k.reflector.fault_status not in _REFUSED]
+        faults = [k.reflector for k in self._kinds if k.reflector.error and not isinstance(k.reflector.error, _REFUSED)]
         if not faults:
             self._lost_since = 0.0
             return "", 0.0
@@ -97,10 +98,10 @@ class ClusterWatcher:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """Kinds that may not be read now. Permissions may change without a change of any object."""
+        """Kinds that may not be read now, or that were not read yet. Permissions may change without a change of any object."""
         out = []
         for kind in self._kinds:
-            if kind.reflector.fault and kind.reflector.fault_status in _REFUSED:
+            if isinstance(kind.reflector.error, _REFUSED):
                 if kind.reflector.last_message:
                     name = kind.resource.plural
                     why = (
@@ -110,10 +111,11 @@ class ClusterWatcher:
                     )
                     out.append(Gap(name, why, kind.reflector.namespace or "all"))
                 else:
-                    error = ApiError(kind.reflector.fault, status=kind.reflector.fault_status)
-                    out.append(kind.refusal or gap_of(kind.resource, kind.reflector.namespace, error))
-            elif kind.refusal and kind.refusal.read:
+                    out.append(kind.refusal or gap_of(kind.resource, kind.reflector.namespace, kind.reflector.error))
+            elif kind.refusal and (kind.refusal.read or not kind.listed.is_set()):
                 out.append(kind.refusal)
+            elif not kind.listed.is_set():
+                out.append(unlisted(kind.resource, kind.reflector.fault))
         return tuple(out)
 
     async def _kind(self, resource: Resource) -> _WatchedKind:
@@ -121,9 +123,7 @@ class ClusterWatcher:
         versioned = replace(resource, version=await self.client.dra_version()) if resource.group == GROUP else resource
         try:
             await self.client.page(versioned, limit=1)
-        except ApiError as e:
-            if e.status not in _REFUSED:
-                raise
+        except _REFUSED as e:
             gap = gap_of(resource, "", e)
             if resource.namespaced and self._namespace:
                 with contextlib.suppress(ApiError):

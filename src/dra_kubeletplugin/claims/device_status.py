@@ -24,6 +24,7 @@ from ..base.telemetry.metrics import Metrics
 from ..driver.status import DeviceStatus, ReportedStatus, StatusSink
 from ..errors import ApiError, describe
 from ..kube import KubeClient, Resource
+from ..kube.errors import BadRequestError, ConflictError, ForbiddenError, InvalidError, NotFoundError
 from ..resourceapi.defaulting import now
 from .claim_fields import ClaimFields, ClaimIdentity, DeviceKey
 
@@ -185,7 +186,7 @@ class DeviceStatusReporter:
     def _gives_up(self, pending: _PendingStatuses, e: ApiError) -> bool:
         """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
-        hint = " (deploy/ has the rules, also for servers since 1.36)" if e.status == 403 else ""
+        hint = " (deploy/ has the rules, also for servers since 1.36)" if isinstance(e, ForbiddenError) else ""
         fault = f"cannot write device status to claims{hint}: {e}"
         if fault != self.fault:
             log.warning("cannot write device status to claims%s: %s", hint, e, extra=claim_fields(pending.claim))
@@ -193,7 +194,7 @@ class DeviceStatusReporter:
         pending.failures += 1
         pause = min(_MAX_PAUSE, 0.2 * 2 ** min(pending.failures, 10)) * random.uniform(0.7, 1.0)
         pending.not_before = time.monotonic() + pause
-        if time.monotonic() - pending.since > _RETRY_FOR or (e.status in {400, 422} and not e.unreachable):
+        if time.monotonic() - pending.since > _RETRY_FOR or isinstance(e, (BadRequestError, InvalidError)):
             log.warning("device status is not reported and no longer retried: %s", e, extra=claim_fields(pending.claim))
             return True
         return False
@@ -222,8 +223,8 @@ class DeviceStatusReporter:
         for _ in range(_CONFLICTS):
             try:
                 response = await self.client.raw(resource.path(claim.namespace, claim.name))
-            except ApiError as e:
-                if e.status == 404 and e.names(claim.name):
+            except NotFoundError as e:
+                if e.names(claim.name):
                     return False
                 raise
             try:
@@ -238,12 +239,10 @@ class DeviceStatusReporter:
                 return False
             try:
                 await self._apply(resource, claim, found.metadata.resource_version, entries)
-            except ApiError as e:
-                if e.status != 409:
-                    raise
+            except ConflictError:
                 continue  # another writer changed the claim: read it again
             return True
-        raise ApiError(f"claim {claim} is written by other clients again and again", status=409)
+        raise ConflictError(f"claim {claim} is written by other clients again and again")
 
     async def _apply(self, resource: Resource, claim: ClaimIdentity, version: str, entries: list[JSON]) -> None:
         body = {
@@ -256,9 +255,7 @@ class DeviceStatusReporter:
         query = {"fieldManager": self.manager, "force": "true"}
         response = await self.client.raw(path, query, method="PATCH", body=body, content_type=APPLY)
         if entries and not _has_device_statuses(response.body):
-            raise ApiError(
-                "the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off", status=400
-            )
+            raise BadRequestError("the API server dropped status.devices: its gate DRAResourceClaimDeviceStatus is off")
 
 
 class _ClaimStatus(StatusSink):

@@ -13,7 +13,7 @@ from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
 from ..driver.diagnostics.author_errors import forgotten, instead_of_item, replacement_message
-from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, is_a, printable
+from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
 from ..host import Host
 from ..metadata.paths import base_request
 from .metadata_files import MetadataFiles
@@ -101,17 +101,17 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
     """Pairs every allocated device with its one prepared device."""
     shown = f"claim {claim.namespace}/{claim.name}"
     by_key: dict[_Key, PreparedDevice] = {}
-    if not is_a(prepared, Iterable):
+    if not isinstance(prepared, Iterable):
         hint = replacement_message(prepared, "PreparedDevice", of="device.prepared()")
         raise BadAnswerError(f"{shown}: prepare returned {_type(prepared)}, not a list of PreparedDevice{hint}")
     for p in prepared:
-        if not is_a(p, PreparedDevice):
+        if not isinstance(p, PreparedDevice):
             raise BadAnswerError(
                 f"{shown}: prepare returned a list with {_type(p)}, not PreparedDevice"
                 f"{instead_of_item(p, 'PreparedDevice') or ': return device.prepared(...) for each of claim.devices'}"
             )
         key = (p.pool, p.name, p.share_id, p.request)
-        if not all(is_a(k, _TEXT) for k in key):
+        if not all(isinstance(k, _TEXT) for k in key):
             raise BadAnswerError(
                 f"{shown}: prepare returned a PreparedDevice whose names are not text: use AllocatedDevice.prepared()"
             )
@@ -121,7 +121,7 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
             ("metadata", p.metadata, Mapping),
         )
         for field, value, kind in fields:
-            if not is_a(value, kind) and not (value is None and kind is DeviceStatus):
+            if not isinstance(value, kind) and not (value is None and kind is DeviceStatus):
                 raise BadAnswerError(
                     f"{shown}: prepare returned device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
                     f"{forgotten(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"

@@ -26,6 +26,7 @@ from ..errors import (
     printable,
 )
 from ..kube import KubeClient
+from ..kube.errors import ForbiddenError, NotFoundError
 from ..kube.paging import read_all
 from ..kube.resource import NODES
 from ..resourceapi import node_selectors
@@ -168,9 +169,7 @@ class SliceLookup:
         """
         try:
             node = await self._node_object.since(asyncio.get_running_loop().time())
-        except ApiError as e:
-            if e.status != 404:
-                raise
+        except NotFoundError:
             return True
         if node is None:
             return False
@@ -244,9 +243,7 @@ class SliceLookup:
         try:
             async with asyncio.timeout(_TIMEOUT):
                 return await self._client.get(NODES, self._node)
-        except ApiError as e:
-            if e.status != 403:
-                raise
+        except ForbiddenError as e:
             if not self._forbidden_logged:
                 self._forbidden_logged = True
                 log.warning(

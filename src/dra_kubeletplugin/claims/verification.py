@@ -31,6 +31,7 @@ from ..errors import (
     describe,
 )
 from ..kube import KubeClient, Resource
+from ..kube.errors import NotFoundError
 from ..kube.http1 import HttpResponse
 from ..resourceapi.conversion import convert
 from ..resourceapi.encoded import from_json
@@ -115,7 +116,7 @@ class Verifier:
             resource = await self.client.dra("resourceclaims")
             response: HttpResponse | None = await self.client.raw(resource.path(ref.namespace, ref.name), timeout=_GET)
         except ApiError as e:
-            if e.status != 404 or not e.names(ref.name):
+            if not isinstance(e, NotFoundError) or not e.names(ref.name):
                 # An error response does not mean that the claim is deleted.
                 # The cause may be a rotated token, a missing permission, or an API version that is no longer served.
                 raise ApiUnavailableError(f"claim {ref} cannot be read now: {e}") from None

@@ -1,96 +1,118 @@
-"""Options of the commands that query a cluster. Imports are kept light, because a node's plugin loads this module."""
+"""Arguments of the commands that query a cluster. Imports are kept light, because a node's plugin loads this module."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from .command_args import DRIVER
+from .shell.options import add_repeated, add_settings
 from .shell.output import add_output
-
-_CODES = (
-    "Exit code: 0 the pod runs, is scheduled or would fit now; 1 the pod waits; 2 the question cannot be answered; 3 the result depends on "
-    "objects that may not be read."
-)
+from .shell.parsing import Parser, command
 
 
-def add_explain(explain: argparse.ArgumentParser) -> None:
+@command("explain", "explain why a pod or a claim waits, and which change would be enough", "explain:explain_command")
+def add_explain(explain: Parser) -> None:
     explain.description = (
         "Explains why a pod or a claim waits, for each node and device, and which change would be enough; or shows its devices. "
         "Works with any cluster and driver, and only reads."
     )
-    explain.epilog = _CODES
-    explain.add_argument(
-        "what",
-        metavar="pod/NAME|claim/NAME",
-        nargs="?",
-        help="pod or claim; a name alone is the name of a pod; by default all pods that wait for devices",
+    explain.epilog = (
+        "Exit code: 0 the pod runs, is scheduled or would fit now; 1 the pod waits; 2 the question cannot be answered; "
+        "3 the result depends on objects that may not be read."
     )
-    add_cluster(explain)
-    explain.add_argument(
-        "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, default=[],
-        help="file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; may be repeated",
-    )  # fmt: skip
+    text = "pod or claim; a name alone is the name of a pod; by default all pods that wait for devices"
+    explain.add_argument("what", metavar="pod/NAME|claim/NAME", nargs="?", help=text)
+    _add_cluster(explain)
+    text = "file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; may be repeated"
+    add_repeated(explain, "-f", "--file", metavar="FILE", dest="files", type=Path, help=text)
     add_output(explain)
 
 
-def add_simulate(simulate: argparse.ArgumentParser) -> None:
+@command("simulate", "find out whether and where pods would fit, and how many more", "simulate:simulate_command")
+def add_simulate(simulate: Parser) -> None:
     simulate.description = (
         "Finds out whether and where the pods of manifests would fit, how many more would fit, and why the others do not. It uses the "
         "current nodes and slices of a cluster, or described hosts with the slices that a driver would publish there. It writes nothing."
     )
     simulate.epilog = "Exit code: 0 all fit; 1 some do not; 2 the question cannot be answered."
-    simulate.add_argument(
-        "-f", "--file", metavar="FILE", dest="files", action="append", type=Path, required=True,
-        help="manifest, or folder of manifests: pods and workloads, with their claims, templates and classes; may be repeated",
-    )  # fmt: skip
-    add_cluster(simulate)
-    simulate.add_argument(
-        "--host", metavar="HOST=NUMBER", dest="hosts", action="append", default=[],
-        help="described host (a YAML file, or the name of one in the package) and number of such nodes, used instead of a cluster; "
-        "may be repeated",
-    )  # fmt: skip
-    simulate.add_argument(
-        "--driver", metavar="DRIVER", dest="drivers", action="append", default=[],
-        help="driver of the described hosts: a Python file, a package's folder, or module:Class; its deploy/ has the DeviceClasses",
-    )  # fmt: skip
-    simulate.add_argument(
-        "--allocatable",
-        metavar="NAME=QUANTITY,...",
-        help="allocatable resources of a described host, such as cpu=64,memory=512Gi",
+    text = "manifest, or folder of manifests: pods and workloads, with their claims, templates and classes; may be repeated"
+    add_repeated(simulate, "-f", "--file", metavar="FILE", dest="files", type=Path, required=True, help=text)
+    _add_cluster(simulate)
+    text = (
+        "described host (a YAML file, or the name of one in the package) and number of such nodes, used instead of a cluster; "
+        "may be repeated"
     )
+    add_repeated(simulate, "--host", metavar="HOST=NUMBER", dest="hosts", help=text)
+    text = "driver of the described hosts: a Python file, a package's folder, or module:Class; its deploy/ has the DeviceClasses"
+    add_repeated(simulate, "--driver", metavar="DRIVER", dest="drivers", help=text)
+    text = "allocatable resources of a described host, such as cpu=64,memory=512Gi"
+    simulate.add_argument("--allocatable", metavar="NAME=QUANTITY,...", help=text)
     simulate.add_argument(
         "--fill", action="store_true", help="also count how many more pods of each workload would fit"
     )
     add_output(simulate)
 
 
-def add_top(top: argparse.ArgumentParser) -> None:
+@command("top", "show devices, their holders and waiting pods, live", "top:top")
+def add_top(top: Parser) -> None:
     top.description = (
         "Shows devices by node, PCIe root, NUMA node and partition, with their holders and health, and why pods wait: live, until q. "
         "Works with any cluster and driver, and only reads. ? shows the keys."
     )
     top.add_argument("--node", metavar="NAME", default="", help="name of a node; by default all nodes")
-    top.add_argument(
-        "--filter",
-        metavar="WORDS",
-        default="",
-        help="words that a device must contain; !word: a word that it must not contain",
-    )
+    text = "words that a device must contain; !word: a word that it must not contain"
+    top.add_argument("--filter", metavar="WORDS", default="", help=text)
     top.add_argument("--once", action="store_true", help="print a table once and exit, as -o json does")
-    add_cluster(top)
+    _add_cluster(top)
     add_output(top)
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
+def _add_cluster(parser: Parser) -> None:
     """Adds the options that select the cluster."""
-    parser.add_argument(
-        "--kubeconfig",
-        metavar="FILE",
-        help="path of a kubeconfig (KUBECONFIG, or ~/.kube/config); in a pod without one, its service account is used",
+    text = "path of a kubeconfig (KUBECONFIG, or ~/.kube/config); in a pod without one, its service account is used"
+    parser.add_argument("--kubeconfig", metavar="FILE", help=text)
+    text = "context of the kubeconfig; by default its current context"
+    parser.add_argument("--context", metavar="NAME", default="", help=text)
+    text = "namespace; by default the namespace of the context, or default"
+    parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
+
+
+@command("doctor", "check this node, its drivers and the cluster", "doctor:doctor")
+def add_doctor(doctor: Parser) -> None:
+    doctor.description = (
+        "Checks the kernel, kubelet, runtime, CDI, drivers of any vendor, API server, slices and records, and changes nothing. "
+        "Exit code 1 if a check failed."
     )
-    parser.add_argument(
-        "--context", metavar="NAME", default="", help="context of the kubeconfig; by default its current context"
+    _add_examination(doctor)
+
+
+@command(
+    "gather", "pack the findings of `dra doctor`, objects and logs into one file without secrets", "doctor:gathered"
+)
+def add_gather(gather: Parser) -> None:
+    gather.description = (
+        "Packs findings, objects of resource.k8s.io, pods with claims, logs of drivers, CDI specs and records into a tar.gz. "
+        "It reads no Secrets, and removes values of environment variables and texts that look like a secret."
     )
-    parser.add_argument(
-        "-n", "--namespace", metavar="NAME", help="namespace; by default the namespace of the context, or default"
-    )
+    gather.add_argument("file", metavar="FILE", nargs="?", help="archive to create; by default dra-DATE.tar.gz")
+    _add_examination(gather)
+
+
+def _add_examination(command: Parser) -> None:
+    add_output(command)
+    text = "check this machine too; by default if it has a kubelet's folder"
+    command.add_argument("--host", action=argparse.BooleanOptionalAction, default=None, help=text)
+    text = "folder where the host's root file system is mounted (/)"
+    command.add_argument("--host-root", metavar="DIR", type=Path, help=text)
+    text = DRIVER + "; its devices are compared with its slices; may be repeated"
+    add_repeated(command, "--driver", metavar="DRIVER", dest="drivers", help=text)
+    text = "role whose permissions this account must have; in a plugin's pod, use plugin"
+    command.add_argument("--permissions", choices=("reader", "plugin"), help=text)
+    add_settings(
+        command,
+        only=(
+            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "sysfs_root", "dev_root",
+            "api_timeout", "discovery_timeout", "start_timeout", "list_attributes",
+        ),
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from ..base.text import counted
 from ..cdi import ClaimSpecs
 from ..claims.instances import InstanceLock
 from ..claims.store.offline import read_rows
-from ..errors import ApiError, SettingsError
+from ..errors import SettingsError
 from ..kube import KubeClient, load_config
+from ..kube.errors import NotFoundError
 from ..plugin.grpc.sockets import is_live, remove_stale, socket_paths
 from .output_models import Removed
 from .shell.exit_codes import Exit
@@ -101,9 +103,6 @@ async def _delete_slices(settings: Settings) -> int:
         wanted = (settings.driver_name, settings.node_name)
         found = [s for s in listed if (s["spec"]["driver"], s["spec"].get("nodeName")) == wanted]
         for obj in found:
-            try:
+            with contextlib.suppress(NotFoundError):
                 await client.delete(resource, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
-            except ApiError as e:
-                if e.status != 404:
-                    raise
         return len(found)

@@ -36,6 +36,10 @@ async def exit_when_lease_lost(process: Controller, stop: StopSignal) -> None:
             stop.cut_ending(Exit.NEGATIVE, process.times.slack)
 
 
+def controller_command(args: argparse.Namespace) -> NoReturn:
+    controller(args.loaded.get(args.driver, args.driver), args)
+
+
 def controller(
     target: str | type[Driver],
     args: argparse.Namespace,

@@ -12,8 +12,9 @@ from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
 from ..packaging.manifests.driver_options import driver_beside
 from ..packaging.manifests.source import SourceError, load
+from ..packaging.manifests.values import values_of
 from ..packaging.manifests.values_validation import framework_options
-from ..packaging.manifests.writer import values_of, write_driver, write_shared
+from ..packaging.manifests.writer import write_driver, write_shared
 from .shell.exit_codes import Exit
 from .shell.options import refuse
 from .shell.style import Style

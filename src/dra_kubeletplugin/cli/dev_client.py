@@ -23,15 +23,16 @@ def run_verb(args: argparse.Namespace) -> int:
     try:
         response = control.ask(_state(args.state_dir), _verb(args))
     except control.ControlError as e:
-        print(f"dra dev {args.verb}: {indented(e)}", file=sys.stderr)
+        print(f"dra {args.command}: {indented(e)}", file=sys.stderr)
         return Exit.USAGE
     put(response.data, args.output, lambda _: [printable(response.text)])
     return Exit.SUCCESS
 
 
 def _verb(args: argparse.Namespace) -> AnyVerb:
-    given = {k: v for k, v in vars(args).items() if k not in {"command", "version", "state_dir", "output"}}
-    if args.verb == "plug-function":
+    given = {k: v for k, v in vars(args).items() if k not in {"command", "loaded", "state_dir", "output"}}
+    given["verb"] = args.command.partition(" ")[2]
+    if given["verb"] == "plug-function":
         given["function"] = _function(args.function)
     try:
         found: AnyVerb = msgspec.convert(given, type=AnyVerb)

@@ -23,7 +23,7 @@ from ..devices.inventory import Inventory
 from ..driver import Driver, Role, load_driver, make
 from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import reading_result
-from ..errors import DraError, DriverError, SettingsError, is_a
+from ..errors import DraError, DriverError, SettingsError
 from ..host import Host, PciFunction, recording
 from ..host.device_attributes import PCI_BUS_ID
 from ..host.fake import sysfs
@@ -237,7 +237,7 @@ def _by_function(inventory: Inventory) -> dict[str, _Devices]:
     """Returns devices by PCI address. The address is from ``data`` if it is a function, else from the standard attribute."""
     out: dict[str, _Devices] = {}
     for key, device in inventory.items():
-        of = device.data.address if is_a(device.data, PciFunction) else device.attributes.get(PCI_BUS_ID)
+        of = device.data.address if isinstance(device.data, PciFunction) else device.attributes.get(PCI_BUS_ID)
         if not isinstance(of, str):
             continue
         found, name = out.setdefault(of, _Devices()), inventory.shown(*key)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..errors import SettingsError
 from ..packaging.scaffold.names import Names, check_driver_name, check_name, check_vendor
 from ..packaging.scaffold.writer import make
-from . import KINDS
+from .command_args import KINDS
 from .output_models import Made
 from .shell.exit_codes import Exit
 from .shell.output import put

@@ -29,6 +29,10 @@ async def tidy(plugin: Plugin, stop: StopSignal) -> None:
     await keep_trimmed()
 
 
+def run_command(args: argparse.Namespace) -> NoReturn:
+    run(args.loaded.get(args.driver, args.driver), args)
+
+
 def run(
     target: str | type[Driver],
     args: argparse.Namespace,

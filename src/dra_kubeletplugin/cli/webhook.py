@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..base.settings import WebhookSettings, load
 from ..driver import load_driver, make
@@ -14,6 +14,7 @@ from ..host.memory import fix_thresholds, keep_trimmed
 from ..plugin.webhook import Webhook
 from .serving import serve
 from .shell.driver_options import variables
+from .shell.options import given
 from .shell.signals import StopSignal
 
 
@@ -22,15 +23,15 @@ async def _trim(process: Webhook, stop: StopSignal) -> None:
     await keep_trimmed()
 
 
-def webhook(targets: Sequence[str], options: Mapping[str, Any]) -> NoReturn:
+def webhook(args: argparse.Namespace) -> NoReturn:
     """Runs the webhook and exits the process. Raises :class:`DraError` for a user's mistake, before anything is started."""
     fix_thresholds()
     stop = StopSignal()
     stop.handle()
-    settings = load(options, None, WebhookSettings)
-    if settings.driver_name and len(targets) > 1:
+    settings = load(given(args, WebhookSettings), None, WebhookSettings)
+    if settings.driver_name and len(args.drivers) > 1:
         raise SettingsError("--driver-name (DRIVER_NAME) is for one driver, but several are given")
-    drivers = [make(load_driver(t)) for t in targets]
+    drivers = [make(load_driver(t)) for t in args.drivers]
     readers = [ConfigReader.of(d, settings.driver_name) for d in drivers]
     settings = dataclasses.replace(settings, driver_name=readers[0].driver)
     if duplicates := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:

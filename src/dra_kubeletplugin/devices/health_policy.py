@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver import Health
-from ..errors import DriverError, describe, is_a, printable, shown
+from ..errors import DriverError, describe, printable, shown
 from ..resourceapi.types import Taint
+from .pool_state import DeviceKey
 
 JSON = Mapping[str, Any]
-_BATCH = 256  # devices that are processed before other tasks on the event loop run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +40,17 @@ class HealthPolicy:
         if taint is None:
             return None
         return {**taint.json(), **({"effect": self.effect} if self.effect else {})}
+
+    def taints(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, JSON]]:
+        """Returns the taints of all unhealthy devices, by pool and device."""
+        made: dict[Taint | None, JSON | None] = {}  # thousands of devices may have the same taint
+        out: dict[str, dict[str, JSON]] = {}
+        for key, fault in ((key, d.fault) for key, d in decisions.items() if d.fault is not None):
+            if fault.taint not in made:
+                made[fault.taint] = self.taint_for(fault)
+            if (taint := made[fault.taint]) is not None:
+                out.setdefault(key.pool, {})[key.device] = taint
+        return out
 
 
 @dataclass(frozen=True)
@@ -106,16 +116,14 @@ class HealthDecision:
         )
 
 
-async def checked_report(report: object) -> dict[str, Health]:
+def checked_report(report: object) -> dict[str, Health]:
     """Validates a result of :meth:`Driver.health`. Raises :class:`DriverError`."""
-    if not is_a(report, Mapping):
+    if not isinstance(report, Mapping):
         raise DriverError(f"health() returned {type(report).__name__}: it must return a mapping of names to Health")
     out = {}
     try:
-        for i, (name, health) in enumerate(report.items()):
-            if i % _BATCH == _BATCH - 1:
-                await asyncio.sleep(0)
-            if not is_a(name, str) or not is_a(health, Health):
+        for name, health in report.items():
+            if not isinstance(name, str) or not isinstance(health, Health):
                 raise DriverError(
                     f"health() returned {type(name).__name__} → {type(health).__name__}: it must return names → Health"
                 )
@@ -125,7 +133,7 @@ async def checked_report(report: object) -> dict[str, Health]:
                 )
             # A vendor's library may return 0 for False; later comparisons with `is` need real booleans.
             healthy = None if health.healthy is None else bool(health.healthy)
-            if not is_a(health.taint, (Taint, type(None))):
+            if not isinstance(health.taint, Taint | None):
                 raise DriverError(f"health() returned a {type(health.taint).__name__} as taint of {printable(name)}")
             out[name] = replace(health, healthy=healthy, message=printable(health.message))
     except DriverError:

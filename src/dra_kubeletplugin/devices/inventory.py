@@ -1,4 +1,8 @@
-"""Keeps the validated devices of this process with their health and taints, and wakes tasks that wait for a change."""
+"""Keeps the validated devices of this process with their health and taints, and wakes tasks that wait for a change.
+
+:meth:`Inventory.update` processes a result of ``Driver.pools()``: ``parse_pools``, then ``updated_pool`` and ``render_pool`` for each pool.
+The publisher reads :meth:`Inventory.contents`. Work on many devices runs in a thread, so that it does not block the event loop.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +23,22 @@ from ..driver import Health, Role
 from ..errors import DriverError, printable
 from ..resourceapi.gated_fields import Gate
 from ..resourceapi.nodes import Where
-from ..resourceapi.types import Device, Taint
+from ..resourceapi.pools import Pool
+from ..resourceapi.types import Device
 from ..resourceapi.validation.slices import MAX_DEVICES
+from .background import compute
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
-from .pool_state import GONE, DeviceEntry, DeviceKey, Held, PoolContent, PoolState, checked, updated_pool
-from .rejection_log import RejectedDevicesLog
-from .validation import decoded, parse_pools, taint_fault
+from .pool_content import GONE, PoolContent, render_pool, sample_devices
+from .pool_state import DeviceKey, Held, PoolState, checked, updated_pool
+from .validation import parse_pools, taint_fault
 
 __all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]
 log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
 _NO_CLAIMS: Held = MappingProxyType({})
 _NO_EFFECT = HealthPolicy()
-_BATCH = 256  # devices whose health is processed before other tasks on the event loop run
+_NO_POOL = PoolState("")
 
 
 class Inventory:
@@ -74,7 +80,6 @@ class Inventory:
         self.known = False  # whether the driver ever returned its devices. Before, a missing device may still appear
         self.version = 0  # increases with every change of :meth:`contents`
         self.health_version = 0  # increases with every health report and every change of the devices
-        self._rejected_log = RejectedDevicesLog()
         self.rejected: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
         self.rejected_reports = RejectedReports()  # errors in the driver's last health report
@@ -87,8 +92,11 @@ class Inventory:
         self._clock = clock
         self._wall = wall
         self._looked_at = 0.0
-        self._states: dict[str, PoolState] = {}
-        self._decisions: dict[DeviceKey, HealthDecision] = {}
+        self._states: Mapping[str, PoolState] = {}
+        self._decisions: Mapping[DeviceKey, HealthDecision] = {}
+        self._contents: Mapping[str, PoolContent] = {}
+        self._logged: Mapping[str, str] = {}  # the devices that were logged as not published
+        self._change = asyncio.Lock()  # held by each method that replaces states, decisions or gates
         self._reported_at: float | None = None
         self._changed = asyncio.Condition()
 
@@ -101,31 +109,31 @@ class Inventory:
 
     def get(self, name: str, pool: str | None = None) -> Device | None:
         """Returns a present device, else None."""
-        state = self._states.get(self.pool if pool is None else pool)
-        entry = state.entries.get(name) if state else None
+        entry = self._state(pool).devices.get(name)
         return entry.device if entry else None
 
     def find(self, name: str, pool: str) -> Device | None:
         """Returns a device that is present, or that vanished while a claim holds it; else None."""
-        state = self._states.get(pool)
-        entry = state.find(name) if state else None
+        entry = self._state(pool).find(name)
         return entry.device if entry else None
 
     def draws(self, name: str, pool: str) -> dict[str, Any] | None:
         """Returns the counters that a device consumes: counter set → counter → amount. None if :meth:`find` finds no such device."""
-        state = self._states.get(pool)
-        entry = state.find(name) if state else None
-        return entry.validated.draws() if entry else None
+        entry = self._state(pool).find(name)
+        return entry.draws() if entry else None
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         """Returns counter → amount of a counter set; None if there is no such set, or it cannot be published."""
-        state = self._states.get(pool)
-        found = state.sets.get(counter_set) if state else None
+        found = self._state(pool).sets.get(counter_set)
         return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
 
     def description(self, name: str, pool: str) -> msgspec.Raw:
         """Returns a present device as JSON, for the record of a claim that holds it; see ``used`` of :meth:`update`."""
-        return self._states[pool].description(name)
+        return self._state(pool).description(name)
+
+    def _state(self, pool: str | None) -> PoolState:
+        """Returns the state of a pool, by default of the node's pool. An unknown pool has no devices."""
+        return self._states.get(self.pool if pool is None else pool) or _NO_POOL
 
     @property
     def has_gone(self) -> bool:
@@ -138,13 +146,13 @@ class Inventory:
         return self.has_gone or any(d.fault for d in self._decisions.values())
 
     def __len__(self) -> int:
-        return sum(len(s.entries) for s in self._states.values())
+        return sum(len(s.devices) for s in self._states.values())
 
     def __iter__(self) -> Iterator[Device]:
-        return (e.device for s in self._states.values() for e in s.entries.values())
+        return (e.device for s in self._states.values() for e in s.devices.values())
 
     def items(self) -> Iterator[tuple[DeviceKey, Device]]:
-        return ((DeviceKey(s.name, n), e.device) for s in self._states.values() for n, e in s.entries.items())
+        return ((DeviceKey(s.name, n), e.device) for s in self._states.values() for n, e in s.devices.items())
 
     def shown(self, pool: str, name: str) -> str:
         """Returns a device's display name, which :meth:`Driver.health` uses too."""
@@ -152,31 +160,13 @@ class Inventory:
 
     def contents(self) -> list[PoolContent]:
         """Returns the pools as they should be in slices, without devices that the API server would reject (:attr:`rejected`)."""
-        states = (s for s in self._states.values() if s.name not in self.taken)
-        found = (s.content(self._taints(s), self.gates_off) for s in states)
-        return [content for content in found if content]
+        return [c for c in self._contents.values() if not c.fault and c.name not in self.taken]
 
-    def _taints(self, state: PoolState) -> dict[str, JSON]:
-        """Returns the taints for bad health, by device."""
-        made: dict[Taint | None, JSON | None] = {}  # thousands of devices may have the same taint
-        out = {}
-        for key, decision in self._decisions.items():
-            if decision.fault is None or key.pool != state.name:
-                continue
-            given = decision.fault.taint
-            if given not in made:
-                made[given] = self._taint(decision)
-            if (taint := made[given]) is not None:
-                out[key.device] = taint
-        return out
-
-    def _taint(self, decision: HealthDecision | None) -> JSON | None:
-        return self._policy.taint_for(decision.fault) if decision and decision.fault else None
-
-    def samples(self) -> dict[str, Mapping[frozenset[Gate], JSON]]:
-        """Returns one device of each kind, by pool and by the feature gates that it depends on, ignoring the gates that are off."""
-        found = {s.name: s.samples(self._taints(s)) for s in self._states.values() if not s.fault}
-        return {pool: samples for pool, samples in found.items() if samples}
+    def samples(self) -> dict[frozenset[Gate], JSON]:
+        """Returns one device for each set of feature gates that devices depend on, ignoring the gates that are off."""
+        taints = self._policy.taints(self._decisions)
+        published = (s for s in self._states.values() if not s.fault)
+        return dict(pair for s in published for pair in sample_devices(s, taints.get(s.name, {})))
 
     def options(self) -> JSON:
         """Returns the options that pools set for all their devices, ignoring the gates that are off. The last pool wins."""
@@ -185,7 +175,7 @@ class Inventory:
     def published(self, pool: str | None = None) -> list[JSON]:
         """Returns the devices of one pool as new objects."""
         found = (c for c in self.contents() if c.name == (self.pool if pool is None else pool))
-        return [decoded(p.encoded) for c in found for p in c.devices]
+        return [entry.json for c in found for entry in c.devices]
 
     async def update(self, pools: object, used: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
         """Replaces the devices by the driver's result. Returns True if something changed.
@@ -203,122 +193,128 @@ class Inventory:
             DriverError: the result is not a list of pools, or contains a name twice; then nothing changes.
         """
         self._looked_at = self._clock()
-        result = parse_pools(pools, method, self.pool)
-        fresh = {p.name: p for p in result if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
-        # Two publishers must never publish one pool, so the other role also handles the vanished devices of its pools.
-        others = {p.name for p in result} - fresh.keys()
+        result = parse_pools(pools, method)
+        async with self._change:
+            count = sum(len(p.devices) for p in result.values())
+            states = await compute(count, lambda: self._updated_states(result, used))
+            changed = (
+                not self.known
+                or list(states) != list(self._states)
+                or any(not s.same(self._states[n]) for n, s in states.items())
+            )
+            decisions = {
+                k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
+            }
+            published = changed or self.update_pending
+            await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
+        return changed
+
+    def _updated_states(self, result: Mapping[str, Pool], used: Held | None) -> dict[str, PoolState]:
+        fresh = {n: p for n, p in result.items() if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
         held: dict[str, dict[str, JSON]] = {}
         for (name, device), described in (used or {}).items():
             held.setdefault(name, {})[device] = described
         states = {}
-        for name, pool in fresh.items():
-            of_pool = None if used is None else held.get(name, {})
-            states[name] = await updated_pool(self._states.get(name) or PoolState(name), pool, of_pool)
-        for name in [*self._states, *(n for n in held if n not in self._states)]:
-            if name not in fresh and name not in others:  # the pool vanished; its devices in use stay
-                before = self._states.get(name) or PoolState(name)
-                rest = await updated_pool(before, before.emptied(), None if used is None else held.get(name, {}))
-                if rest.gone:
-                    states[name] = rest
-        changed = (
-            not self.known
-            or list(states) != list(self._states)
-            or any(not s.same(self._states[n]) for n, s in states.items())
-        )
-        await self._warm(states, self.gates_off)
-        # While other tasks ran, the API server may have rejected devices, or rejections were cleared.
-        for name, state in states.items():
-            if (present := self._states.get(name)) is not None and present.refused != state.refused:
-                states[name] = checked(replace(state, refused=present.refused))
-        self.known = True
-        self._states = states
-        self._decisions = {k: d for k, d in self._decisions.items() if self._entry(k)}
-        awaited, self.update_pending = self.update_pending, False
-        self._leave_out()
-        if changed or awaited:
-            await self._notify(published=True)
-        return changed
+        # The publisher of the other role handles the vanished devices of its pools, because two publishers must never publish one pool.
+        for name in [*fresh, *(n for n in {**self._states, **held} if n not in result)]:
+            before = self._states.get(name) or PoolState(name)
+            state = updated_pool(before, fresh.get(name), self.pool, None if used is None else held.get(name, {}))
+            if name in fresh or state.gone:  # of a pool that vanished, the devices in use stay
+                states[name] = state
+        return states
 
     async def refuse(self, reasons: Mapping[str, str], pool: str | None = None) -> None:
         """Marks devices, by name, as rejected by the API server: they are left out until the driver describes them differently."""
-        state = self._states.get(self.pool if pool is None else pool)
-        if state is None:
-            return
-        refused = dict(state.refused)
-        for name, reason in reasons.items():
-            if entry := state.find(name):
-                refused[name] = (entry.validated.shape, printable(reason))
-        self._states[state.name] = checked(replace(state, refused=refused))
-        self._leave_out()
-        await self._notify(published=True)
+        async with self._change:
+            state = self._state(pool)
+            if state is _NO_POOL:
+                return
+            entries = ((state.find(name), printable(reason)) for name, reason in reasons.items())
+            refused = {entry.name: (entry.encoded, reason) for entry, reason in entries if entry}
+            refusing = checked(replace(state, refused={**state.refused, **refused}))
+            await self._apply({**self._states, state.name: refusing}, self._decisions, self.gates_off, published=True)
 
     async def clear_rejections(self) -> bool:
         """Clears the API server's rejections, so that the devices are tried again. Returns True if there were any."""
-        if not any(s.refused for s in self._states.values()):
-            return False
-        self._states = {n: checked(replace(s, refused={})) for n, s in self._states.items()}
-        self._leave_out()
-        await self._notify(published=True)
+        async with self._change:
+            if not any(s.refused for s in self._states.values()):
+                return False
+            states = {n: checked(replace(s, refused={})) for n, s in self._states.items()}
+            await self._apply(states, self._decisions, self.gates_off, published=True)
         return True
 
     async def set_gates_off(self, off: frozenset[Gate]) -> None:
         """Sets the gates that the API server has off."""
-        if off != self.gates_off:
-            await self._warm(self._states, off)
-            self.gates_off = off
-            self.update_pending = self.depends_on_gates
-            self._leave_out()
-            await self._notify(published=True)
+        async with self._change:
+            if off != self.gates_off:
+                self.update_pending = self.depends_on_gates
+                await self._apply(self._states, self._decisions, off, published=True)
 
     async def set_taken(self, taken: Mapping[str, str]) -> bool:
         """Sets the pools that another publisher publishes, each with the reason. Returns True if they changed."""
         if taken == self.taken:
             return False
         self.taken = dict(taken)
-        self._leave_out()
+        self._note_rejected()
         await self._notify(published=True)
         return True
 
-    def _leave_out(self) -> None:
+    async def _apply(
+        self,
+        states: Mapping[str, PoolState],
+        decisions: Mapping[DeviceKey, HealthDecision],
+        off: frozenset[Gate],
+        *,
+        published: bool,
+        from_driver: bool = False,
+    ) -> None:
+        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks.
+
+        Args:
+            published: whether :meth:`contents` changes.
+            from_driver: whether ``states`` are a new result of the driver.
+        """
+
+        def render() -> dict[str, PoolContent]:
+            taints = self._policy.taints(decisions)
+            return {n: render_pool(s, taints.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
+
+        self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
+        self._states, self._decisions, self.gates_off = states, decisions, off
+        if from_driver:
+            self.known, self.update_pending = True, False
+        self._note_rejected()
+        await self._notify(published=published)
+
+    def _note_rejected(self) -> None:
+        """Collects :attr:`rejected`. Logs each unpublished device once with the reason, and once when the device is published again."""
         out = {}
-        for state in self._states.values():
-            if state.name in self.taken:
-                out[f"pool {printable(state.name)}"] = self.taken[state.name]
-                continue
-            faults = dict(state.rejected)
-            if self.gates_off and not state.fault:
-                faults |= state.withheld(self._taints(state), self.gates_off)
-            for name, fault in faults.items():
-                out[self.shown(state.name, name) if name else f"pool {printable(state.name)}"] = fault
+        for name, content in self._contents.items():
+            if fault := self.taken.get(name) or content.fault:
+                out[f"pool {printable(name)}"] = fault
+            if name not in self.taken:
+                out |= {self.shown(name, device): reason for device, reason in content.rejected.items()}
         self.rejected = out
-        if not self.update_pending:
-            self._rejected_log.log(out)
+        if self.update_pending:
+            return
+        news = [(name, fault) for name, fault in out.items() if self._logged.get(name) != fault]
+        log_sample(log, logging.ERROR, "not published: %s", news, lambda n: f"{n[0]}: {n[1]}")
+        published = [n for n in self._logged if n not in out]
+        log_sample(log, logging.INFO, "published now, or no longer returned by the driver: %s", published)
+        self._logged = out
 
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that devices are published without, with an example device."""
         found: dict[tuple[str, ...], list[str]] = {}
-        for state in self._states.values() if self.gates_off else ():
-            for name, fields in state.published_without(self._taints(state), self.gates_off).items():
-                found.setdefault(fields, []).append(self.shown(state.name, name))
+        for content in self._contents.values():
+            for name, device in content.rendered.items():
+                if device.lost:
+                    found.setdefault(tuple(device.lost), []).append(self.shown(content.name, name))
         gates = ", ".join(sorted(g.value for g in self.gates_off))
         return [
             f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
             for fields, names in found.items()
         ]
-
-    async def _warm(self, states: Mapping[str, PoolState], off: frozenset[Gate]) -> None:
-        """Encodes devices in advance, and lets other tasks run in between: thousands at once would block the event loop."""
-        for state in list(states.values()):
-            await asyncio.sleep(0)
-            if not state.fault:
-                await state.warm(self._taints(state), off)
-
-    def _entry(self, key: DeviceKey) -> DeviceEntry | None:
-        state = self._states.get(key.pool)
-        return state.entries.get(key.device) if state else None
-
-    def _keys(self) -> Iterator[DeviceKey]:
-        return (DeviceKey(s.name, n) for s in self._states.values() for n in s.entries)
 
     # --- health ---------------------------------------------------------------------------------
 
@@ -337,8 +333,7 @@ class Inventory:
 
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """Returns a device's health now; unknown if the last report has expired."""
-        state = self._states.get(key.pool)
-        if state and key.device in state.gone:
+        if key.device in self._state(key.pool).gone:
             return self._known(False, "the device vanished while a claim uses it", self._looked_at, self.look_timeout)
         decision = self._decisions.get(key)
         if decision is None:
@@ -364,7 +359,7 @@ class Inventory:
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Yields every device with its health, also devices that vanished in use."""
         for state in self._states.values():
-            for name in [*state.entries, *state.gone]:
+            for name in [*state.devices, *state.gone]:
                 key = DeviceKey(state.name, name)
                 yield key, self.health_of(key)
 
@@ -389,40 +384,38 @@ class Inventory:
         Raises:
             DriverError: the report is not a mapping of names to :class:`Health`; then nothing changes.
         """
-        reports = self.rejected_reports.taintable(await checked_report(report))
-        found = {}
-        for i, key in enumerate(list(self._keys())):
-            health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or Health(True)
+        async with self._change:
+            decisions, changed = await compute(len(self), lambda: self._decide(report, at))
+            self._reported_at = at
+            if changed:
+                await self._apply(self._states, decisions, self.gates_off, published=True)
+            else:
+                self._decisions = decisions
+                await self._notify(published=False)
+
+    def _decide(self, report: object, at: float) -> tuple[dict[DeviceKey, HealthDecision], bool]:
+        """Returns the health decision for each device after a report, and whether taints change. Logs changes of health."""
+        reports = self.rejected_reports.taintable(checked_report(report))
+        healthy = Health(True)
+        out, failed, recovered = {}, list[tuple[DeviceKey, Health]](), list[DeviceKey]()
+        for key, _ in self.items():
+            health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or healthy
             before, when = self._decisions.get(key), self._measured(health, at)
-            found[key] = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
-            if i % _BATCH == _BATCH - 1:
-                await asyncio.sleep(0)
-        if self.known:  # before the driver's first devices, every name would be unknown
-            self.rejected_reports.log_unknown_names(
-                reports.keys(), {n for s in self._states.values() for n in (*s.entries, *s.gone)}
-            )
-        await asyncio.sleep(0)  # other tasks run meanwhile and may remove devices
-        fresh = {k: d for k, d in found.items() if self._entry(k)}
-        failed, recovered = list[tuple[DeviceKey, Health]](), list[DeviceKey]()
-        taint_changed = False
-        for key, now in fresh.items():
-            was = self._decisions.get(key)
-            if now.fault and not (was and was.fault):
+            now = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
+            out[key] = now
+            if now.fault and not (before and before.fault):
                 failed.append((key, now.fault))
-            elif was and was.fault and not now.fault:
+            elif before and before.fault and not now.fault:
                 recovered.append(key)
-            taint_changed = taint_changed or self._taint(was) != self._taint(now)
+        if self.known:  # before the driver's first devices, every name would be unknown
+            known = {n for s in self._states.values() for n in (*s.devices, *s.gone)}
+            self.rejected_reports.log_unknown_names(reports.keys(), known)
         log_sample(
             log, logging.WARNING, "device is unhealthy: %s", failed,
             lambda f: printable(f[1].message or "no reason given"), lambda f: f[0]._asdict(),
         )  # fmt: skip
         log_sample(log, logging.INFO, "device is healthy again", recovered, None, lambda key: key._asdict())
-        self._decisions, self._reported_at = fresh, at
-        if taint_changed:
-            await self._warm(self._states, self.gates_off)
-        if taint_changed and self.gates_off:
-            self._leave_out()
-        await self._notify(published=taint_changed)
+        return out, self._policy.taints(self._decisions) != self._policy.taints(out)
 
     def _measured(self, health: Health, at: float) -> float:
         """Treats a measurement in the future as one of now; otherwise the report would never expire."""

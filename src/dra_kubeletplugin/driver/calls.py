@@ -16,13 +16,12 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from types import GeneratorType
 from typing import Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
 from ..base.signals import Interrupted
-from ..errors import DraError, DriverError, DriverFailedError, describe, is_a, printable
+from ..errors import DraError, DriverError, DriverFailedError, describe, printable
 from .diagnostics.author_errors import explained, located, own_traceback
 from .threads import Threads
 
@@ -245,7 +244,7 @@ class Calls:
             outcome.value.close()
         if outcome.error is None:
             log.warning("a method of the driver returned after its time limit: %s", name)
-        elif not is_a(outcome.error, asyncio.CancelledError):
+        elif not isinstance(outcome.error, asyncio.CancelledError):
             log.warning("a method of the driver failed after its time limit: %s: %s", name, describe(outcome.error))
 
     # --- running calls --------------------------------------------------------------------------
@@ -317,9 +316,9 @@ async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:
 async def _resolve(value: Any) -> Any:
     """Awaits and reads a method's result until it is a plain value."""
     for _ in range(_NESTED):
-        if _is_awaitable(value):
+        if inspect.isawaitable(value):
             value = await value
-        elif is_a(value, AsyncIterable):
+        elif isinstance(value, AsyncIterable):
             value = await _read(value)
         else:
             return _whole(value)
@@ -340,11 +339,11 @@ async def _read(source: AsyncIterable[Any]) -> list[Any]:
 
 def _whole(value: Any) -> Any:
     """Returns ``value``, read to its end if it is lazy. Awaitables and asynchronous iterators are returned unchanged."""
-    if any(type(value) is plain for plain in _PLAIN) or _is_async(value):
+    if type(value) in _PLAIN or _is_async(value):
         return value
-    if is_a(value, Mapping):
+    if isinstance(value, Mapping):
         return dict(_bounded(value.items()))
-    if is_a(value, Iterable) and not is_a(value, (str, bytes)):
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
         return list(_bounded(value))
     return value
 
@@ -361,18 +360,14 @@ def _check_length(length: int) -> None:
 
 
 def _is_async(value: Any) -> bool:
-    return _is_awaitable(value) or is_a(value, AsyncIterable)
-
-
-def _is_awaitable(value: Any) -> bool:
-    return is_a(value, Awaitable) or (type(value) is GeneratorType and inspect.isawaitable(value))
+    return inspect.isawaitable(value) or isinstance(value, AsyncIterable)
 
 
 def _driver_error(error: BaseException) -> DraError | None:
     """Returns the DraError that the author raised, also as the only exception of a task group; else None."""
-    while is_a(error, BaseExceptionGroup) and len(members := BaseExceptionGroup.exceptions.__get__(error)) == 1:
-        error = members[0]
-    return error if is_a(error, DraError) else None
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, DraError) else None
 
 
 def _name(method: Callable[..., Any]) -> str:

@@ -10,7 +10,6 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from ..errors import DriverFailedError
@@ -22,20 +21,14 @@ THREADS = 8
 _LONGEST = 60.0  # seconds; the longest wait for a check
 
 
-@dataclass(eq=False)
-class _Check:
-    thread: int = 0  # the thread that runs it
-    given_up: bool = False
-
-
 class ParameterChecks:
     """Validates parameters in threads; used from one event loop."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self.threads = threads
         self._calls = Calls(threads, _LONGEST)
-        self._lock = threading.Lock()
-        self._abandoned: set[_Check] = set()  # checks that still run after their caller gave up
+        self._running: dict[object, int] = {}  # the thread of each check that runs
+        self._abandoned: set[object] = set()  # checks that still run after their caller gave up
 
     async def __call__(self, function: Callable[[], T], seconds: float) -> T:
         """Runs ``function`` in a thread and returns its result.
@@ -49,48 +42,36 @@ class ParameterChecks:
         """
         if stuck := self.stuck():
             raise DriverFailedError(stuck)
-        check = _Check()
+        check = object()
 
         def check_of_parameters() -> T:
-            with self._lock:
-                if check.given_up:
-                    raise DriverFailedError("the caller no longer waits for this check")
-                check.thread = threading.get_ident()
+            self._running[check] = threading.get_ident()
             try:
                 return function()
             finally:
-                with self._lock:
-                    check.thread = 0
-                    self._abandoned.discard(check)
+                self._abandoned.discard(check)
+                del self._running[check]
 
         try:
             async with asyncio.timeout(min(seconds, _LONGEST)):
                 return await self._calls(check_of_parameters)
-        except TimeoutError:
-            self._abandon(check)
-            raise DriverFailedError(self._timeout_message(check, seconds)) from None
-        except asyncio.CancelledError:
-            self._abandon(check)
-            raise
-
-    def _abandon(self, check: _Check) -> None:
-        """Counts the thread of a check for which no caller waits any more."""
-        with self._lock:
-            check.given_up = True
-            if check.thread:
+        except (TimeoutError, asyncio.CancelledError) as e:
+            thread = self._running.get(check, 0)
+            if thread:
                 self._abandoned.add(check)
-
-    def _timeout_message(self, check: _Check, seconds: float) -> str:
-        where = _line(check.thread)
-        return f"the check of these parameters has not returned within {seconds:g} s{where and f': it is at {where}'}"
+            if isinstance(e, asyncio.CancelledError):
+                raise
+            where = _line(thread)
+            raise DriverFailedError(
+                f"the check of these parameters has not returned within {seconds:g} s{where and f': it is at {where}'}"
+            ) from None
 
     def stuck(self) -> str:
         """Returns why no parameters can be validated, with the author's line that blocks a thread; empty while a thread is free."""
-        with self._lock:
-            abandoned = [abandoned_check.thread for abandoned_check in self._abandoned]
-        if len(abandoned) < self.threads:
+        threads = [thread for check, thread in list(self._running.items()) if check in self._abandoned]
+        if len(threads) < self.threads:
             return ""
-        where = next(filter(None, map(_line, abandoned)), "unknown code")
+        where = next(filter(None, map(_line, threads)), "unknown code")
         return f"parameters cannot be validated: all {self.threads} threads run checks that have not returned, one of them {where}"
 
 

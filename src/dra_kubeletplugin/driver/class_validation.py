@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
-from typing import Any, ClassVar, TypeVar, get_origin
+from typing import Any
 
 import msgspec
 
 from ..base.text import did_you_mean
-from ..errors import DraError, DriverError, DriverFailedError, is_a, printable, shown
+from ..errors import DriverError, DriverFailedError, shown
 from ..resourceapi.types import Taint
 from .config.model import FORMS, Config, converted, given_as_default
 from .contract import Driver, Role
-from .diagnostics.author_errors import explained, located, looking_at, place
+from .diagnostics.author_errors import author_code, place
 from .diagnostics.names import SET, check_config_names, check_names, near_config_name
 from .options import declared, read_options
 
-T = TypeVar("T")
 _CLAIM = ("claim",)
 # Methods that the framework calls, with their arguments.
 _CALLED: dict[str, tuple[str, ...]] = {
@@ -51,26 +49,18 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
     """
     check(cls, role)
     own = read_options(cls, options)
-    driver = called(f"{cls.__name__}()", functools.partial(_made, cls, own), _hint)
+    with author_code(f"{cls.__name__}()", DriverError, hint=_hint):
+        driver: Any = cls.__new__(cls)
+        if own is not None:
+            driver.options = own  # before __init__, which would otherwise read the class's defaults
+        driver.__init__()
+    taken = [name for name in SET if name in vars(driver)]
     if own is not None and vars(driver).get("options") is not own:
+        taken.append("options")
+    if taken:
         raise DriverError(
-            f"{cls.__name__}.__init__() sets self.options, which the framework has set before: rename your attribute"
+            f"{cls.__name__}.__init__() sets self.{taken[0]}, which the framework sets: rename your attribute"
         )
-    for name in SET:
-        if name in vars(driver):
-            raise DriverError(
-                f"{cls.__name__}.__init__() sets self.{name}, which the framework sets afterwards: rename your attribute"
-            )
-    return driver
-
-
-def _made(cls: type[Driver], own: object) -> Driver:
-    """Creates the object. Its options are set before ``__init__``, which would otherwise read the class's defaults."""
-    if own is None:
-        return cls()
-    driver: Any = cls.__new__(cls)
-    driver.options = own
-    driver.__init__()
     made: Driver = driver
     return made
 
@@ -83,11 +73,6 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     """
     if not (isinstance(cls, type) and issubclass(cls, Driver)):
         raise DriverError(f"{shown(cls)} is not a subclass of Driver: pass the class, not an instance or its name")
-    with looking_at(f"what {cls.__name__} has"):
-        _check(cls, role)
-
-
-def _check(cls: type[Driver], role: Role) -> None:
     for name, arguments in _CALLED.items():
         _check_method(cls, name, arguments)
     if inspect.iscoroutinefunction(cls.__init__):
@@ -116,28 +101,12 @@ def _check(cls: type[Driver], role: Role) -> None:
     _check_distinct(kinds)
 
 
-def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
-    """Runs an author's code outside of :class:`Calls`, before the framework starts.
-
-    Raises:
-        DriverError: the code raised anything other than :class:`DraError` or ``KeyboardInterrupt``, also ``SystemExit``.
-    """
-    try:
-        return make()
-    except DraError as e:
-        raise located(e) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # there is no await in this block, so the author's code raised it, also SystemExit
-        raise DriverError(f"{what} raised {explained(e)}{hint(e)}") from e
-
-
 def _hint(e: BaseException) -> str:
-    if is_a(e, AttributeError) and e.name in _SET_BY_ATTACH:
+    if isinstance(e, AttributeError) and e.name in _SET_BY_ATTACH:
         return f": self.{e.name} is set after __init__, use it in start() or later"
-    if is_a(e, TypeError) and not place(e):
+    if isinstance(e, TypeError) and not place(e):
         return ": the framework creates the driver without arguments"
-    return "" if is_a(e, _CODE_ERRORS) else ": move code that may fail to start()"
+    return "" if isinstance(e, _CODE_ERRORS) else ": move code that may fail to start()"
 
 
 def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> None:
@@ -162,25 +131,15 @@ def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> N
 
 
 def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
-    """Checks that a function accepts the arguments ``given``.
-
-    For a decorated function, it is enough if the wrapped function or the wrapper accepts them, because the wrapper may add arguments.
-    """
-    first = ""
-    for follow in (True, False):
-        try:
-            signature = inspect.signature(function, follow_wrapped=follow)
-        except (TypeError, ValueError):  # the signature is unknown, so the call may work
-            return
-        try:
-            signature.bind(*given)
-            if first and any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values()):
-                break  # a wrapper with *args accepts anything, so it does not show what the wrapped function accepts
-        except TypeError as e:
-            first = first or f"{shown}{signature} cannot be called as {call}: {_lacks(signature, given) or e}"
-        else:
-            return
-    raise DriverError(first)
+    """Checks that a function accepts the arguments ``given``; of a decorated function, that the wrapper accepts them."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # the signature is unknown, so the call may work
+        return
+    try:
+        signature.bind(*given)
+    except TypeError as e:
+        raise DriverError(f"{shown}{signature} cannot be called as {call}: {_lacks(signature, given) or e}") from None
 
 
 def _lacks(signature: inspect.Signature, given: Sequence[str]) -> str:
@@ -195,24 +154,27 @@ def _lacks(signature: inspect.Signature, given: Sequence[str]) -> str:
     return ""
 
 
-def _kinds(cls: type[Driver]) -> tuple[type[Config], ...]:
-    declared: object = cls.config
-    found: list[Any] = [] if declared is None else list(declared) if isinstance(declared, (list, tuple)) else [declared]
-    named = {id(kind): f"{cls.__name__}.config" for kind in found}
-    for kind in found:  # the loop appends the older versions of each kind to this list
-        where = named[id(kind)]
+def _kinds(cls: type[Driver]) -> list[type[Config]]:
+    """Returns the kinds of parameters with their older versions."""
+    declared: Any = cls.config
+    kinds = declared if isinstance(declared, (list, tuple)) else [] if declared is None else [declared]
+    found: list[Any] = []
+    waiting = [(f"{cls.__name__}.config", kind) for kind in kinds]
+    while waiting:
+        where, kind = waiting.pop(0)
+        if kind in found:
+            continue
         if not (isinstance(kind, type) and issubclass(kind, Config)):
             own = isinstance(kind, type) and kind.__module__ != "builtins"
             raise DriverError(
-                f"{where} is {printable(kind.__name__ if own else repr(kind))[:80]}: set it to a subclass of Config, "
+                f"{where} is {kind.__name__ if own else shown(kind)}: set it to a subclass of Config, "
                 f"{f'class {kind.__name__}(Config), ' if own else ''}or a list of them"
             )
-        older: object = kind.OLDER
-        if not isinstance(older, (list, tuple)):
-            raise DriverError(f"{kind.__name__}.OLDER is {shown(older)}: set it to a list of subclasses of Config")
-        named |= {id(k): f"{kind.__name__}.OLDER" for k in older if k not in found}
-        found += [k for k in older if k not in found]
-    return tuple(found)
+        if not isinstance(kind.OLDER, (list, tuple)):
+            raise DriverError(f"{kind.__name__}.OLDER is {shown(kind.OLDER)}: set it to a list of subclasses of Config")
+        found.append(kind)
+        waiting += [(f"{kind.__name__}.OLDER", older) for older in kind.OLDER]
+    return found
 
 
 def _check_config(cls: type[Driver], kind: type[Config]) -> None:
@@ -279,8 +241,8 @@ def _try_check(kind: type[Config]) -> None:
         pass
     except DriverFailedError as e:
         cause = e.__cause__
-        of_none = is_a(cause, AttributeError) and cause.name is not None and cause.obj is None
-        if is_a(cause, (NameError, AttributeError)) and not of_none:
+        of_none = isinstance(cause, AttributeError) and cause.name is not None and cause.obj is None
+        if isinstance(cause, (NameError, AttributeError)) and not of_none:
             raise DriverError(e.message) from cause
 
 
@@ -322,21 +284,17 @@ def _check_class_attributes(kind: type[Config]) -> None:
 
 
 def _check_methods(kind: type[Config]) -> None:
-    _check_signature(kind, "check", ("self",))
-    _check_signature(kind, "convert_from", ("older",))
-    for method in ("check", "convert_from"):
-        if inspect.iscoroutinefunction(getattr(kind, method)):  # no code would await it, and all parameters would pass
+    if not isinstance(inspect.getattr_static(kind, "convert_from"), classmethod):
+        raise DriverError(
+            f"{kind.__name__}.convert_from() creates an object of its class: decorate it with @classmethod"
+        )
+    for name, given, call in (("check", ("self",), "check()"), ("convert_from", ("older",), "convert_from(older)")):
+        method = getattr(kind, name)
+        _check_callable(method, given, f"{kind.__name__}.{name}", call)
+        if inspect.iscoroutinefunction(method):  # no code would await it, and all parameters would pass
             raise DriverError(
-                f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
+                f"{kind.__name__}.{name}() is async: make it a plain method, it is called wherever parameters are read"
             )
-
-
-def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> None:
-    written = inspect.getattr_static(kind, name)
-    if name == "convert_from" and not isinstance(written, classmethod):
-        raise DriverError(f"{kind.__name__}.{name}() creates an object of its class: decorate it with @classmethod")
-    shown = ", ".join(n for n in given if n != "self")
-    _check_callable(getattr(kind, name), given, f"{kind.__name__}.{name}", f"{name}({shown})")
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
@@ -363,10 +321,4 @@ def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> It
 def _is_plain(kind: type[Config], name: str, value: object) -> bool:
     """Whether ``value`` is plain data, and neither a method nor declared as a ClassVar."""
     declared = kind.__annotations__.get(name)
-    if (
-        declared is ClassVar
-        or get_origin(declared) is ClassVar
-        or str(declared).startswith(("ClassVar", "typing.ClassVar"))
-    ):
-        return False
-    return isinstance(value, (str, int, float, list, dict, tuple))
+    return isinstance(value, (str, int, float, list, dict, tuple)) and "ClassVar" not in str(declared)

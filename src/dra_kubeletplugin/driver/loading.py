@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import TypeGuard, TypeVar
 
 from ..base.text import did_you_mean
-from ..errors import DriverError, is_a
-from .class_validation import called
+from ..errors import DriverError
 from .contract import Driver
+from .diagnostics.author_errors import author_code
 
 T = TypeVar("T")
 _importing: ContextVar[bool] = ContextVar("importing", default=False)
@@ -115,7 +115,8 @@ def _imported(what: str | Path, load: Callable[[], T]) -> T:
     """Calls ``load``, which imports a file or a module, and returns its result. Meanwhile :func:`importing` is True."""
     token = _importing.set(True)
     try:
-        return called(f"importing {what}", load, functools.partial(_hint, what))
+        with author_code(f"importing {what}", DriverError, hint=functools.partial(_hint, what)):
+            return load()
     finally:
         _importing.reset(token)
 
@@ -127,9 +128,9 @@ def importing() -> bool:
 
 def _hint(what: str | Path, e: BaseException) -> str:
     """Returns a hint for an import that failed; empty if there is none."""
-    if is_a(e, ModuleNotFoundError) and e.name:
+    if isinstance(e, ModuleNotFoundError) and e.name:
         return f": install it in the Python that runs this, {sys.executable}, and name it in pyproject.toml"
-    if isinstance(what, Path) and is_a(e, ImportError) and "no known parent package" in str(e):
+    if isinstance(what, Path) and isinstance(e, ImportError) and "no known parent package" in str(e):
         folder = what.absolute().parent
         if (folder / "__init__.py").is_file():
             return f": rename {folder}, this is not a valid package name"
@@ -198,33 +199,15 @@ def _importable(folder: Path) -> Iterator[None]:
 
 def _from_name(name: str, target: str) -> ModuleType:
     package, _, last = name.rpartition(".")
-    if not _is_there(name):
-        known = _modules_in(package)
-        hint = did_you_mean(name, [f"{package}.{n}" if package else n for n in known if n != last], 0.8)
-        raise DriverError(f"{target}: no module {name}: install it, or give a path to a .py file{hint}")
-    return _imported(name, functools.partial(importlib.import_module, name))
-
-
-def _is_there(name: str) -> bool:
-    """Whether the module ``name`` exists. Imports the packages above it.
-
-    Raises:
-        DriverError: the import of a package failed.
-    """
-    package, _, last = name.rpartition(".")
-    if not last or (package and not _is_there(package)):
-        return False
-    if package:
-        above = _imported(package, functools.partial(importlib.import_module, package))
-        if not hasattr(above, "__path__"):
-            return False
     try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):  # not a module's name, or a module that code created by hand
-        return name in sys.modules
-
-
-def _modules_in(package: str) -> list[str]:
-    """Returns the names of the modules in an imported package, or of all top-level modules."""
+        return _imported(name, functools.partial(importlib.import_module, name))
+    except DriverError as e:
+        cause = e.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if last and (not missing or not f"{name}.".startswith(f"{missing}.")):
+            raise
+    # A package that is missing, or that is a plain module, has no modules.
     where = getattr(sys.modules.get(package), "__path__", ()) if package else None
-    return [m.name for m in pkgutil.iter_modules(where)]
+    known = [f"{package}.{m.name}" if package else m.name for m in pkgutil.iter_modules(where)]
+    hint = did_you_mean(name, [n for n in known if n != name], 0.8)
+    raise DriverError(f"{target}: no module {name}: install it, or give a path to a .py file{hint}")

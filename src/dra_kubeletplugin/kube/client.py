@@ -16,6 +16,7 @@ from ..resourceapi.conversion import GROUP
 from .config import ApiConfig
 from .decoding import Page, check_response, decode_list, decode_object, decode_page, identified, refusal, translated
 from .discovery import Discovery
+from .errors import NotFoundError
 from .http1 import HttpResponse
 from .resource import Resource
 from .transport import CONNECTIONS, Transport
@@ -100,7 +101,7 @@ class KubeClient:
         return identified(await self.call("POST", path, obj), f"POST {path}")
 
     async def update(self, resource: Resource, obj: Mapping[str, Any], sub: str = "") -> JSON:
-        """Replaces the object. Raises :class:`ApiError` 409 if the object changed since it was read."""
+        """Replaces the object. Raises :class:`ConflictError` if the object changed since it was read."""
         meta = obj["metadata"]
         path = resource.path(meta.get("namespace", ""), meta["name"], sub)
         return identified(await self.call("PUT", path, obj), f"PUT {path}")
@@ -128,7 +129,7 @@ class KubeClient:
         version: str = "",
         grace: int | None = None,
     ) -> JSON:
-        """Deletes the object if it has this UID and resource version. Raises :class:`ApiError`, also for a 404."""
+        """Deletes the object if it has this UID and resource version. Raises :class:`NotFoundError` if it is missing."""
         options: JSON = {"kind": "DeleteOptions", "apiVersion": "v1"}
         conditions = {k: v for k, v in (("uid", uid), ("resourceVersion", version)) if v}
         if conditions:
@@ -196,8 +197,8 @@ class KubeClient:
                 )
             try:
                 return read(response, what)
-            except ApiError as e:
-                if e.status == 404 and path.startswith(f"/apis/{GROUP}/") and not _is_about_object(e):
+            except NotFoundError as e:
+                if path.startswith(f"/apis/{GROUP}/") and not _is_about_object(e):
                     self.forget_version()  # the server lacks the whole resource, so its version has changed
                 raise
 

@@ -10,6 +10,7 @@ import msgspec
 
 from ..errors import ApiError, clip, describe, printable
 from ..resourceapi.encoded import from_json
+from .errors import api_error
 from .http1 import HttpResponse, MalformedResponseError
 
 JSON = dict[str, Any]
@@ -144,11 +145,11 @@ def refusal(response: HttpResponse, what: str) -> ApiError:
         found = None
     if isinstance(found, dict):
         message = clip(printable(found.get("message") or found.get("reason") or ""), _SHOWN * 3)
-        return ApiError(f"{what}: {response.status} {message}", status=response.status, details=found)
+        return api_error(f"{what}: {response.status} {message}", response.status, found)
     status = response.status
     if status < 500 and "html" in response.header(b"content-type"):
         status = 0  # HTML comes from a proxy; the API server may decide differently
-    return ApiError(f"{what}: {response.status} {_excerpt(response)}", status=status)
+    return api_error(f"{what}: {response.status} {_excerpt(response)}", status)
 
 
 def _excerpt(response: HttpResponse) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ..base.shared_call import SharedCall
 from ..errors import ApiError, clip, printable
 from ..resourceapi.conversion import GROUP, VERSIONS
+from .errors import NotFoundError, api_error
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Discovery:
         fault = request.exception() if not request.cancelled() else ApiError("the client was closed")
         if isinstance(fault, ApiError):
             # A new object for each caller, because callers share the request.
-            raise ApiError(str(fault), status=fault.status, details=fault.details)
+            raise api_error(str(fault), fault.status, fault.details)
         return request.result()
 
     def forget(self) -> None:
@@ -59,9 +60,7 @@ class Discovery:
     async def _served(self) -> str:
         try:
             group = await self._fetch()
-        except ApiError as e:
-            if e.status != 404:
-                raise
+        except NotFoundError:
             group = {"versions": []}
         listed = group.get("versions")
         if not isinstance(listed, list):
@@ -71,8 +70,7 @@ class Discovery:
             if version in served:
                 return version
         found = clip(printable(", ".join(sorted(served))), 300) or "none"
-        raise ApiError(
+        raise NotFoundError(
             f"the API server serves no version of {GROUP} that is known here (wanted one of {', '.join(VERSIONS)}, "
-            f"served: {found}): enable DynamicResourceAllocation, or use Kubernetes 1.34 or later",
-            status=404,
+            f"served: {found}): enable DynamicResourceAllocation, or use Kubernetes 1.34 or later"
         )

@@ -22,6 +22,7 @@ from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import ApiError, clip, describe
 from . import KubeClient
+from .errors import AlreadyExistsError, ConflictError, ForbiddenError, NotFoundError
 from .resource import EVENTS
 
 log = logging.getLogger(__name__)
@@ -227,18 +228,19 @@ class EventRecorder:
         return time.monotonic() < self._forbidden.get(about.event_namespace, 0.0)
 
     def _failed(self, event: _RecordedEvent, e: ApiError) -> None:
-        self._metrics.inc("events_total", result="forbidden" if e.status == 403 else "failed")
-        if e.status == 403:
+        is_forbidden = isinstance(e, ForbiddenError)
+        self._metrics.inc("events_total", result="forbidden" if is_forbidden else "failed")
+        if is_forbidden:
             namespace = event.about.event_namespace
             self._forbidden.pop(namespace, None)
             self._forbidden[namespace] = time.monotonic() + _FORBIDDEN_PAUSE
             while len(self._forbidden) > _MAX_EVENTS:
                 del self._forbidden[next(iter(self._forbidden))]
             self._events = {k: t for k, t in self._events.items() if t.about.event_namespace != namespace}
-        if e.status in {403, 404} or (400 <= e.status < 500 and e.status not in {409, 429}):
+        if not e.unreachable and not isinstance(e, ConflictError):
             event.written = event.times  # a retry cannot succeed
         shown = event.about.event_namespace
-        hint = f"; no Event is written to namespace {shown} for an hour (see docs/deploy.md)" if e.status == 403 else ""
+        hint = f"; no Event is written to namespace {shown} for an hour (see docs/deploy.md)" if is_forbidden else ""
         if str(e) != self._fault:
             log.warning("cannot write an Event: %s%s", e, hint)
         self._fault = str(e)
@@ -251,17 +253,14 @@ class EventRecorder:
         if event.written:
             try:
                 await self._client.patch(EVENTS, name, changes, namespace)
-            except ApiError as e:
-                if e.status != 404:
-                    raise
+            except NotFoundError:
+                pass  # created again below
             else:
                 return
         try:
             await self._client.create(EVENTS, self._event(event, name, namespace, times), namespace)
             event.created_here = True
-        except ApiError as e:
-            if e.status != 409:
-                raise
+        except AlreadyExistsError:
             await self._client.patch(EVENTS, name, {"lastTimestamp": event.last}, namespace)
 
     def _event(self, event: _RecordedEvent, name: str, namespace: str, times: int) -> JSON:

@@ -26,6 +26,7 @@ import msgspec
 
 from ..errors import ApiError, SettingsError, describe
 from .client import KubeClient
+from .errors import ConflictError, NotFoundError
 from .resource import LEASES
 
 log = logging.getLogger(__name__)
@@ -152,10 +153,8 @@ class LeaderElector:
         }
         try:
             self._store(await self.client.update(LEASES, {**found, "spec": {**found["spec"], **released}}))
-        except ApiError as e:
-            if e.status == 409:
-                return False
-            raise
+        except ConflictError:
+            return False
         log.info("released lease %s/%s", self.namespace, self.name)
         return True
 
@@ -182,8 +181,8 @@ class LeaderElector:
             async with asyncio.timeout(limit):
                 try:
                     held = await self._acquire_or_renew()
-                except ApiError as e:
-                    if e.status not in {404, 409} or self._lease is None or not self.leader.is_set():
+                except (NotFoundError, ConflictError):
+                    if self._lease is None or not self.leader.is_set():
                         raise
                     # The lease was deleted or changed while this process leads: read it and decide at once.
                     self._lease = None
@@ -191,9 +190,9 @@ class LeaderElector:
         except TimeoutError:
             return self._failed(f"no response within {limit:.1f}s")
         except ApiError as e:
-            if e.status in {404, 409}:
+            if isinstance(e, (NotFoundError, ConflictError)):
                 self._lease = None  # deleted, or another candidate was faster: read it again
-            return False if e.status == 409 else self._failed(str(e))
+            return False if isinstance(e, ConflictError) else self._failed(str(e))
         except (msgspec.ValidationError, KeyError, TypeError, AttributeError) as e:
             return self._failed(f"lease {self.namespace}/{self.name} is not a Lease: {describe(e)}")
         self.fault = ""
@@ -231,8 +230,8 @@ class LeaderElector:
     async def _read(self) -> JSON | None:
         try:
             return await self.client.get(LEASES, self.name, self.namespace)
-        except ApiError as e:
-            if e.status == 404 and e.names(self.name):
+        except NotFoundError as e:
+            if e.names(self.name):
                 return None
             raise
 

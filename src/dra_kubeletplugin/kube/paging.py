@@ -10,12 +10,12 @@ import msgspec
 from ..errors import ApiError, describe
 from ..resourceapi.encoded import from_json
 from .client import KubeClient
+from .errors import GoneError
 from .resource import Resource
 
 JSON = dict[str, Any]
 T = TypeVar("T")
 PAGE = 500  # objects, as in kubectl
-_EXPIRED = 410
 
 
 async def read_all(
@@ -46,8 +46,8 @@ async def read_all(
                 cont = page.metadata.cont
                 if not cont:
                     return out
-        except ApiError as e:
-            if e.status != _EXPIRED or attempt:
+        except GoneError:
+            if attempt:
                 raise
     raise AssertionError("a second attempt returns or raises")
 

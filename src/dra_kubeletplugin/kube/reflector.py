@@ -23,6 +23,7 @@ from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
 from .client import LARGE, KubeClient
 from .decoding import Bare, Page, identity, translated
+from .errors import api_error
 from .resource import Resource
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,8 @@ class Reflector:
     """Follows the objects that match the field selectors.
 
     ``items`` is the local copy, by UID. ``last_message`` is the time (``time.monotonic()``) of the server's last message; 0 if there was
-    none. ``fault`` is the last error, and empty while the watch works. ``fault_status`` is the server's status for that error; 0 if it
-    did not respond. ``fault_of_list`` is whether the list failed, and not only the watch. ``idle_timeout`` is the seconds without a
-    line after which a watch is started again.
+    none. ``error`` is the last error; None while the watch works. ``fault_of_list`` is whether the list failed, and not only the watch.
+    ``idle_timeout`` is the seconds without a line after which a watch is started again.
 
     Args:
         resource: the plural of a resource of resource.k8s.io, in any version that the server has; or a Resource in one version.
@@ -88,8 +88,7 @@ class Reflector:
         self.idle_timeout = IDLE_TIMEOUT
         self.items: dict[str, JSON] = {}
         self.last_message = 0.0
-        self.fault = ""
-        self.fault_status = 0
+        self.error: ApiError | None = None
         self.fault_of_list = False
         self._copies = copies
         self._limit = page
@@ -99,6 +98,11 @@ class Reflector:
         self._known: dict[str, str] = {}  # UID → resource version
         self._seconds = WATCH_SECONDS  # timeout that was requested for the watch
         self._position = ""  # the resource version from which to watch; empty to list first
+
+    @property
+    def fault(self) -> str:
+        """The text of the last error; empty while the watch works."""
+        return str(self.error or "")
 
     @property
     def resource(self) -> Resource | None:
@@ -132,7 +136,7 @@ class Reflector:
                 failures, broken = 0 if lasted >= _SHORT else failures + 1, lasted < self._seconds - 1
             except ApiError as e:
                 failures += 1
-                self.fault, self.fault_status, self.fault_of_list = str(e), e.status, started == math.inf
+                self.error, self.fault_of_list = e, started == math.inf
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
                 log.log(level, "cannot watch %s: %s (failure %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:
@@ -149,7 +153,7 @@ class Reflector:
         return float(pause + (random.uniform(0, _SPREAD) if cut else 0.0))
 
     def _alive(self) -> None:
-        self.last_message, self.fault = time.monotonic(), ""
+        self.last_message, self.error = time.monotonic(), None
 
     async def _find(self) -> Resource:
         """Returns the resource in the server's current version. If that cannot be discovered, the previous version is kept."""
@@ -229,7 +233,7 @@ class Reflector:
         with translated(what, self.client.transport.server, lambda: ""):
             if kind == "ERROR":
                 message = clip(printable(obj.get("message")), 300)
-                raise ApiError(f"{what}: {message}", status=int(obj.get("code") or 500), details=obj)
+                raise api_error(f"{what}: {message}", int(obj.get("code") or 500), obj)
             if kind == "BOOKMARK":
                 self._position = str(obj["metadata"]["resourceVersion"])
                 return None

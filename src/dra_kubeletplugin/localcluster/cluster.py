@@ -23,6 +23,7 @@ from ..errors import ApiError
 from ..host.fake import sysfs as described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from ..kube.credentials import Token
+from ..kube.errors import AlreadyExistsError, NotFoundError
 from ..kube.resource import EVENTS, PODS
 from ..resourceapi.kubernetes_releases import Features
 from ..resourceapi.validation.names import SUBDOMAIN
@@ -257,9 +258,7 @@ class LocalCluster:
                 doc["metadata"].setdefault("namespace", "default")
             try:
                 out.append(await self.client.create(resource, doc))
-            except ApiError as e:
-                if e.status != 409:
-                    raise
+            except AlreadyExistsError:
                 meta = doc["metadata"]
                 out.append(await self.client.patch(resource, meta["name"], doc, meta.get("namespace", "")))
         return out
@@ -290,10 +289,8 @@ class LocalCluster:
     async def pod(self, name: str, namespace: str = "default") -> JSON | None:
         try:
             return await self.client.get(PODS, name, namespace)
-        except ApiError as e:
-            if e.status == 404:
-                return None
-            raise
+        except NotFoundError:
+            return None
 
     async def wait_running(self, name: str, namespace: str = "default", timeout: float = _WAIT_TIMEOUT) -> JSON:
         async def check() -> JSON | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import ApiError
 from ..kube import KubeClient
+from ..kube.errors import NotFoundError
 from ..kube.resource import EVENTS
 from ..resourceapi.defaulting import now
 
@@ -142,9 +143,8 @@ class EventRecorder:
             change = {"count": seen.count + 1, "lastTimestamp": now(), "message": event["message"]}
             try:
                 await self.client.patch(EVENTS, seen.name, change, namespace)
-            except ApiError as e:
-                if e.status != 404:
-                    raise
+            except NotFoundError:
+                pass
             else:
                 seen.count += 1
                 return

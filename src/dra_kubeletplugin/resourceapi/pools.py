@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import is_a
 from .nodes import Nodes
 from .types import CounterSet, Device
 
@@ -56,5 +55,5 @@ class Pool:
         # Generators are read here, inside the driver's call. A value that is not a list is reported when the pool is read.
         for name in ("devices", "counter_sets"):
             value = getattr(self, name)
-            if is_a(value, Iterable) and not is_a(value, (str, bytes, Mapping)):
+            if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
                 object.__setattr__(self, name, tuple(itertools.islice(value, MAX_DEVICES + 1)))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..base.text import did_you_mean
 from ..base.yaml.manifests import objects
-from ..errors import ApiError
+from ..kube.errors import NotFoundError
 from ..localcluster.cluster import LocalCluster, resource_of
 from ..resourceapi.conversion import GROUP
 from .events import (
@@ -91,10 +91,8 @@ class AsyncApi:
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
         try:
             return await self.cluster.client.get(resource, name, namespace if resource.namespaced else "")
-        except ApiError as e:
-            if e.status == 404:
-                return None
-            raise
+        except NotFoundError:
+            return None
 
     async def get_all(self, kind: str, namespace: str = "", *, api_version: str = "") -> list[JSON]:
         """Returns the objects of a kind. An empty ``namespace`` means all namespaces; ``api_version`` as in :meth:`get`."""
@@ -105,11 +103,8 @@ class AsyncApi:
     async def delete(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
         """Requests the deletion of an object. A missing object is not an error. ``api_version`` as in :meth:`get`."""
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
-        try:
+        with contextlib.suppress(NotFoundError):
             await self.cluster.client.delete(resource, name, namespace if resource.namespaced else "")
-        except ApiError as e:
-            if e.status != 404:
-                raise
 
     async def remove(self, kind: str, name: str, namespace: str = "default", *, api_version: str = "") -> None:
         """Deletes an object at once: without a grace period, and with its finalizers removed.
@@ -118,13 +113,10 @@ class AsyncApi:
         """
         resource = resource_of({"apiVersion": api_version or version_of(kind), "kind": kind})
         namespace = namespace if resource.namespaced else ""
-        try:
+        with contextlib.suppress(NotFoundError):
             found = await self.cluster.client.delete(resource, name, namespace, grace=0)
             if (found.get("metadata") or {}).get("finalizers"):
                 await self.cluster.client.patch(resource, name, {"metadata": {"finalizers": None}}, namespace)
-        except ApiError as e:
-            if e.status != 404:
-                raise
 
     async def slices(self, driver: str = "") -> list[JSON]:
         """Returns the ResourceSlices of one driver, or of all drivers if ``driver`` is empty."""

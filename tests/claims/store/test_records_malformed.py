@@ -102,7 +102,7 @@ async def check_all_goes_on(folder: Path, shown: str) -> None:
 
 @pytest.mark.cases(10)
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
-async def test_an_malformed_row_stays_held_and_is_reported_and_the_others_work(
+async def test_a_malformed_row_stays_held_and_is_reported_and_the_others_work(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     async with running_manager(tmp_path, Plain()) as before:
@@ -116,7 +116,7 @@ async def test_an_malformed_row_stays_held_and_is_reported_and_the_others_work(
 @pytest.mark.cases(20)
 @pytest.mark.parametrize("output", ["text", "json"])
 @pytest.mark.parametrize("change", ODD.values(), ids=ODD)
-async def test_an_malformed_row_is_listed_and_can_be_forgotten(
+async def test_a_malformed_row_is_listed_and_can_be_forgotten(
     tmp_path: Path,
     change: dict[str, Any],
     output: str,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.cli import OF_DRIVERS, commands, dev_client_args, parser
+from dra_kubeletplugin.cli import VERBS, commands, parser
 from dra_kubeletplugin.cli.shell.completion import SHELLS, script
 
 UID = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
@@ -39,7 +39,7 @@ _WITHIN = 60.0  # seconds
 def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
     """What the line is after a tab. The shell itself says it: the finished line is given to echo."""
     folder.mkdir(exist_ok=True)
-    (folder / "script").write_text(script(shell, parser(), OF_DRIVERS))
+    (folder / "script").write_text(script(shell))
     (folder / "dra").write_text(f'#!/bin/sh\nexec {sys.executable} -m dra_kubeletplugin.cli "$@"\n')
     (folder / "dra").chmod(0o755)
     env = {
@@ -132,8 +132,8 @@ def test_each_way_to_load_the_script_works(tmp_path: Path, shell: str, way: str)
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_knows_every_command_verb_and_option_and_its_shell_can_read_it(tmp_path: Path, shell: str) -> None:
-    text = script(shell, parser(), OF_DRIVERS)
-    assert not [name for name in (*parser().commands, *dev_client_args.VERBS) if name not in text]
+    text = script(shell)
+    assert not [name for name in (*parser().commands, *VERBS) if name not in text]
     options = {
         o for command in commands().values() for a in command._actions for o in a.option_strings if o.startswith("--")
     }

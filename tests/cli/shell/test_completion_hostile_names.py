@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.cli import OF_DRIVERS, parser
 from dra_kubeletplugin.cli.shell.completion import script
 
 
@@ -19,7 +18,7 @@ def test_a_file_name_is_no_command(tmp_path: Path) -> None:
     uid = "0f2c8f0e-6ad5-4d5c-b2a0-3c1f6a5b9d11"
     for name in (uid, "$(touch ran)", "`touch ran`", "${x:=$(touch ran)}"):
         (cdi / f"k8s.gpu.example.com-claim_{name}.json").touch()
-    (tmp_path / "script").write_text(script("bash", parser(), OF_DRIVERS))
+    (tmp_path / "script").write_text(script("bash"))
     asked = "source ./script; _dra_uids ''"
     env = {"PATH": "/usr/bin:/bin", "CDI_ROOT": str(cdi)}
     done = subprocess.run(["bash", "-c", asked], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

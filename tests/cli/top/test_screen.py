@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from dra_kubeletplugin.analysis.top import live as live_overview
 from dra_kubeletplugin.analysis.top.live import LiveOverview
+from dra_kubeletplugin.analysis.watcher import ClusterWatcher
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
+from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.conversion import VERSIONS
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
@@ -283,12 +286,32 @@ async def test_a_permission_that_goes_while_nothing_else_changes_is_named_and_wh
 async def test_a_permission_that_goes_is_reported_though_no_object_changes(cluster: LocalCluster) -> None:
     async with KubeClient(cluster.config) as client:
         live = LiveOverview(client)
-        await live.follower.start()  # nothing is followed: no object changes
+        await live.follower.start()  # the kinds are not watched, so no object changes
+        for kind in live.follower._kinds:
+            kind.listed.set()
         assert live.current().gaps == ()
         live._next = 0.0
         for kind in live.follower._kinds:
-            kind.reflector.last_message, kind.reflector.fault, kind.reflector.fault_status = 1.0, "forbidden", 403
+            kind.reflector.last_message, kind.reflector.error = 1.0, ForbiddenError("forbidden")
         assert "cannot watch resourceclaims" in " ".join(live.current().gaps)
+
+
+async def test_a_kind_whose_list_does_not_end_in_time_is_reported(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the report, the devices of claims that were not read look free, and the user does not know why."""
+    monkeypatch.setattr(live_overview, "_FIRST", 2.0)
+    wait_for_ever = asyncio.Event().wait
+
+    async def follow(self: ClusterWatcher, kind: Any) -> None:
+        await (wait_for_ever() if kind.resource.plural == "resourceclaims" else original(self, kind))
+
+    original = ClusterWatcher._follow
+    monkeypatch.setattr(ClusterWatcher, "_follow", follow)
+    async with screen(cluster) as (app, pilot):
+        text = "resourceclaims are not read yet, because the list has not ended: devices that claims hold look free"
+        await shows(app, pilot, text, lambda: head(app))
+        assert "pods are not read" not in head(app)
 
 
 async def test_what_may_not_be_read_is_named_and_the_rest_is_shown(cluster: LocalCluster) -> None:

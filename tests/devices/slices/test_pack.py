@@ -11,17 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.devices.slices.digest import digest
+from dra_kubeletplugin import Device
 from dra_kubeletplugin.devices.slices.pack import PublishedNames, SliceContent, pack
-from dra_kubeletplugin.devices.slices.plan import PoolFrame, WritePlan, existing_slice, first_frame, make_plan
-from dra_kubeletplugin.devices.validation import EncodedDevice, encode_device
+from dra_kubeletplugin.devices.slices.plan import WritePlan, first_frame, make_plan
+from dra_kubeletplugin.devices.slices.slice_objects import PoolFrame, digest, existing_slice
+from dra_kubeletplugin.devices.validation import DeviceEntry, recalled_device
 
+DEVICE = Device("d")
 names = st.lists(st.integers(0, 400).map(lambda i: f"d{i}"), unique=True, max_size=300)
 
 
-def devices(of: list[str], tainted: set[str]) -> list[EncodedDevice]:
+def entry(name: str, encoded: bytes, consumed: int, limit: int) -> DeviceEntry:
+    return DeviceEntry(name, DEVICE, encoded, "", consumed, limit)
+
+
+def devices(of: list[str], tainted: set[str]) -> list[DeviceEntry]:
     taint = [{"key": "k", "effect": "NoSchedule"}]
-    return [encode_device({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
+    return [recalled_device({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
 
 
 @given(names, names, st.sets(st.integers(0, 400).map(lambda i: f"d{i}"), max_size=20))
@@ -45,10 +51,10 @@ def test_an_empty_pool_is_one_slice_without_devices() -> None:
     assert content.devices == []
 
 
-def sized(n: int, kind: int) -> EncodedDevice:
+def sized(n: int, kind: int) -> DeviceEntry:
     """Devices of several kinds, so that each of the limits is met: number, bytes, counters."""
     size, consumed, most = ((50, 0, 128), (9_000, 0, 128), (400, 64, 64), (100_000, 0, 128), (60, 0, 64))[kind]
-    return EncodedDevice(f"d{n}", b"x" * (size + n % 7), consumed, most)
+    return entry(f"d{n}", b"x" * (size + n % 7), consumed, most)
 
 
 def held(contents: list[SliceContent], step: object = "") -> dict[str, PublishedNames]:
@@ -129,7 +135,7 @@ def test_a_new_device_stands_beside_the_one_before_it_where_there_is_room() -> N
     before = held(pack(order))
     del before["s-00000"].devices[-1]  # type: ignore[attr-defined]
     missing = order[127]
-    fresh = EncodedDevice("d9", b"x", 0, 128)
+    fresh = entry("d9", b"x", 0, 128)
     order = [*order[:5], fresh, *(d for d in order[5:] if d is not missing)]
     after = held(pack(order, (), before))
     assert after["s-00000"].devices[4:7] == ["d8", "d9", "d10"]

@@ -16,8 +16,8 @@ from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices.conflict_backoff import ConflictBackoff, WriterConflict
 from dra_kubeletplugin.devices.slices.server_response import refused_devices
-from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.errors import InvalidError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from tests.helpers.publisher import (
@@ -27,8 +27,8 @@ from tests.helpers.publisher import (
     make_inventory,
     running_publisher,
     scripted_api_server,
-    wait_until,
 )
+from tests.helpers.waiting import wait_until
 
 # --- other writers ----------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def _foreign_slice() -> dict[str, Any]:
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=40), lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["details", "causes", "field", "message"]), x, max_size=3)))  # fmt: skip
 def test_no_status_of_a_server_is_too_malformed_to_be_read(status: Any) -> None:
-    e = ApiError("no", status=422, details=status if isinstance(status, dict) else {"details": status})
+    e = InvalidError("no", details=status if isinstance(status, dict) else {"details": status})
     assert refused_devices(e, {"spec": {"devices": [{"name": "a"}]}}) == {}
 
 
@@ -193,7 +193,7 @@ ODD_LISTS: dict[str, object] = {
 
 @pytest.mark.parametrize("what", ODD_LISTS)
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_an_malformed_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
+async def test_a_malformed_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
     def odd(request: Request) -> Response | None:
         if request.method == verb and request.path == SLICES_PATH and "watch" not in request.query:
             return json_response(ODD_LISTS[what])
@@ -325,7 +325,7 @@ async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(m
         sent.set()
         await changed.wait()
         publisher.client.update = update  # type: ignore[method-assign]
-        raise ApiError("unavailable", status=503)
+        raise api_error("unavailable", 503)
 
     async with scripted_api_server() as server, running_publisher(server, inventory) as publisher:
         await asyncio.wait_for(publisher.published.wait(), 30)

@@ -11,15 +11,15 @@ import pytest
 
 from dra_kubeletplugin import Device, Health, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices.health_policy import checked_report
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
 from dra_kubeletplugin.devices.slices.pack import PublishedNames, pack
 from dra_kubeletplugin.devices.slices.publisher import Publisher
 from dra_kubeletplugin.devices.slices.server_response import refused_devices
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
-from dra_kubeletplugin.devices.validation import encode_device
+from dra_kubeletplugin.devices.validation import recalled_device
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
 from tests.devices.slices.test_sync_faults import Server, Writer, whole
 
@@ -28,7 +28,7 @@ OBJ: dict[str, Any] = {"spec": {"devices": [{"name": "a"}, {"name": "b"}]}}
 
 def refusal(status: int, *fields: object) -> ApiError:
     causes = [{"field": f, "message": "no"} for f in fields]
-    return ApiError("refused", status=status, details={"details": {"causes": causes}})
+    return api_error("refused", status, {"details": {"causes": causes}})
 
 
 @pytest.mark.parametrize("status", [400, 422])
@@ -50,7 +50,7 @@ def test_what_is_no_refusal_of_an_object_is_about_no_device(status: int) -> None
 async def test_a_server_that_does_not_permit_it_is_distinguished_from_one_that_is_away() -> None:
     class Forbidding(Server):
         async def dra(self, plural: str) -> Any:
-            raise ApiError("slices is forbidden", status=403)
+            raise ForbiddenError("slices is forbidden")
 
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")])])
@@ -122,7 +122,7 @@ async def test_a_slice_whose_devices_all_went_elsewhere_is_not_kept() -> None:
 def test_a_new_device_goes_beside_the_one_that_the_author_put_before_it() -> None:
     before = {"s0": PublishedNames([f"a{i}" for i in range(3)]), "s1": PublishedNames([f"b{i}" for i in range(3)])}
     order = [*before["s0"].devices, "b0", "b1", "new", "b2"]
-    contents = pack([encode_device({"name": n}) for n in order], (), before, 100)
+    contents = pack([recalled_device({"name": n}) for n in order], (), before, 100)
     (home,) = [c for c in contents if any(d.name == "new" for d in c.devices)]
     assert home.key == "s1"
 
@@ -151,6 +151,6 @@ async def test_the_loop_goes_on_while_a_long_report_of_health_is_looked_at() -> 
     counting = asyncio.create_task(count())
     await asyncio.sleep(0)
     turns = 0
-    await checked_report({n: Health(True) for n in names})
+    await inventory.set_health({n: Health(True) for n in names}, 1.0)
     counting.cancel()
     assert turns >= 5

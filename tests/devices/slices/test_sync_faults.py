@@ -26,10 +26,11 @@ from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
+from dra_kubeletplugin.devices.slices.leadership import WriteLock
 from dra_kubeletplugin.devices.slices.sync import SupersededError, Syncer
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
-from dra_kubeletplugin.devices.slices.write_lock import WriteLock
 from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube.errors import ConflictError, InvalidError, NotFoundError
 from dra_kubeletplugin.kube.resource import SLICES
 
 FULL = 3  # devices that fill a slice
@@ -93,7 +94,7 @@ class Server:
 
     async def get(self, resource: Any, name: str) -> dict[str, Any]:
         if name != "node":
-            raise ApiError("no such node", status=404)
+            raise NotFoundError("no such node")
         return {"metadata": {"name": name, "uid": "node-uid"}}
 
     async def page(self, resource: Any, fields: str = "") -> Page:
@@ -120,9 +121,9 @@ class Server:
     def _found(self, name: str, uid: str, version: str) -> dict[str, Any]:
         found = self.objects.get(name)
         if found is None:
-            raise ApiError("gone", status=404)
+            raise NotFoundError("gone")
         if (uid, version) != (found["metadata"]["uid"], found["metadata"]["resourceVersion"]):
-            raise ApiError("conflict", status=409)
+            raise ConflictError("conflict")
         return found
 
     async def update(self, resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
@@ -475,7 +476,7 @@ async def test_a_device_that_moves_to_another_pool_is_never_in_both(names: tuple
 
     async def refuse(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
         if obj["spec"]["pool"]["name"] == "node/b":
-            raise ApiError("not this pool", status=422)
+            raise InvalidError("not this pool")
         return await update(resource, obj)
 
     if refused:

@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 
 from dra_kubeletplugin import Capacity, Config, Quantity, RequestPolicy, Version
 from dra_kubeletplugin.driver.config.json_schema import json_schema
-from dra_kubeletplugin.driver.config.parameters import validate
 from dra_kubeletplugin.errors import ConfigError
+from tests.helpers.parameters import validate
 
 
 class Colour(enum.Enum):

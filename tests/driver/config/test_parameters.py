@@ -10,9 +10,10 @@ from typing import Any, Literal
 import pytest
 
 from dra_kubeletplugin import Config
-from dra_kubeletplugin.driver.config.parameters import applies, decode, resolve
+from dra_kubeletplugin.driver.config.parameters import applies
 from dra_kubeletplugin.errors import ConfigError
 from tests.helpers.drivers import ToyConfig
+from tests.helpers.parameters import decode, resolve
 
 DRIVER = "toy.example.com"
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Quantity
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
-from dra_kubeletplugin.driver.config.parameters import decode, resolve, validate
 from dra_kubeletplugin.errors import ConfigError, DriverFailedError
+from tests.helpers.parameters import decode, resolve, validate
 
 DRIVER = "acme.example.com"
 

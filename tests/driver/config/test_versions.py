@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Capacity, Claim, Config, Device, Driver, PreparedDevice, Quantity, Version
 from dra_kubeletplugin.driver.class_validation import check
 from dra_kubeletplugin.driver.config.json_schema import json_schema
-from dra_kubeletplugin.driver.config.parameters import decode, resolve, validate
 from dra_kubeletplugin.errors import ConfigError, DriverError, DriverFailedError
+from tests.helpers.parameters import decode, resolve, validate
 
 DRIVER = "gpu.example.com"
 

@@ -12,16 +12,14 @@ from typing import Any, ClassVar, Self
 import pytest
 
 import dra_kubeletplugin
-from dra_kubeletplugin import Config, CounterSet, Device, Driver
+from dra_kubeletplugin import Config, CounterSet, Device, Driver, Pool
 from dra_kubeletplugin.devices.health_report_errors import RejectedReports
 from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
-from dra_kubeletplugin.devices.validation import ParsedPool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
-from dra_kubeletplugin.driver.diagnostics.author_errors import defined, explained, reading_result, replacement_message
+from dra_kubeletplugin.driver.diagnostics.author_errors import replacement_message
 from dra_kubeletplugin.driver.loading import load_driver
 from dra_kubeletplugin.errors import DriverError
-from dra_kubeletplugin.resourceapi.nodes import Nodes
 from dra_kubeletplugin.testing.health_override import with_health_overrides
 
 DRIVER = """
@@ -61,7 +59,7 @@ def test_what_a_package_above_fails_at_is_reported_and_not_that_there_is_no_such
     (tmp_path / "odd_package/__init__.py").write_text(text)
     (tmp_path / "odd_package/driver.py").write_text(DRIVER)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DriverError, match="importing odd_package raised") as e:
+    with pytest.raises(DriverError, match=r"importing odd_package\.driver raised") as e:
         load_driver("odd_package.driver:Made")
     assert said in str(e.value)
     assert "no module odd_package" not in str(e.value)
@@ -154,19 +152,9 @@ def _with_one_more(method: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-class _Odd:
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
+class _Callable:
     def __call__(self, *args: object) -> list[object]:
         return []
-
-
-def _endless(self: Driver, claim: object) -> list[object]:
-    return []
-
-
-_endless.__wrapped__ = _endless  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -180,8 +168,7 @@ _endless.__wrapped__ = _endless  # type: ignore[attr-defined]
         _made(subsystem="vfio", prepare=lambda self, claim: [lambda: self.subsystem]),
         _made(_Vendor),
         _made(prepare=_with_one_more(lambda self, session, claim: [])),
-        _made(prepare=_Odd(), healthz=_Odd()),
-        _made(prepare=_endless),
+        _made(prepare=_Callable()),
     ],
 )
 def test_names_that_are_an_author_s_own_are_no_mistakes(driver: type[Driver]) -> None:
@@ -230,33 +217,7 @@ def test_what_nobody_names_is_still_reported(written: dict[str, Any]) -> None:
 # --- what fails ----------------------------------------------------------------------------------
 
 
-class _Unequal(Exception):
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        raise ValueError
-
-    def __str__(self) -> str:
-        raise ValueError
-
-
-class _Own(DriverError):
-    def __init__(self, code: int, where: str) -> None:
-        super().__init__(f"{code} {where}")
-
-
-def test_exceptions_of_any_make_are_reported() -> None:
-    e = _Unequal()
-    e.__context__ = _Unequal()
-    e.__context__.__context__ = e
-    assert "Unequal" in explained(e)
-    with pytest.raises(DriverError, match=r"7 there .*test_author_errors"), reading_result(_made):
-        raise _Own(7, "there")
-
-
-def test_objects_of_any_make_are_looked_into() -> None:
-    assert defined(_Odd()) == defined(_endless) == ""
-
+def test_a_list_that_is_still_to_be_collected_is_reported_with_the_way() -> None:
     async def later() -> AsyncIterator[int]:
         yield 1
 
@@ -335,9 +296,9 @@ def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too(
     assert odd.notes[0].endswith("did you mean 'card-1'?")
 
 
-async def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time(sought: list[str]) -> None:
-    devices = {f"d{i}": Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)}
-    sets = {f"card-{i}": CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)}
-    stock = await updated_pool(PoolState("pool"), ParsedPool("pool", Nodes.this(), devices, sets, "", False, {}), {})
-    assert len(stock.rejected) == len(devices)
+def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time(sought: list[str]) -> None:
+    devices = [Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)]
+    sets = [CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)]
+    state = updated_pool(PoolState("node"), Pool("node", devices, sets), "node", {})
+    assert len(state.rejected) == len(devices)
     assert 0 < len(sought) < 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
+from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError
 from dra_kubeletplugin.kube.http1 import HttpResponse
 
 
@@ -50,11 +50,11 @@ class FakeApiServer:
         if resource.plural == "nodes":
             self.nodes_read += 1
             if self.forbidden:
-                raise ApiError("nodes is forbidden", status=403)
+                raise ForbiddenError("nodes is forbidden")
             ready = {"type": "Ready", "status": self.ready}
             return {"metadata": {"name": name, "labels": self.nodes.get(name, {})}, "status": {"conditions": [ready]}}
         if name not in self.claims:
-            raise ApiError("gone", status=404, details={"details": {"name": name}})
+            raise NotFoundError("gone", details={"details": {"name": name}})
         return self.claims[name]
 
     async def page(
@@ -137,13 +137,3 @@ async def running_manager(
         yield made
     finally:
         await made.close()
-
-
-async def wait_until(check: Any, timeout: float = 30) -> None:
-    """Waits until ``check()``, plain or a coroutine function, is true."""
-    async with asyncio.timeout(timeout):
-        while True:
-            found = check()
-            if await found if asyncio.iscoroutine(found) else found:
-                return
-            await asyncio.sleep(0.01)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
+from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.controllers.base import Key
@@ -179,7 +179,7 @@ async def test_a_claim_that_was_made_while_its_pod_went_goes_once_the_pod_s_end_
         deleted.set()
 
     async def get(resource: Resource, name: str, namespace: str) -> JSON:
-        raise ApiError(f'{resource.plural} "{name}" not found', status=404)
+        raise NotFoundError(f'{resource.plural} "{name}" not found')
 
     async def once(key: Key) -> None:
         await collector.reconcile(key)

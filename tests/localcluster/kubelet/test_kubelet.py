@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube.errors import ConflictError
 from dra_kubeletplugin.kube.resource import CLAIMS, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import LocalKubelet, Timers
@@ -81,9 +81,7 @@ class Room:
             status["reservedFor"] = [*consumers, me]
             try:
                 await self.cluster.client.update(CLAIMS, {**found, "status": status}, "status")
-            except ApiError as e:
-                if e.status != 409:
-                    raise
+            except ConflictError:
                 return False
             return True
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from dra_kubeletplugin.localcluster.apiserver import certificate
 from dra_kubeletplugin.packaging.manifests import driver, pod_fields
-from dra_kubeletplugin.packaging.manifests.source import PARAMETER, load, parse_yaml
-from dra_kubeletplugin.packaging.manifests.values import Values, merged, read
+from dra_kubeletplugin.packaging.manifests.source import load, parse_yaml
+from dra_kubeletplugin.packaging.manifests.values import merged, read
+from tests.helpers.shared_folders import shared_folder
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[3]
@@ -48,13 +52,14 @@ NEEDS = {
     "webhookCABundle": ("webhook", "webhookCABundle"),
 }
 """Features that are not for themselves."""
-CA, _ = certificate.make(["npu-webhook.npu-system.svc"])
+CA = (Path(__file__).parent / "ca.crt").read_bytes()
+"""Any certificate. It is the same for all workers, so that they share renderings."""
 
 
 def with_features(*names: str, **more: Any) -> JSON:
     """``LEAST`` with these features and no others."""
     features = {f: f in names for f in SOURCE.features}
-    needed = {"nodeLabel": "example.com/npu", "webhookCABundle": base64.b64encode(CA.encode()).decode()}
+    needed = {"nodeLabel": "example.com/npu", "webhookCABundle": base64.b64encode(CA).decode()}
     return merged(LEAST, {"features": features, **needed, **more})
 
 
@@ -62,15 +67,15 @@ def plain(given: JSON) -> list[JSON]:
     """The source with text in place of parameters: what both forms must come to. Namespaced objects first."""
     values = read(SOURCE, given)
     wanted = [
-        (file, m)
-        for file, manifests in SOURCE.manifests.items()
+        (pod, m)
+        for pod, manifests in SOURCE.manifests.items()
         for m in manifests
         if not m.feature or m.feature in values.features
     ]
-    out = [parse_yaml(_filled(m.with_features(values.features), values)) for _, m in wanted]
-    for (file, _), made in zip(wanted, out, strict=True):
+    out = [m.render(values.features, values.parameters) for _, m in wanted]
+    for (pod, _), made in zip(wanted, out, strict=True):
         if made["kind"] in {"DaemonSet", "Deployment"}:
-            made["spec"]["template"] = pod_fields.template_with(made["spec"]["template"], values.pods[file])
+            made["spec"]["template"] = pod_fields.template_with(SOURCE, made["spec"]["template"], values.pods[pod])
     name = values.parameters["name"]
     labels = {"app.kubernetes.io/name": name}
     head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": labels}
@@ -80,10 +85,6 @@ def plain(given: JSON) -> list[JSON]:
         kept = {k: v for k, v in spec.items() if k != "extendedResourceName" or version.endswith("/v1")}
         out.append({"apiVersion": version, "kind": "DeviceClass", "metadata": {"name": name}, "spec": kept})
     return out
-
-
-def _filled(text: str, values: Values) -> str:
-    return PARAMETER.sub(lambda m: str(values.parameters[m[1]]), text)
 
 
 def kustomized(given: JSON, folder: Path) -> list[JSON]:
@@ -108,6 +109,28 @@ def helmed(given: JSON, folder: Path, *files: Path) -> list[JSON]:
     return documents(
         _run("helm", "template", "release", str(CHART), "-n", given["namespace"], "-f", str(path), *on_top)
     )
+
+
+class Renderings:
+    """Renders each set of values once in a run of pytest, for all workers."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+
+    def kustomized(self, given: JSON) -> list[JSON]:
+        return self._once("kustomize", [given], lambda folder: kustomized(given, folder))
+
+    def helmed(self, given: JSON, *files: Path) -> list[JSON]:
+        return self._once("helm", [given, *map(str, files)], lambda folder: helmed(given, folder, *files))
+
+    def _once(self, form: str, key: object, render: Callable[[Path], list[JSON]]) -> list[JSON]:
+        name = f"{form}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+        file = "rendered.json"
+        folder = shared_folder(
+            self._factory, name, lambda folder: (folder / file).write_text(json.dumps(render(folder / "in")))
+        )
+        found: list[JSON] = json.loads((folder / file).read_text())
+        return found
 
 
 def _run(*command: str) -> str:

@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.packaging.manifests import source
 from dra_kubeletplugin.packaging.manifests.patches import patch
 from dra_kubeletplugin.packaging.manifests.replacements import places
-from dra_kubeletplugin.packaging.manifests.source import Distribution, Manifest, SourceError
+from dra_kubeletplugin.packaging.manifests.source import Distribution, SourceError
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.packaging.manifests.values_validation import faults
 from tests.packaging.manifests.rendering import (
@@ -25,10 +26,10 @@ from tests.packaging.manifests.rendering import (
     NEEDS,
     ROOT,
     SOURCE,
+    Renderings,
     built,
     by_id,
     container,
-    helmed,
     kustomized,
     one,
     plain,
@@ -125,30 +126,28 @@ WANTED: dict[str, JSON] = {
 @pytest.mark.cases(6)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("wanted", WANTED)
-def test_kustomize_makes_of_it_what_the_source_states(wanted: str, tmp_path: Path) -> None:
-    assert by_id(kustomized(WANTED[wanted], tmp_path / "driver")) == by_id(plain(WANTED[wanted]))
+def test_kustomize_makes_of_it_what_the_source_states(wanted: str, renderings: Renderings) -> None:
+    assert by_id(renderings.kustomized(WANTED[wanted])) == by_id(plain(WANTED[wanted]))
 
 
 @pytest.mark.cases(6)
 @pytest.mark.helm
 @pytest.mark.parametrize("wanted", WANTED)
-def test_helm_makes_of_it_what_the_source_states(wanted: str, tmp_path: Path) -> None:
+def test_helm_makes_of_it_what_the_source_states(wanted: str, renderings: Renderings) -> None:
     expected = by_id(plain(merged(WANTED[wanted], {"features": {"namespace": False}})))
-    assert by_id(helmed(WANTED[wanted], tmp_path)) == expected
+    assert by_id(renderings.helmed(WANTED[wanted])) == expected
 
 
 @pytest.mark.cases(2)
 @pytest.mark.helm
 @pytest.mark.kubectl
 @pytest.mark.parametrize("distribution", SOURCE.distributions.values(), ids=lambda d: d.name)
-def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, tmp_path: Path) -> None:
+def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, renderings: Renderings) -> None:
     below = merged(values_of("gpu_example"), {"features": {"namespace": False}})
     expected = by_id(plain(merged(below, distribution.values)))
-    assert (
-        by_id(helmed(below, tmp_path / "helm", ROOT / f"deploy/helm/distributions/{distribution.name}.yaml"))
-        == expected
-    )
-    assert by_id(kustomized(merged(below, distribution.values), tmp_path / "kustomize")) == expected
+    on_top = ROOT / f"deploy/helm/distributions/{distribution.name}.yaml"
+    assert by_id(renderings.helmed(below, on_top)) == expected
+    assert by_id(renderings.kustomized(merged(below, distribution.values))) == expected
 
 
 @pytest.mark.cases(2)
@@ -224,13 +223,10 @@ def test_a_base_without_parameters_is_no_valid_set_of_objects() -> None:
 
 @pytest.mark.kubectl
 @pytest.mark.helm
-def test_changed_options_change_the_pods(tmp_path: Path) -> None:
+def test_changed_options_change_the_pods(renderings: Renderings) -> None:
     changed = merged(LEAST, {"options": {"NPU_COUNT": "9"}})
-    for render in (kustomized, helmed):
-        before, after = (
-            one(render(v, tmp_path / f"{render.__name__}{i}"), "DaemonSet")["spec"]["template"]
-            for i, v in enumerate((LEAST, changed))
-        )
+    for render in (renderings.kustomized, renderings.helmed):
+        before, after = (one(render(v), "DaemonSet")["spec"]["template"] for v in (LEAST, changed))
         assert before != after
 
 
@@ -608,28 +604,42 @@ def test_the_chart_passes_helms_own_lint() -> None:
 # --- how it is rendered -------------------------------------------------------------------------------
 
 
-def test_a_mark_covers_a_line_and_what_is_indented_below_it_or_its_list() -> None:
-    text = "a: 1\nports: #? on\n- x\n- y\nb: #? on\n  c: 1\n# stays\nd: 2 #? !on\n"
-    manifest = Manifest(text, "")
-    assert manifest.with_features(frozenset()) == "a: 1\n# stays\nd: 2\n"
-    assert manifest.with_features(frozenset({"on"})) == "a: 1\nports:\n- x\n- y\nb:\n  c: 1\n# stays\n"
+TEMPLATES = """{{- include "x" . }}
+{{- define "dra.plugin" }}
+kind: DaemonSet
+spec:
+  {{- if .Values.features.probes }}
+  port: {{ .Values.httpPort }}
+  {{- else }}
+  port: none
+  {{- end }}
+{{- end }}
+---
+kind: Role
+name: {{ include "dra.name" . }}-{{ .Values.logLevel }}
+namespace: {{ .Release.Namespace | quote }}
+{{- if .Values.features.events }}
+---
+{{- include "dra.workload" (list . "plugin") }}
+{{- end }}
+"""
 
 
-def test_a_field_s_mark_covers_what_stands_there_or_is_a_place_for_what_is_given() -> None:
-    text = "a: 1 #? x #= one\n  b: 2\n#= two\nc:\n- d\n#+ three\ne: 3\n"
-    manifest = Manifest(text, "")
-    assert manifest.with_features(frozenset({"x"})) == "a: 1\n  b: 2\nc:\n- d\ne: 3\n"
-    steps = [(step, line) for step, line in manifest.as_template()]
-    assert [step for step, _ in steps if step] == [
-        "given one",
-        "if x",
-        "end",
-        "else one",
-        "end",
-        "set two",
-        "add three",
-    ]
-    assert [line for step, line in steps if not step] == ["a: 1", "  b: 2", "c:", "- d", "e: 3"]
+def test_a_template_is_read_as_helm_renders_it() -> None:
+    role, workload = source.manifests(TEMPLATES)
+    assert (role.feature, role.features, workload.feature, workload.features) == ("", set(), "events", {"probes"})
+    values = {"name": "n", "namespace": "1", "httpPort": 8080, "logLevel": "info"}
+    assert role.render(set(), values) == {"kind": "Role", "name": "n-info", "namespace": "1"}
+    assert workload.render(set(), values) == {"kind": "DaemonSet", "spec": {"port": "none"}}
+    assert workload.render({"probes"}, values) == {"kind": "DaemonSet", "spec": {"port": 8080}}
+
+
+def test_the_templates_name_only_features_and_parameters_of_the_list() -> None:
+    values = dict.fromkeys(SOURCE.parameters, "1")
+    for manifest in SOURCE.all:
+        assert {manifest.feature, *manifest.features} <= {"", *SOURCE.features}
+        for on in ({*SOURCE.features}, set[str]()):
+            assert manifest.render(on, values)["kind"] == manifest.kind
 
 
 def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
 from .findings import Finding, failure, ok, unknown, warning
 
 JSON = Mapping[str, Any]
@@ -102,7 +103,7 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
     try:
         found = await client.call("GET", f"/apis/{GROUP}")
     except ApiError as e:
-        if e.status == 404:
+        if isinstance(e, NotFoundError):
             yield failure(
                 "API versions",
                 f"this cluster does not serve {GROUP}",
@@ -127,7 +128,7 @@ async def _gates(client: KubeClient) -> Finding:
         response = await client.raw("/metrics")
     except ApiError as e:
         todo = "to read them, an account needs nonResourceURLs [/metrics], verb get"
-        return unknown("feature gates", e.message, todo if e.status in {401, 403} else "")
+        return unknown("feature gates", e.message, todo if isinstance(e, (UnauthorizedError, ForbiddenError)) else "")
     gates = {name.decode(): (stage.decode(), on == b"1") for name, stage, on in _GATE.findall(response.body)}
     if not gates:
         return unknown("feature gates", "the API server's metrics contain no feature gate of DRA")

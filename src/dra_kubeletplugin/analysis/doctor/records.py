@@ -15,6 +15,7 @@ from ...claims.rollback_retries import retry_note
 from ...claims.store.offline import read_rows
 from ...errors import ApiError, RecordsError
 from ...kube import KubeClient
+from ...kube.errors import NotFoundError
 from .findings import Finding, denied, failure, ok, unknown, warning
 
 _LONG = 600.0  # seconds that preparing, unpreparing, or noticing a deleted claim may take
@@ -112,10 +113,10 @@ async def _against_claims(client: KubeClient, driver: str, records: list[Record]
         async with limit:
             try:
                 claim: JSON | None = await client.get(resource, r.name, r.namespace)
-            except ApiError as e:
-                if e.status != 404:
-                    return unknown("records", f"{driver}: claim {r.shown}: {e.message}")
+            except NotFoundError:
                 claim = None
+            except ApiError as e:
+                return unknown("records", f"{driver}: claim {r.shown}: {e.message}")
         return _compared(driver, r, claim)
 
     return [f for f in await asyncio.gather(*map(one, records)) if f]

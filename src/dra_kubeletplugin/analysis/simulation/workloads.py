@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import QuestionError, describe
@@ -114,10 +114,9 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Simul
         spec = {**({} if priority is None else {"priority": priority}), **template["spec"]}
         made = SimulatedWorkload(kind, where, name, template.get("metadata") or {}, spec, count, kind == "DaemonSet")
         try:
-            validated(made.pod(0))
+            out.append(replace(made, spec=validated(made.pod(0))["spec"]))
         except FAULTS as e:
             raise QuestionError(f"{kind} {where}/{name}: its pods cannot be read: {describe(e)}") from None
-        out.append(made)
     return out
 
 

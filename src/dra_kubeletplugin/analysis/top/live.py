@@ -51,7 +51,7 @@ class LiveOverview:
         async with asyncio.TaskGroup() as tasks:
             jobs = [tasks.create_task(job()) for job in (self.follower.run, self.reasons.run)]
             try:
-                with contextlib.suppress(TimeoutError):  # show the objects that were read in time
+                with contextlib.suppress(TimeoutError):  # `gaps` has the kinds that were not read in time
                     async with asyncio.timeout(_FIRST):
                         await self.follower.wait_listed()
                 yield

@@ -6,11 +6,11 @@ Completion runs no Python, except for a driver's options: after a driver on the 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
 import shtab
 
-from .. import dev_client_args
+from .. import OF_DRIVERS, VERBS, command_parser, parser
+from .exit_codes import Exit
 from .parsing import Parser
 
 SHELLS = ("bash", "zsh", "fish")
@@ -81,29 +81,29 @@ _REPLACEMENTS = {
 _OF_DEV = "complete -c dra -n '_shtab_dra_using dev; and test $_shtab_dra_npos -eq 0' -ka '(__fish_complete_path (commandline -ct))'\n"
 
 
-def script(shell: str, parser: Parser, takers: Sequence[str]) -> str:
-    """Returns the script for one of :data:`SHELLS`.
+def completion(args: argparse.Namespace) -> int:
+    print(script(args.shell))
+    return Exit.SUCCESS
 
-    Args:
-        shell: bash, zsh or fish.
-        parser: the parser of the whole command; it is changed.
-        takers: commands that accept the options that a driver defines.
-    """
-    commands = _commands(parser)
+
+def script(shell: str) -> str:
+    """Returns the script for one of :data:`SHELLS`."""
+    whole = parser()
+    commands = _commands(whole)
     # The verbs of `dra dev` have a parser of their own, because the word after `dra dev` may also be a driver.
     commands.choices["dev"] = _with_verbs(commands.choices["dev"])
     commands.required = True
     for listed in commands._choices_actions:  # the short help, because the column beside a name is narrow
         commands.choices[listed.dest].description = listed.help
-    _set_completers(parser)
-    text: str = shtab.complete(parser, shell)
+    _set_completers(whole)
+    text: str = shtab.complete(whole, shell)
     for old, new in _REPLACEMENTS[shell]:
         text = text.replace(old, new)
     own = (
         _OWN_OPTIONS[shell]
         .replace("ASKED", _PRINT_FLAGS)
-        .replace("TAKERS", "|".join(takers))
-        .replace("TAKING", " ".join(takers))
+        .replace("TAKERS", "|".join(OF_DRIVERS))
+        .replace("TAKING", " ".join(OF_DRIVERS))
     )
     if shell == "zsh":  # the function must precede the last lines, which call it
         return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")
@@ -117,8 +117,8 @@ def _with_verbs(dev: Parser) -> Parser:
         if action.option_strings:
             out._add_action(action)
     sub = out.add_subparsers(dest="verb", metavar="VERB")
-    for name, verb in dev_client_args.parser().commands.items():
-        sub.add_parser(name, help=dev_client_args.VERBS[name], parents=[verb], add_help=False)
+    for name, verb in VERBS.items():
+        sub.add_parser(name, help=verb.help, parents=[command_parser(f"dev {name}")], add_help=False)
     return out
 
 

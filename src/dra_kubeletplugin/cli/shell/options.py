@@ -52,6 +52,11 @@ def add_option(group: argparse._ArgumentGroup, f: Field[Any], dest: str) -> None
         group.add_argument(meta["flag"], dest=dest, metavar=metavar, help=text)
 
 
+def add_repeated(parser: argparse.ArgumentParser, *flags: str, metavar: str, help: str, **more: Any) -> None:
+    """Adds an option that may be repeated. Its value is a list, empty by default."""
+    parser.add_argument(*flags, metavar=metavar, action="append", default=[], help=help, **more)
+
+
 def given(args: argparse.Namespace, kind: type[Settings] = Settings) -> dict[str, Any]:
     """Returns the options from the command line, by field name."""
     known = vars(args)

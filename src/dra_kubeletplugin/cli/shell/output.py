@@ -59,12 +59,9 @@ def encoded(value: object, form: str, *, unicode: bool = True) -> str:
     plain = document(value)
     if form == "json":
         return json.dumps(plain, indent=2, ensure_ascii=not unicode) + "\n"
-    import yaml  # only for this form
+    from ...base.yaml.loader import dump  # imports YAML
 
-    from ...base.yaml.loader import Dumper
-
-    shown: str = yaml.dump(plain, Dumper=Dumper, sort_keys=False, allow_unicode=unicode, width=120)
-    return shown
+    return dump(plain, width=120, unicode=unicode)
 
 
 def put(value: A, form: str, text: Callable[[A], Iterable[str]]) -> None:

@@ -1,13 +1,13 @@
-"""The grammar of the command line: words in any order, one sentence for a mistake, and for a misspelt name the nearest name."""
+"""The parser of the command line: options and other words in any order, one sentence for a mistake, and the nearest name."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from ...base.text import did_you_mean
@@ -18,7 +18,7 @@ _OF_ARGUMENT = re.compile(r"^argument (.+?): ", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of the command line, and of each subcommand.
+    """The parser of one command, or of the command line before the command.
 
     Options cannot be abbreviated, because a later release could make an abbreviation ambiguous.
     """
@@ -41,36 +41,43 @@ class Parser(argparse.ArgumentParser):
         """Returns the action of an option with its dashes and without a value; None if the parser has no such option."""
         return self._option_string_actions.get(option)
 
-    # argparse calls this method for subcommands.
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parses options and other words in any order. If the words contain ``--``, options precede all other words."""
         words = list(sys.argv[1:] if args is None else args)
-        if self.commands:
-            return super().parse_known_args(command_first(words, self.commands, self), namespace)
-        namespace, rest = super().parse_known_args(self._options_first(words), namespace)
-        if rest:  # all known options were moved to the front
+        if unknown := self.classify_words(words)[0]:
+            self.error(f"there is no option {unknown[0]}{did_you_mean(unknown[0], self.flags)}")
+        # parse_known_intermixed_args() would read the words after -- as options, and it accepts no subcommands.
+        in_order = "--" in words or self.commands
+        parse = self.parse_known_args if in_order else self.parse_known_intermixed_args
+        found, rest = parse(words, namespace)
+        if rest:
             self.error(f"{next((word for word in rest if word != '--'), '--')!r} is an unexpected argument")
-        return namespace, rest
+        return found
 
-    def _options_first(self, words: Sequence[str]) -> list[str]:
-        """Moves options before positional words, because argparse assigns all positional arguments when it meets the first one."""
-        options: list[str] = []
+    def classify_words(self, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+        """Returns unknown options, positional words, and words that may be values of the unknown options."""
+        unknown: list[str] = []
         others: list[str] = []
-        for part in _read(self, words):
-            if isinstance(part, str):
-                others.append(part)
-                continue
-            if not part.known:
-                self.error(self._unknown(part.word))
-            if part.wants and part.value is None:
-                # Without this check, a word from another position would become the value of the option.
-                self.error(f"{part.word} needs a value")
-            options += [part.word] if part.value is None else [part.word, part.value]
-        dashed = any(word.startswith("-") and word != "-" for word in others)
-        return [*options, *(["--"] if dashed else []), *others]
+        candidates: list[str] = []
+        into = others  # the list for the next word that is no option
+        for i, word in enumerate(words):
+            if word == "--":
+                others += words[i + 1 :]
+                break
+            if not _OPTION.fullmatch(word):
+                into.append(word)
+                into = others
+            elif self._action(word) is None:
+                unknown.append(word.partition("=")[0])
+                into = others if "=" in word else candidates
+            else:
+                action = self.known(word)
+                into = [] if action is not None and action.nargs != 0 else others
+        return unknown, others, candidates
 
-    def _unknown(self, word: str) -> str:
-        option = word.partition("=")[0]
-        return f"there is no option {option}{did_you_mean(option, self._option_string_actions)}"
+    def _action(self, word: str) -> argparse.Action | None:
+        """Returns the action for ``--flag``, ``--flag=value``, ``-f`` and ``-fvalue``."""
+        return self.known(word.partition("=")[0]) or (None if word.startswith("--") else self.known(word[:2]))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
@@ -101,84 +108,34 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-def command_first(words: Sequence[str], commands: Mapping[str, Parser], above: Parser | None = None) -> list[str]:
-    """Returns ``words`` with the command moved to the front, if only options of this command precede it.
+class Command(NamedTuple):
+    """A command. ``target`` names the function that runs it as ``module:function``; the module is imported when the command runs."""
 
-    If an option of the parser ``above`` precedes the command, returns ``words`` unchanged.
-    """
-    for i, word in enumerate(words):
-        command = commands.get(word)
-        if command is not None and _are_options(words[:i], command):
-            return [word, *words[:i], *words[i + 1 :]]
-        if word == "--" or (above is not None and _OPTION.fullmatch(word) and above.known(word)):
-            break
-    return list(words)
+    help: str
+    add_arguments: Callable[[Parser], None]
+    target: str
 
-
-def classify_words(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """Returns unknown options, positional words, and words that may be values of the unknown options."""
-    unknown: list[str] = []
-    others: list[str] = []
-    candidates: list[str] = []
-    into = others
-    for part in _read(parser, words):
-        if isinstance(part, str):
-            into.append(part)
-            into = others
-        elif not part.known:
-            unknown.append(part.word.partition("=")[0])
-            into = others if "=" in part.word else candidates
-    return unknown, others, candidates
+    def load(self) -> Callable[[argparse.Namespace], int]:
+        """Returns the function that runs the command."""
+        module, _, function = self.target.partition(":")
+        found: Callable[[argparse.Namespace], int] = getattr(
+            importlib.import_module(f"..{module}", __package__), function
+        )
+        return found
 
 
-class _Option(NamedTuple):
-    """An option on a command line.
-
-    ``wants``: whether the option needs a value. ``value`` is the next word; None if the option needs no value or no value follows.
-    """
-
-    word: str
-    known: bool
-    wants: bool
-    value: str | None
+COMMANDS: dict[str, Command] = {}
+"""Every command by its name, in the order of `dra --help`."""
 
 
-def _read(parser: Parser, words: Sequence[str]) -> Iterator[_Option | str]:
-    """Yields the options and positional words of a command line in order. All words after ``--`` are positional."""
-    rest = deque(words)
-    while rest:
-        word = rest.popleft()
-        if word == "--":
-            yield from rest
-            return
-        if not _OPTION.fullmatch(word):
-            yield word
-            continue
-        wants = _wants_value(parser, word)
-        there = wants and rest and rest[0] != "--" and not _OPTION.fullmatch(rest[0])
-        yield _Option(word, _action(parser, word) is not None, wants, rest.popleft() if there else None)
+def command(name: str, help: str, target: str) -> Callable[[Callable[[Parser], None]], Callable[[Parser], None]]:
+    """Adds a command. The decorated function adds the command's arguments to its parser."""
 
+    def add(add_arguments: Callable[[Parser], None]) -> Callable[[Parser], None]:
+        COMMANDS[name] = Command(help, add_arguments, target)
+        return add_arguments
 
-def _are_options(words: Iterable[str], parser: Parser) -> bool:
-    value = False  # whether the next word is a value
-    for word in words:
-        if value:
-            value = False
-        elif _OPTION.fullmatch(word) and _action(parser, word) is not None:
-            value = _wants_value(parser, word)
-        else:
-            return False
-    return not value
-
-
-def _action(parser: Parser, word: str) -> argparse.Action | None:
-    """Returns the action for ``--flag``, ``--flag=value``, ``-f`` and ``-fvalue``."""
-    return parser.known(word.partition("=")[0]) or (None if word.startswith("--") else parser.known(word[:2]))
-
-
-def _wants_value(parser: Parser, word: str) -> bool:
-    action = parser.known(word)
-    return action is not None and action.nargs != 0
+    return add
 
 
 class _Formatter(argparse.HelpFormatter):

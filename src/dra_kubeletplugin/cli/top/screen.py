@@ -189,7 +189,7 @@ class Top(App[None]):
             head.append(f"   {len(rows)} match {filtered!r}", style="yellow")
         self.query_one("#head", Static).update(head)
         notes = [f"▲ {n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable][:2]
-        notes = [*(f"not permitted to read: {g}" for g in found.gaps), *found.notes, *notes]
+        notes = [*found.gaps, *found.notes, *notes]
         self.query_one("#notes", Static).update(Text("\n".join(map(on_one_line, notes))))
         self.query_one("#notes").display = bool(notes)
         number = {0: "no pod waits", 1: "1 pod waits"}.get(len(pods), f"{len(pods)} pods wait")

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
+from ...kube.errors import NotFoundError, UnauthorizedError
 from ...resourceapi.conversion import GROUP
 from ...resourceapi.gated_fields import Gate, gate_of, gates_of_options, without
 from ..inventory import Inventory
@@ -39,14 +40,14 @@ class GateProbe:
         Raises:
             ApiError: the API server cannot be reached.
         """
-        samples = [(gates, d) for kinds in self._inventory.samples().values() for gates, d in kinds.items()]
+        samples = self._inventory.samples()
         options = self._inventory.options()
-        used = gates_of_options(options).union(*(gates for gates, _ in samples))
+        used = gates_of_options(options).union(*samples)
         if resource.version != self._version:
             self._version, self._known = resource.version, frozenset()
         if used <= self._known:
             return self._inventory.gates_off
-        off = await self._ask(resource, [d for _, d in samples], options)
+        off = await self._ask(resource, [*samples.values()], options)
         self._known |= used
         return (self._inventory.gates_off - used) | (off & used)
 
@@ -54,7 +55,8 @@ class GateProbe:
         self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> frozenset[Gate]:
         bare = [{k: v for k, v in d.items() if k not in _NODES} for d in samples]
-        off = await self._dropped(resource, {**self._scope.somewhere(), **options}, bare)
+        somewhere: JSON = {"nodeName": self._scope.node} if self._scope.node else {"allNodes": True}
+        off = await self._dropped(resource, {**somewhere, **options}, bare)
         if any(f in d for d in samples for f in _NODES):
             off |= await self._dropped(resource, {"perDeviceNodeSelection": True}, [{"name": "d", "allNodes": True}])
         return off
@@ -76,9 +78,9 @@ class GateProbe:
                 f"POST {resource.path()}?dryRun=All: the response is not a ResourceSlice ({describe(e)})"
             ) from e
         except ApiError as e:
-            if e.unreachable or e.status in {401, 404}:
+            if e.unreachable or isinstance(e, (UnauthorizedError, NotFoundError)):
                 raise
-            if e.status not in REFUSED:
+            if not isinstance(e, REFUSED):
                 return frozenset()
             if "perDeviceNodeSelection" in nodes:
                 # The API server dropped perDeviceNodeSelection, and the remaining fields select no nodes.

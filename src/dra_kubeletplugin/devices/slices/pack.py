@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES
-from ..validation import EncodedDevice
+from ..validation import DeviceEntry
 
 MAX_BYTES = 512 * 1024
 _LOOKS = 8  # slices with free capacity that are tried for a device before a new one is created
@@ -32,14 +32,14 @@ class PublishedNames:
 class SliceContent:
     """The content of one slice: devices or counter sets, never both (since 1.35). ``key`` is the name of the existing slice, if any."""
 
-    devices: list[EncodedDevice] = field(default_factory=list)
+    devices: list[DeviceEntry] = field(default_factory=list)
     counter_sets: list[JSON] = field(default_factory=list)
     key: str | None = None
     limit: int = MAX_DEVICES
     _bytes: int = 0
     _consumed: int = 0
 
-    def take(self, device: EncodedDevice) -> bool:
+    def take(self, device: DeviceEntry) -> bool:
         """Adds a device if the slice stays within its limits; returns whether it did."""
         limit = device.device_limit if device.device_limit < self.limit else self.limit
         if (
@@ -56,7 +56,7 @@ class SliceContent:
 
 
 def pack(
-    devices: Sequence[EncodedDevice],
+    devices: Sequence[DeviceEntry],
     counter_sets: Sequence[JSON] = (),
     before: Mapping[str, PublishedNames] | None = None,
     full: int = MAX_DEVICES,
@@ -96,14 +96,14 @@ def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, Publi
 
 
 def _stay(
-    devices: Sequence[EncodedDevice], before: Mapping[str, PublishedNames], contents: Mapping[str, SliceContent]
+    devices: Sequence[DeviceEntry], before: Mapping[str, PublishedNames], contents: Mapping[str, SliceContent]
 ) -> Collection[str]:
     """Puts devices into their previous slices. Returns the names of new devices and of devices that cannot stay."""
     home: dict[str, str] = {}
     for slice_, held in before.items():
         for name in held.devices:
             home.setdefault(name, slice_)
-    at_home: dict[str, list[EncodedDevice]] = {}
+    at_home: dict[str, list[DeviceEntry]] = {}
     rest = set()
     for device in devices:
         if (key := home.get(device.name)) is not None:
@@ -119,7 +119,7 @@ def _stay(
     return rest
 
 
-def _moving(group: Sequence[EncodedDevice], limit: int) -> Collection[str]:
+def _moving(group: Sequence[DeviceEntry], limit: int) -> Collection[str]:
     """Returns the few devices that would force most others out of their slice, e.g. because they got a taint."""
     least = min(d.device_limit for d in group)
     if least >= limit or len(group) <= least:
@@ -129,7 +129,7 @@ def _moving(group: Sequence[EncodedDevice], limit: int) -> Collection[str]:
 
 
 def _place(
-    devices: Sequence[EncodedDevice],
+    devices: Sequence[DeviceEntry],
     rest: Collection[str],
     filled: Sequence[SliceContent],
     spare: Sequence[SliceContent],

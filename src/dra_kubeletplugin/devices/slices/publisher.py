@@ -18,6 +18,7 @@ from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
+from ...kube.errors import ConflictError, ForbiddenError
 from ...resourceapi.gated_fields import Gate
 from ..inventory import Inventory
 from .conflict_backoff import ConflictBackoff, WriterConflict
@@ -292,17 +293,17 @@ class Publisher:
     # --- faults ---------------------------------------------------------------------------------
 
     def _failed(self, e: ApiError, version: int) -> float:
-        if e.status in REFUSED:
+        if isinstance(e, REFUSED):
             # The same objects would be rejected again, so wait for a change.
             self._refused = (version, time.monotonic() + _REFUSED)
             self._retry_later(
                 f"the API server rejects the slices, so their devices cannot be scheduled: {e}", logging.ERROR
             )
             return 0.0
-        if e.status == 403:
+        if isinstance(e, ForbiddenError):
             return self._retry_later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
         return self._retry_later(
-            f"cannot publish, retrying: {e}", logging.DEBUG if e.status == 409 else logging.WARNING
+            f"cannot publish, retrying: {e}", logging.DEBUG if isinstance(e, ConflictError) else logging.WARNING
         )
 
     def _retry_later(self, fault: str, level: int, error: Exception | None = None) -> float:

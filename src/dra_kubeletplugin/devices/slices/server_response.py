@@ -7,11 +7,12 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import Resource
+from ...kube.errors import BadRequestError, InvalidError
 from ...resourceapi.conversion import GROUP, convert
 from ...resourceapi.schema import dropped
 
 JSON = dict[str, Any]
-REFUSED = {400, 422}
+REFUSED = (BadRequestError, InvalidError)
 
 
 def in_v1(obj: JSON, resource: Resource) -> JSON:
@@ -38,7 +39,7 @@ def lost(sent: JSON, stored: JSON) -> set[str]:
 
 def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:
     """Returns the devices of a slice that a rejection names, each with the reason; empty if it names none."""
-    if e.status not in REFUSED:
+    if not isinstance(e, REFUSED):
         return {}
     details = e.details.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None

@@ -7,22 +7,44 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, dataclass_transform
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import msgspec
 
-from ...base.signals import Interrupted
 from ...base.structs import NamedStructMeta
-from ...errors import DraError, DriverError, DriverFailedError, is_a, printable, shown
+from ...errors import DriverError, DriverFailedError, clip, printable, shown
 from ...resourceapi.amounts import Capacity, RequestPolicy
 from ...resourceapi.quantity import Quantity
 from ...resourceapi.version import Version
-from ..diagnostics.author_errors import defined, explained, located
+from ..diagnostics.author_errors import author_code, defined
 
 Steps = tuple[str | int, ...]  # keys and list positions, from the top
 MAX_FAULTS = 10
 """At most this many faults are reported for all parameters of a claim, class or review. Finding one more costs at least one validation."""
 _PLAIN = frozenset({str, int, float, bool, type(None)})  # types whose values contain no object
+_LONGEST_KEY = 80  # bytes of a key in a path
+
+
+class Place(NamedTuple):
+    """A place in parameters: the steps from the top, each with whether it is a field of an object (else a key or a position)."""
+
+    parts: tuple[tuple[str | int, bool], ...] = ()
+
+    def field(self, name: str) -> Place:
+        return Place((*self.parts, (name, True)))
+
+    def item(self, key: str | int) -> Place:
+        return Place((*self.parts, (key, False)))
+
+    @property
+    def steps(self) -> Steps:
+        return tuple(step for step, _ in self.parts)
+
+    @property
+    def path(self) -> str:
+        shown = ((clip(step, _LONGEST_KEY), is_field) for step, is_field in self.parts)
+        return "parameters" + "".join(f".{step}" if is_field else f"[{step}]" for step, is_field in shown)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -160,22 +182,24 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
         ValueError: the parameters are invalid; :class:`ConfigRefused` if ``check`` rejects them.
         DriverFailedError: the author's code raised an exception other than ValueError.
     """
-    try:
+    with author_checks(cls):
         config = msgspec.convert(given, cls, dec_hook=read_form, str_keys=True)
         return checked(config) if check else config
-    except (ValueError, Interrupted):
-        raise
-    except DraError as e:
-        raise located(e) from None
-    except BaseException as e:  # there is no await in this block, so the author's code raised it
-        hint = ": raise ValueError(...) to reject parameters" if is_a(e, AssertionError) else ""
-        raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}{hint}") from e
+
+
+def author_checks(cls: type[Config]) -> AbstractContextManager[None]:
+    """Converts exceptions of the author's checks, other than ValueError, to DriverFailedError. The block must not await."""
+    return author_code(f"the checks of {cls.__name__}", DriverFailedError, ValueError, hint=_hint)
+
+
+def _hint(e: BaseException) -> str:
+    return ": raise ValueError(...) to reject parameters" if isinstance(e, AssertionError) else ""
 
 
 class ConfigRefused(ValueError):
     """Parameters with the right types that ``check()`` rejected: a path and a sentence for each object."""
 
-    def __init__(self, refusals: Sequence[tuple[Steps, str]]) -> None:
+    def __init__(self, refusals: Sequence[tuple[Place, str]]) -> None:
         self.refusals = refusals
         super().__init__("; ".join(text for _, text in refusals))
 
@@ -186,25 +210,25 @@ def checked(config: Config) -> Config:
     Raises:
         ConfigRefused: a check rejected its object; it contains at most :data:`MAX_FAULTS` + 1 faults.
     """
-    if refusals := list(itertools.islice(_refusals(config, ()), MAX_FAULTS + 1)):
+    if refusals := list(itertools.islice(_refusals(config, Place()), MAX_FAULTS + 1)):
         raise ConfigRefused(refusals)
     return config
 
 
-def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
+def _refusals(value: object, place: Place) -> Iterator[tuple[Place, str]]:
     """Calls ``check`` of all objects in ``value``, inner objects first. Skips an object that contains a rejected object."""
-    within: Iterable[tuple[str | int, object]] = ()
+    within: Iterable[tuple[Place, object]] = ()
     if isinstance(value, Config):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        within = ((encoded, getattr(value, name)) for encoded, name in names)
+        within = ((place.field(encoded), getattr(value, name)) for encoded, name in names)
     elif isinstance(value, Mapping):
-        within = value.items()
+        within = ((place.item(key), item) for key, item in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
-        within = enumerate(value)
+        within = ((place.item(i), item) for i, item in enumerate(value))
     wrong = False
-    for step, item in within:
+    for at, item in within:
         if type(item) not in _PLAIN:
-            for refused in _refusals(item, (*at, step)):
+            for refused in _refusals(item, at):
                 wrong = True
                 yield refused
     if wrong or not isinstance(value, Config):
@@ -212,7 +236,7 @@ def _refusals(value: object, at: Steps) -> Iterator[tuple[Steps, str]]:
     try:
         result: object = value.check()  # type: ignore[func-returns-value]  # check() must return None
     except ValueError as e:
-        yield at, printable(e)
+        yield place, printable(e)
         return
     if result is not None:
         raise DriverError(

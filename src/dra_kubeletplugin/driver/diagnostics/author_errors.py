@@ -8,7 +8,6 @@ import functools
 import inspect
 import itertools
 import os
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
@@ -22,7 +21,6 @@ from ...errors import (  # fmt: skip
     InvalidObjectError,
     InvalidSpecError,
     describe,
-    is_a,
     printable,
 )
 from .hints import hint
@@ -41,13 +39,8 @@ def without_frames(e: E) -> E:
 
     Frames keep every local variable of the failed work, such as a decoded claim, often in a cycle that only a garbage collection frees.
     """
-    seen: set[int] = set()
-    below: BaseException | None = e
-    while below is not None and id(below) not in seen:
-        seen.add(id(below))
-        BaseException.with_traceback(below, None)
-        cause, context = (vars(BaseException)[name].__get__(below) for name in ("__cause__", "__context__"))
-        below = cause if cause is not None else context
+    for one in _chain(e, hidden=True):
+        one.__traceback__ = None
     return e
 
 
@@ -58,28 +51,10 @@ def explained(e: BaseException) -> str:
 
 
 def located(e: DraError) -> DraError:
-    """Adds the author's line to an error of the framework's classes about an author's arguments.
-
-    Any other exception is returned unchanged. If it cannot be logged, an equal error of the framework's class is returned.
-    """
-    if type(e) in _ARGUMENT_ERRORS and _raised_by(e, _is_framework) and (where := place(e)):
+    """Adds the author's line to an error of the framework's classes about an author's arguments. Other exceptions do not change."""
+    if type(e) in _ARGUMENT_ERRORS and _raised_by_framework(e) and (where := place(e)):
         return type(e)(f"{printable(e)} ({where})")
-    return e if _can_be_logged(e) else _as_own_class(e)
-
-
-def _can_be_logged(e: BaseException) -> bool:
-    """Whether an exception of an author's class can be printed and hashed, as Python and the framework do."""
-    try:
-        return not isinstance(e, SyntaxError | BaseExceptionGroup) and bool(repr(e)) and isinstance(hash(e), int)
-    except BaseException:  # an author's object may raise anything
-        return False
-
-
-def _as_own_class(e: DraError) -> DraError:
-    """Returns the same error as an instance of the framework's class."""
-    kind = next(k for k in type(e).__mro__ if k.__module__ == DraError.__module__)
-    made: DraError = kind(printable(e)).with_traceback(_slot(e, "__traceback__"))
-    return made
+    return e
 
 
 def place(e: BaseException) -> str:
@@ -87,13 +62,10 @@ def place(e: BaseException) -> str:
 
     Empty if there is none, and for a SyntaxError, which contains its place.
     """
-    if is_a(e, SyntaxError):
+    if isinstance(e, SyntaxError):
         return ""
-    lines = next((found for one in _chain(e) if (found := list(_own_lines(one)))), [])
-    if not lines:
-        return ""
-    code, line = lines[-1][0].f_code, lines[-1][1]
-    return _shown(code.co_filename, line)
+    lines = next((found for one in _chain(e) if (found := _own_lines(one))), [])
+    return _place_of(*lines[-1]) if lines else ""
 
 
 def at_work(frame: FrameType | None) -> str:
@@ -103,20 +75,14 @@ def at_work(frame: FrameType | None) -> str:
         stack.append((frame, frame.f_lineno))
         frame = frame.f_back
     found = list(_own(reversed(stack)))
-    if not found:
-        return ""
-    code, line = found[-1][0].f_code, found[-1][1]
-    return f"{_shown(code.co_filename, line)} in {printable(code.co_qualname)}"
+    return f"{_place_of(*found[-1])} in {printable(found[-1][0].f_code.co_qualname)}" if found else ""
 
 
 def defined(method: Callable[..., Any]) -> str:
     """Returns ``folder/file.py:14``, where a function is defined; empty if it is not a Python function."""
-    try:
-        while isinstance(method, functools.partial):
-            method = method.func
-        code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
-    except Exception:  # an author's object may raise anything
-        return ""
+    while isinstance(method, functools.partial):
+        method = method.func
+    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
     return _shown(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else ""
 
 
@@ -126,26 +92,38 @@ def reading_result(method: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     except (DriverError, BadAnswerError, HostPathMissingError) as e:
-        # the framework's class, not an author's subclass
-        own_class = next(k for k in (BadAnswerError, HostPathMissingError, DriverError) if is_a(e, k))
-        raise own_class(f"{printable(e)}{_bracketed(defined(method))}") from _slot(e, "__cause__")
-    except (DraError, asyncio.CancelledError, KeyboardInterrupt):
+        raise type(e)(f"{printable(e)}{_bracketed(defined(method))}") from e.__cause__
+    except DraError:
         raise
-    except BaseException as e:
-        raise DriverError(f"the result of {_named(method)}() cannot be read: {explained(e)}") from e
+    except Exception as e:
+        name = getattr(method, "__name__", "a method")
+        raise DriverError(f"the result of {name}() cannot be read: {explained(e)}") from e
 
 
 @contextlib.contextmanager
-def looking_at(what: str) -> Iterator[None]:
-    """Converts exceptions of an author's objects to :class:`DriverError`. The block must not await."""
+def author_code(
+    what: str, kind: type[DraError], *passed: type[Exception], hint: Callable[[BaseException], str] = lambda e: ""
+) -> Iterator[None]:
+    """Converts exceptions of an author's code that the framework calls outside of :class:`Calls`, also ``SystemExit``.
+
+    The block must not await. ``DraError`` and ``KeyboardInterrupt`` pass.
+
+    Args:
+        what: the code, for the message.
+        kind: the exception to raise.
+        passed: more exceptions that pass.
+        hint: returns the end of the message.
+    """
     try:
         yield
-    except (DraError, KeyboardInterrupt):
+    except KeyboardInterrupt:
         raise
+    except passed:
+        raise
+    except DraError as e:
+        raise located(e) from None
     except BaseException as e:
-        if _raised_by(e, _is_framework):
-            raise
-        raise DriverError(f"{what} cannot be read: {explained(e)}") from e
+        raise kind(f"{what} raised {explained(e)}{hint(e)}") from e
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
@@ -154,47 +132,33 @@ def own_traceback(e: BaseException) -> BaseException | None:
     If only one function of the author is involved, the message already contains its line.
     """
     chain = _chain(e)
-    codes = [f.f_code for one in chain for f, _ in _frames(_slot(one, "__traceback__"))]
-    functions = {
-        c
-        for c in codes
-        if not (_is_framework(c.co_filename) or _is_standard_library(c.co_filename) or c.co_name.startswith("<"))
-    }
-    if len(functions) < 2 and not is_a(e, BaseExceptionGroup) and len(chain) == 1 + _is_stop(e):
-        return None
-    try:
-        traceback.TracebackException(type(e), e, _slot(e, "__traceback__"))
-    except BaseException:  # an author's object may raise anything; the log could not write it
+    own = [
+        link.tb_frame.f_code
+        for one in chain
+        for link in _links(one)
+        if not _is_library(link.tb_frame.f_code.co_filename)
+    ]
+    functions = {code for code in own if not code.co_name.startswith("<")}
+    # Python raises RuntimeError instead of a StopIteration, which no coroutine can raise.
+    is_stop = isinstance(e, RuntimeError) and isinstance(e.__cause__, StopIteration)
+    if len(functions) < 2 and not isinstance(e, BaseExceptionGroup) and len(chain) == 1 + is_stop:
         return None
     for one in chain:
-        BaseException.with_traceback(one, _without_framework_frames(_slot(one, "__traceback__")))
+        links = [link for link in _links(one) if not _is_framework(link.tb_frame.f_code.co_filename)]
+        for link, following in itertools.zip_longest(links, links[1:]):
+            link.tb_next = following
+        one.__traceback__ = links[0] if links else None
     return e
 
 
-def _without_framework_frames(tb: TracebackType | None) -> TracebackType | None:
-    """Returns the traceback without the framework's frames, also without those between frames of the author."""
-    own_links = [t for t in _links(tb) if not _is_framework(t.tb_frame.f_code.co_filename)]
-    for one, following in itertools.zip_longest(own_links, own_links[1:]):
-        one.tb_next = following
-    return own_links[0] if own_links else None
-
-
-def _chain(e: BaseException) -> list[BaseException]:
-    """Returns an exception with its causes and contexts."""
-    out: dict[int, BaseException] = {}
+def _chain(e: BaseException, *, hidden: bool = False) -> list[BaseException]:
+    """Returns an exception with its causes and contexts; with ``hidden``, also contexts that ``from None`` hides."""
+    out: list[BaseException] = []
     below: BaseException | None = e
-    # by identity: objects of an author's class may be equal or refuse the comparison
-    while below is not None and id(below) not in out:
-        out[id(below)] = below
-        cause = _slot(below, "__cause__")
-        hidden = _slot(below, "__suppress_context__")  # by `from None`
-        below = cause if cause is not None or hidden else _slot(below, "__context__")
-    return list(out.values())
-
-
-def _is_stop(e: BaseException) -> bool:
-    """Whether Python raised ``e`` instead of a StopIteration, which no coroutine can raise."""
-    return is_a(e, RuntimeError) and is_a(_slot(e, "__cause__"), StopIteration)
+    while below is not None and below not in out:
+        out.append(below)
+        below = below.__cause__ or (below.__context__ if hidden or not below.__suppress_context__ else None)
+    return out
 
 
 def replacement_message(value: object, wanted: str, *, of: str = "", returned: bool = True) -> str:
@@ -204,9 +168,9 @@ def replacement_message(value: object, wanted: str, *, of: str = "", returned: b
     """
     if value is None and returned:
         return ": is a `return` missing?"
-    if is_a(value, AsyncIterator):
+    if isinstance(value, AsyncIterator):
         return ": collect it, `[x async for x in found]`"
-    if is_a(value, Mapping):
+    if isinstance(value, Mapping):
         return ": return its values, `list(found.values())`"
     if type(value).__name__ == wanted:
         return f": put it into a list, `[{of or wanted.lower()}]`"
@@ -215,18 +179,18 @@ def replacement_message(value: object, wanted: str, *, of: str = "", returned: b
 
 def instead_of_item(value: object, wanted: str) -> str:
     """Returns a hint for a wrong item of a list."""
-    if is_a(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         return ": put its items into the outer list"
-    if is_a(value, type) and value.__name__ == wanted:
+    if isinstance(value, type) and value.__name__ == wanted:
         return f": create an instance, `{wanted}(...)`"
     return forgotten(value)
 
 
 def forgotten(value: object) -> str:
     """Returns a hint if an ``await`` or a call is missing; else empty."""
-    if is_a(value, Awaitable):
+    if isinstance(value, Awaitable):
         return ": is an `await` missing?"
-    if is_a(value, (FunctionType, MethodType)):
+    if isinstance(value, (FunctionType, MethodType)):
         return ": is `()` missing?"
     return ""
 
@@ -235,13 +199,17 @@ def _bracketed(where: str) -> str:
     return f" ({where})" if where else ""
 
 
+def _place_of(frame: FrameType, line: int) -> str:
+    return _shown(frame.f_code.co_filename, line)
+
+
 def _shown(filename: str, line: int) -> str:
     path = Path(filename)
     return printable(f"{path.parent.name}/{path.name}:{line}" if path.parent.name else f"{path.name}:{line}")
 
 
-def _own_lines(e: BaseException) -> Iterator[tuple[FrameType, int]]:
-    return _own(_frames(_slot(e, "__traceback__")))
+def _own_lines(e: BaseException) -> list[tuple[FrameType, int]]:
+    return list(_own((link.tb_frame, link.tb_lineno) for link in _links(e)))
 
 
 def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
@@ -249,7 +217,7 @@ def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, in
     home = ""
     for frame, line in stack:
         name = frame.f_code.co_filename
-        if _is_framework(name) or _is_standard_library(name):
+        if _is_library(name):
             continue
         folder = str(Path(name).parent) + os.sep
         home = home or folder
@@ -257,23 +225,24 @@ def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, in
             yield frame, line
 
 
-def _slot(e: BaseException, name: str) -> Any:
-    """Reads a slot of BaseException, bypassing attributes that an author's class may define."""
-    return vars(BaseException)[name].__get__(e)
-
-
-def _links(tb: TracebackType | None) -> Iterator[TracebackType]:
+def _links(e: BaseException) -> Iterator[TracebackType]:
+    tb = e.__traceback__
     while tb is not None:
         yield tb
         tb = tb.tb_next
 
 
-def _frames(tb: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    return ((t.tb_frame, t.tb_lineno) for t in _links(tb))
+def _raised_by_framework(e: BaseException) -> bool:
+    links = list(_links(e))
+    return bool(links) and _is_framework(links[-1].tb_frame.f_code.co_filename)
 
 
 def _is_framework(filename: str) -> bool:
     return filename.startswith(_FRAMEWORK)
+
+
+def _is_library(filename: str) -> bool:
+    return _is_framework(filename) or _is_standard_library(filename)
 
 
 def _is_standard_library(filename: str) -> bool:
@@ -282,17 +251,9 @@ def _is_standard_library(filename: str) -> bool:
     )
 
 
-def _raised_by(e: BaseException, who: Callable[[str], bool]) -> bool:
-    frames = list(_frames(_slot(e, "__traceback__")))
-    return bool(frames) and who(frames[-1][0].f_code.co_filename)
-
-
-def _named(method: Callable[..., Any]) -> str:
-    return printable(getattr(method, "__name__", "a method"))
-
-
 def _hint(e: BaseException) -> str:
+    frames = [frame for frame, _ in _own_lines(e)]
     try:
-        return hint(e, next(iter(reversed([f for f, _ in _own_lines(e)])), None))
-    except BaseException:  # an author's object may raise anything
+        return hint(e, frames[-1] if frames else None)
+    except Exception:  # an error in a hint must not hide the author's error
         return ""

@@ -1,25 +1,36 @@
-"""Writes faults of parameters as sentences with the field, the nearest known name and the allowed values."""
+"""Finds all faults of parameters, and writes each as a sentence with the field, the nearest known name and the allowed values.
+
+msgspec is the only validator, but it reports the first fault only. So a value that msgspec rejects is split into its parts, and each
+part is validated alone. If no part has a fault, the fault is one of the whole value.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import dataclasses
+import functools
+import re
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import islice, repeat
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from ...base.text import did_you_mean, join_first
-from ...errors import ConfigError, clip, printable
-from ..config.model import Config, Steps
-from ..config.types import alternatives, types_of
-from .all_errors import Fault
+from ...errors import ConfigError, DraError, clip, printable
+from ..config.model import Config, Place, author_checks, read_form
 
 JSON = Mapping[str, Any]
 
 MORE = "there may be more faults: validation stopped here"
 """The last item of an error's ``faults``, if the search stopped before the end."""
 _MAX_NAMES = 12  # fields that are listed when none is similar
-_LONGEST = 80  # bytes of a key in a path, and of an unknown field
+_LONGEST = 80  # bytes of an unknown field
 _LONGEST_TEXT = 512  # bytes of a message of msgspec or check(), which may quote the value
+_FIELD = re.compile(r"Object (?:contains )?((?:unknown|missing required) field) `(.*)`", re.DOTALL)
+_MESSAGE = re.compile(r"(?P<text>.*) - at (`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 
 
 def refusal(*wrong: str, at: str = "") -> ConfigError:
@@ -32,50 +43,116 @@ def refusal(*wrong: str, at: str = "") -> ConfigError:
     return error
 
 
-def fault_sentences(fault: Fault, given: JSON, cls: type[Config]) -> Iterator[str]:
-    """Yields the sentences of one fault, the path first: with the nearest known name, the allowed values, or each missing field."""
-    path, here = path_of(cls, fault.at)
-    if fault.unknown:
-        known = sorted(_names(here)) or types_of(cls).names
-        name = printable(fault.unknown)
-        yield f"{path}: unknown field {clip(name, _LONGEST)!r}{did_you_mean(name, known) or _listed(known)}"
-    elif fault.missing:
-        for name in dict.fromkeys((fault.missing, *_required(here, value_at(given, fault.at)))):
-            yield f"{path}: missing required field {name!r}"
-    elif fault.text.startswith("Invalid enum value") and (known := _choices(here)):
-        yield f"{path}: {clip(fault.text, _LONGEST_TEXT)}: use one of {', '.join(map(repr, known))}"
+class Fault(NamedTuple):
+    """One fault.
+
+    Attributes:
+        place: the faulty value; if a field is missing or unknown, the object.
+        text: the message.
+        missing: the required field that is missing.
+        below: the path from ``place`` to the fault, if only msgspec knows it.
+    """
+
+    place: Place
+    text: str
+    missing: str = ""
+    below: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place.path}{self.below}: {self.text}"
+
+
+def all_faults(given: JSON, cls: type[Config], most: int, *, partial: bool = False) -> list[Fault]:
+    """Returns the first ``most`` faults of parameters, in the order of the document.
+
+    Args:
+        given: the parameters.
+        cls: their kind.
+        most: the maximum number of faults.
+        partial: ``given`` is one of several layers. Another layer may contain the missing fields of each object that is merged.
+
+    Raises:
+        DriverFailedError: the author's code raised an exception other than ValueError, and no fault was found before.
+    """
+    found: list[Fault] = []
+    try:
+        with author_checks(cls):
+            for fault in islice(_faults(given, cls, Place(), partial), most):
+                found.append(fault)
+    except DraError:
+        if not found:
+            raise
+    return found
+
+
+def _faults(value: Any, hint: Any, place: Place, partial: bool) -> Iterator[Fault]:
+    """Yields the faults of a value; ``hint`` is its type annotation."""
+    merged = partial and isinstance(value, Mapping) and _is_merged(hint, value)
+    whole = None if merged else _whole_fault(value, hint, place)
+    if not merged and whole is None:
+        return
+    for fault in _faults_within(value, hint, place, merged):
+        yield fault
+        whole = None
+    if whole:
+        yield whole
+
+
+def _whole_fault(value: Any, hint: Any, place: Place) -> Fault | None:
+    """Returns the fault that msgspec reports for a value; None if the value is valid."""
+    try:
+        msgspec.convert(value, hint, dec_hook=read_form, str_keys=True)
+    except msgspec.ValidationError as e:
+        found = _MESSAGE.fullmatch(str(e))
+        text, below = (clip(found["text"], _LONGEST_TEXT), found["path"]) if found else (clip(e, _LONGEST_TEXT), "")
     else:
-        value = value_at(given, fault.at) if fault.text.endswith("got `float`") and not fault.key else None
+        return None
+    if named := _FIELD.fullmatch(text):
+        text = f"{named[1]} {named[2]!r}"
+    if text.startswith("Invalid enum value") and (known := _choices(hint)):
+        text += f": use one of {', '.join(map(repr, known))}"
+    if isinstance(value, float) and text.endswith("got `float`"):
         # An integer above 64 bits becomes a float, such as 1e+40. The value shows the user which integer is meant.
-        number = f" ({value:g})" if isinstance(value, float) else ""
-        yield f"{path}: {'the key: ' if fault.key else ''}{clip(fault.text, _LONGEST_TEXT)}{number}"
+        text += f" ({value:g})"
+    return Fault(place, text, below=below)
 
 
-def path_of(cls: type[Config], steps: Steps) -> tuple[str, list[Any]]:
-    """Returns a place in text form, and the types that are allowed there, with unions resolved."""
-    path, infos = "parameters", [types_of(cls).info]
-    for step in steps:
-        fields = [f.type for i in infos for f in getattr(i, "fields", ()) if f.encode_name == step]
-        named = isinstance(step, str) and not any(isinstance(i, msgspec.inspect.DictType) for i in infos)
-        path += f".{clip(step, _LONGEST)}" if fields or named else f"[{clip(step, _LONGEST)}]"
-        infos = union_members(fields or [t for i in infos for t in _items_of(i, step)])
-    return path, infos
+def _faults_within(value: Any, hint: Any, place: Place, partial: bool) -> Iterator[Fault]:
+    """Yields the faults of the parts of an object, a mapping or a list; nothing for any other value."""
+    if isinstance(value, Mapping):
+        of = _type_of_object(hint, value)
+        if (fields := _fields(of)) is not None:
+            yield from _faults_of_fields(value, of, fields, place, partial)
+        elif len(args := get_args(of)) == 2:
+            for key, item in value.items():
+                if args[0] is not str and (wrong := _whole_fault({key: None}, dict[args[0], Any], place.item(key))):  # type: ignore[valid-type]
+                    yield Fault(place.item(key), f"the key: {wrong.text}")
+                else:
+                    yield from _faults(item, args[1], place.item(key), partial)
+    elif isinstance(value, list):
+        for of in _members(hint):
+            args = get_args(of)
+            if args and isinstance(get_origin(of), type) and issubclass(get_origin(of), Collection):
+                fixed = get_origin(of) is tuple and args[-1] is not ...
+                for i, (item, inner) in enumerate(zip(value, args if fixed else repeat(args[0]), strict=False)):
+                    yield from _faults(item, inner, place.item(i), False)
 
 
-def value_at(given: Any, steps: Steps) -> Any:
-    for step in steps:
-        given = given[step]
-    return given
-
-
-def _required(infos: Sequence[Any], given: Any) -> list[str]:
-    """Returns the other missing required fields of an object, if its type is known."""
-    structs = [i for i in infos if isinstance(i, msgspec.inspect.StructType)]
-    if len(structs) > 1:
-        structs = [i for i in structs if i.tag_field and given.get(i.tag_field) == i.tag]
-    if len(structs) != 1 or not isinstance(given, Mapping):
-        return []
-    return [f.encode_name for f in structs[0].fields if f.required and f.encode_name not in given]
+def _faults_of_fields(
+    given: JSON, of: Any, fields: Mapping[str, _Field], place: Place, partial: bool
+) -> Iterator[Fault]:
+    settings = getattr(of, "__struct_config__", None)
+    tag = settings.tag_field if settings else None
+    for key, value in given.items():
+        if field := fields.get(key):
+            yield from _faults(value, field.hint, place.field(key), partial)
+        elif key != tag and settings and settings.forbid_unknown_fields:
+            name, known = printable(key), sorted(fields)
+            yield Fault(place, f"unknown field {clip(name, _LONGEST)!r}{did_you_mean(name, known) or _listed(known)}")
+    if not partial:
+        for name, field in fields.items():
+            if field.required and name not in given:
+                yield Fault(place, f"missing required field {name!r}", name)
 
 
 def _listed(known: Sequence[str]) -> str:
@@ -84,31 +161,77 @@ def _listed(known: Sequence[str]) -> str:
     return f": there are {', '.join(known[:_MAX_NAMES])}{', ...' if len(known) > _MAX_NAMES else ''}"
 
 
-def union_members(infos: Sequence[Any]) -> list[Any]:
-    """Returns the types with unions replaced by their members."""
-    return [t for i in infos for t in alternatives(i)]
+# --- types ----------------------------------------------------------------------------------------
 
 
-def _items_of(info: Any, step: str | int) -> list[Any]:
-    """Returns the types of a list's or mapping's item at one place."""
-    items = list(getattr(info, "item_types", ()))
-    if items and isinstance(step, int):
-        return items[step : step + 1]
-    found = (getattr(info, name, None) for name in ("item_type", "value_type"))
-    return [t for t in found if t is not None]
+class _Field(NamedTuple):
+    hint: Any
+    required: bool
 
 
-def _choices(infos: Sequence[Any]) -> list[Any]:
-    """Returns the allowed values of these types, if they list them."""
+@functools.lru_cache(1024)
+def _fields(of: Any) -> Mapping[str, _Field] | None:
+    """Returns the fields of a struct or dataclass by JSON name; None for any other type."""
+    cls = get_origin(of) or of
+    if isinstance(cls, type) and issubclass(cls, msgspec.Struct) and not cls.__struct_config__.array_like:
+        return {f.encode_name: _Field(f.type, f.required) for f in msgspec.structs.fields(of)}
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        hints = typing.get_type_hints(cls, include_extras=True)
+        missing = dataclasses.MISSING
+        return {
+            f.name: _Field(hints[f.name], f.default is missing and f.default_factory is missing)
+            for f in dataclasses.fields(cls)
+        }
+    return None
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; for any other type, the type itself. Without ``Annotated``."""
+    if get_origin(hint) is typing.Annotated:
+        return _members(get_args(hint)[0])
+    if get_origin(hint) in {typing.Union, UnionType}:
+        return tuple(member for one in get_args(hint) for member in _members(one))
+    return (hint,)
+
+
+def _tag(of: Any) -> tuple[str, Any]:
+    settings = getattr(get_origin(of) or of, "__struct_config__", None)
+    return (settings.tag_field or "", settings.tag) if settings else ("", None)
+
+
+_UNKNOWN = object()
+
+
+def _type_of_object(hint: Any, value: JSON) -> Any:
+    """Returns the type in ``hint`` that an object has: a struct, a dataclass or a mapping.
+
+    Returns ``_UNKNOWN`` if the object lacks the tag that selects a struct, and None if no type fits.
+    """
+    objects = [m for m in _members(hint) if _fields(m) is not None]
+    if tagged := [m for m in objects if _tag(m)[0]]:
+        tag = value.get(_tag(tagged[0])[0], _UNKNOWN)  # a union has one tag field
+        if tag is _UNKNOWN:
+            return _UNKNOWN if len(tagged) > 1 else tagged[0]
+        return next((m for m in tagged if _tag(m)[1] == tag), None)
+    maps = [m for m in _members(hint) if isinstance(o := get_origin(m), type) and issubclass(o, Mapping)]
+    return next(iter((*objects, *maps)), None)
+
+
+def _is_merged(hint: Any, value: JSON) -> bool:
+    """Whether an object is merged with the object of another layer: a struct, a dataclass, or a mapping of them."""
+    of = _type_of_object(hint, value)
+    if of is None or of is _UNKNOWN:
+        return of is _UNKNOWN
+    args = get_args(of)
+    return _fields(of) is not None or (len(args) == 2 and _is_merged(args[1], {}))
+
+
+def _choices(hint: Any) -> list[Any]:
+    """Returns the allowed values of a type, if it lists them."""
     out: list[Any] = []
-    for info in infos:
-        if isinstance(info, msgspec.inspect.LiteralType):
-            out += info.values
-        elif isinstance(info, msgspec.inspect.EnumType):
-            out += [member.value for member in info.cls]
+    for of in _members(hint):
+        if get_origin(of) is typing.Literal:
+            out += get_args(of)
+        elif isinstance(of, type) and issubclass(of, Enum):
+            out += [member.value for member in of]
     return out
-
-
-def _names(infos: Sequence[Any]) -> set[str]:
-    """Returns the JSON names of the fields of these types."""
-    return {f.encode_name for i in infos for f in getattr(i, "fields", ())}

@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from ...base.text import did_you_mean
-from ...errors import is_a, printable
+from ...errors import printable
 
 _PACKAGE = __name__.partition(".")[0]
 _CALL = re.compile(
@@ -47,9 +47,9 @@ def hint(e: BaseException, frame: FrameType | None) -> str:
     text = str(e)
     if "id you mean" in text:  # newer releases of Python add the hint themselves
         return ""
-    finder = next((function for kind, function in _FINDERS if is_a(e, kind)), None)
+    finder = next((function for kind, function in _FINDERS if isinstance(e, kind)), None)
     found = finder(e, text, frame) if finder else ""
-    return found or next((do for kind, pattern, do in _MESSAGES if is_a(e, kind) and pattern.search(text)), "")
+    return found or next((do for kind, pattern, do in _MESSAGES if isinstance(e, kind) and pattern.search(text)), "")
 
 
 def _attribute(e: Any, text: str, frame: FrameType | None) -> str:

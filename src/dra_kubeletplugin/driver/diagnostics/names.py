@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import ast
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
-from typing import Any
 
 from ...errors import DriverError, printable
 from ..config.model import Config
@@ -24,10 +21,6 @@ _MEANT = {"validate": "check", "verify": "check"}
 _NEAR = 0.8
 _FORMS = ("ed", "ing")  # endings: prepared() and starting() are not misspelt
 _WORDS = frozenset({"healthy"})  # more names that are not misspelt
-_WITHIN: Mapping[type, tuple[str, ...]] = {  # attributes that contain the function
-    staticmethod: ("__func__",), classmethod: ("__func__",), property: ("fget", "fset"),
-    functools.cached_property: ("func",),
-}  # fmt: skip
 
 
 def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> None:
@@ -92,33 +85,25 @@ def _written(cls: type, base: type, *, of_base: bool = False) -> Iterator[tuple[
 
 def _is_used(name: str, cls: type) -> bool:
     """Whether the author's own code uses the name in another place, so that the name is intended."""
-    own = {one.__module__ for one in cls.__mro__} - {Driver.__module__, Config.__module__, "builtins"}
-    places: list[Mapping[str, Any]] = [vars(one) for one in cls.__mro__]
-    for module in (vars(sys.modules[m]) for m in own if m in sys.modules):
-        places += [module, *(vars(c) for c in module.values() if isinstance(c, type) and c.__module__ in own)]
-    codes = [
-        code
-        for place in places
-        for key, value in place.items()
-        if key != name
-        for f in (value, *(getattr(value, slot) for slot in _WITHIN.get(type(value), ())))
-        if isinstance(f, FunctionType)
-        for code in (f.__code__, *_wrapped(f))
-    ]
-    while codes:
-        code = codes.pop()
-        if name in code.co_names or name in code.co_consts:
+    for one in cls.__mro__:
+        if one in {Driver, Config}:
+            break
+        try:
+            tree = ast.parse(inspect.getsource(sys.modules[one.__module__]))
+        except (OSError, TypeError, KeyError):  # without the source, the name may be used
             return True
-        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+        if any(name in _names_read(node) for node in ast.walk(tree)):
+            return True
     return False
 
 
-def _wrapped(function: FunctionType) -> Iterator[CodeType]:
-    """Yields the code of the functions in a decorated function's closure."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty cell
-            if isinstance(cell.cell_contents, FunctionType):
-                yield cell.cell_contents.__code__
+def _names_read(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Attribute(attr=name) | ast.Name(id=name, ctx=ast.Load()):
+            return [name]
+        case ast.Call():  # as in getattr(self, "name")
+            return [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+    return []
 
 
 def _near(name: str, known: list[str]) -> str:
@@ -146,6 +131,6 @@ def _callable_with(value: object, arguments: tuple[str, ...]) -> bool:
     given = arguments if isinstance(value, staticmethod) else ("self", *arguments)
     try:
         inspect.signature(function).bind(*given)
-    except Exception:  # an author's object may raise anything
+    except (TypeError, ValueError):  # ValueError: the signature is unknown
         return False
     return True

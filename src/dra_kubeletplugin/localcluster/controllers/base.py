@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.errors import ConflictError, ForbiddenError, NotFoundError
 from ..event_recorder import EventRecorder
 from ..informer import Informers, ObjectChange
 from ..work_queue import Backoff, WorkQueue
@@ -113,7 +114,7 @@ def _is_outdated(key: Key, error: ApiError) -> bool:
     """Returns whether the object changed or was deleted meanwhile, or its namespace is terminating."""
     about = error.details.get("details")
     about = about if isinstance(about, dict) else {}
-    if error.status == 404:
+    if isinstance(error, NotFoundError):
         return (about.get("name"), about.get("kind")) == (key.name, key.resource.plural)
     is_terminating = any(c.get("reason") == "NamespaceTerminating" for c in about.get("causes") or ())
-    return error.status == 409 or (error.status == 403 and is_terminating)
+    return isinstance(error, ConflictError) or (isinstance(error, ForbiddenError) and is_terminating)

@@ -5,6 +5,7 @@ Source: KEP-4381, "Implementation of structured parameters"; KEP-5729; kube-cont
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import CLAIMS, PODS, TEMPLATES
 from ...scheduling.framework import pod_groups
 from ..informer import (
@@ -332,9 +334,7 @@ class ClaimController(Controller):
         if found is None or found["metadata"]["uid"] != consumer["uid"]:
             try:
                 found = await self.client.get(resource, consumer["name"], namespace)
-            except ApiError as e:
-                if e.status != 404:
-                    raise
+            except NotFoundError:
                 return False
         return found["metadata"]["uid"] == consumer["uid"] and not (resource is PODS and _is_done(found))
 
@@ -353,11 +353,8 @@ class ClaimController(Controller):
 
     async def _delete(self, claim: JSON) -> None:
         meta = claim["metadata"]
-        try:
+        with contextlib.suppress(NotFoundError, ConflictError):  # it was deleted, or another claim has its name
             await self.client.delete(CLAIMS, meta["name"], meta["namespace"], uid=meta["uid"])
-        except ApiError as e:
-            if e.status not in {404, 409}:  # it was deleted, or another claim has its name
-                raise
 
 
 class _ClaimCreationError(RetryLater):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import ConflictError, NotFoundError
 from ...resourceapi.defaulting import now
 from ..informer import Informers, ObjectChange
 from .base import Key, key_of
@@ -95,11 +96,8 @@ class DeploymentController(Workload):
         for found in idle[: max(0, len(idle) - int(obj["spec"].get("revisionHistoryLimit", 10)))]:
             meta = found["metadata"]
             self._written_sets.pop(meta["uid"], None)
-            try:
+            with contextlib.suppress(NotFoundError, ConflictError):
                 await self.client.delete(REPLICA_SETS, meta["name"], meta["namespace"], uid=meta["uid"])
-            except ApiError as e:
-                if e.status not in {404, 409}:
-                    raise
 
     async def _create_set(self, obj: JSON, name: str) -> JSON:
         template = copy.deepcopy(obj["spec"]["template"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import NotFoundError
 from ...kube.resource import PODS
 from ...resourceapi.defaulting import now
 from ..informer import is_finished
@@ -42,14 +43,11 @@ def _with(pod: JSON, cause: Cause) -> list[JSON]:
 
 async def _mark_and_delete(client: KubeClient, pod: JSON, status: JSON, grace: int | None) -> None:
     meta = pod["metadata"]
-    try:
+    with contextlib.suppress(NotFoundError):
         if status:
             body = {"metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}, "status": status}
             await client.patch(PODS, meta["name"], body, meta["namespace"], "status")
         await client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=grace)
-    except ApiError as e:
-        if e.status != 404:
-            raise
 
 
 __all__ = ["Cause", "evict", "remove"]

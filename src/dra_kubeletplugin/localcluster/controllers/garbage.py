@@ -5,11 +5,12 @@ When an owner is deleted, the API server itself deletes the dependents that exis
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
-from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import CLAIMS, PODS
 from ...scheduling.framework import pod_groups
 from ..informer import Informers, ObjectChange
@@ -67,11 +68,8 @@ class GarbageCollector(Controller):
         owners = meta.get("ownerReferences") or []
         if not owners or not all([await self._is_gone(o, key.namespace) for o in owners]):
             return
-        try:
+        with contextlib.suppress(NotFoundError, ConflictError):
             await self.client.delete(key.resource, key.name, key.namespace, uid=meta["uid"])
-        except ApiError as e:
-            if e.status not in {404, 409}:
-                raise
 
     async def _is_gone(self, owner: JSON, namespace: str) -> bool:
         """Returns whether an owner no longer exists. Owners of other kinds are assumed to exist."""
@@ -82,9 +80,7 @@ class GarbageCollector(Controller):
         if found is None or found["metadata"]["uid"] != owner["uid"]:
             try:
                 found = await self.client.get(resource, owner["name"], namespace)
-            except ApiError as e:
-                if e.status != 404:
-                    raise
+            except NotFoundError:
                 return True
         return bool(found["metadata"]["uid"] != owner["uid"])
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, ClassVar
 
-from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import ConflictError, NotFoundError
 from ...resourceapi.defaulting import now
 from ..informer import Informers, ObjectChange, is_finished
 from .base import Key, key_of
@@ -248,11 +249,8 @@ class JobController(Workload):
         if remaining > 0:
             self.queue.add_after(key_of(JOBS, obj), remaining)
             return
-        try:
+        with contextlib.suppress(NotFoundError, ConflictError):
             await self.client.delete(JOBS, meta["name"], meta["namespace"], uid=meta["uid"])
-        except ApiError as e:
-            if e.status not in {404, 409}:
-                raise
 
 
 def _true_condition(status: Mapping[str, Any], types: Mapping[str, bool]) -> JSON | None:

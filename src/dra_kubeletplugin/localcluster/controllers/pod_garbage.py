@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import NotFoundError
 from ...kube.resource import NODES, PODS
 from ..informer import Informers, ObjectChange
 from .base import Controller, Key, key_of
@@ -66,9 +66,7 @@ class PodGarbageCollector(Controller):
         """Asks the server whether a node is missing, because the informer's state may be old. Raises ``ApiError``."""
         try:
             await self.client.get(NODES, node)
-        except ApiError as e:
-            if e.status != 404:
-                raise
+        except NotFoundError:
             return True
         return False
 

@@ -14,6 +14,7 @@ import msgspec
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import PODS
 from ..informer import Informers, ObjectChange, is_finished, words_of
 from .base import Controller, Key, RetryLater
@@ -105,9 +106,7 @@ class Workload(Controller):
         self._created.pop(meta["uid"], None)
         try:
             await self.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"])
-        except ApiError as e:
-            if e.status not in {404, 409}:
-                raise
+        except (NotFoundError, ConflictError):
             return
         self.record_event(obj, "Normal", "SuccessfulDelete", f"Deleted pod: {meta['name']}")
 

@@ -7,8 +7,8 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import ApiError
 from ...kube import KubeClient, Resource
+from ...kube.errors import NotFoundError
 from ...kube.resource import SECRETS
 
 JSON = Mapping[str, Any]
@@ -33,9 +33,7 @@ async def data_of(
     """
     try:
         found: JSON = await client.get(resource, name, namespace)
-    except ApiError as e:
-        if e.status != 404:
-            raise
+    except NotFoundError:
         if optional:
             return {}
         raise MissingError(f'{resource.plural.removesuffix("s")} "{name}" not found') from None

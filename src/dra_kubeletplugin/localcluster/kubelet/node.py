@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from ...kube.resource import NODES, SLICES
 from ...resourceapi.defaulting import now
 from .fields import NODE_ADDRESS
@@ -38,9 +39,7 @@ async def publish_node(client: KubeClient, name: str, runtime: str, version: str
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": {}}
     try:
         node = await client.create(NODES, body)
-    except ApiError as e:
-        if e.status != 409:
-            raise
+    except AlreadyExistsError:
         node = await client.get(NODES, name)
     info = dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"), "local")
     info |= {"containerRuntimeVersion": runtime, "kubeletVersion": f"{version}+dra-local", "kubeProxyVersion": ""}
@@ -100,8 +99,9 @@ async def wipe_slices(client: KubeClient, node: str, driver: str = "", but: Coll
             continue
         try:
             await client.delete(SLICES, obj["metadata"]["name"], uid=obj["metadata"]["uid"])
+        except (NotFoundError, ConflictError):
+            pass
         except ApiError as e:
-            if e.status not in {404, 409}:
-                failure = e  # continue with the other slices
+            failure = e  # continue with the other slices
     if failure is not None:
         raise failure

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
+from ...kube.errors import NotFoundError
 from ...kube.leader_election import now_exactly
 from ...kube.resource import LEASES, NODES
 from .node import mark_ready
@@ -34,9 +35,7 @@ async def _renew(client: KubeClient, node: str) -> None:
     spec = {"holderIdentity": node, "leaseDurationSeconds": _DURATION, "renewTime": now_exactly()}
     try:
         await client.patch(LEASES, node, {"spec": spec}, NAMESPACE)
-    except ApiError as e:
-        if e.status != 404:
-            raise
+    except NotFoundError:
         # With the owner reference, Kubernetes deletes the Lease together with the Node.
         uid = (await client.get(NODES, node))["metadata"]["uid"]
         meta: JSON = {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}], "name": node}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...errors import ApiError
+from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import PODS
 from ...resourceapi.defaulting import now
 from ..informer import is_finished
@@ -143,11 +144,8 @@ class PodSync:
         meta = pod["metadata"]
         status = {"phase": "Failed", "reason": refused.reason, "message": f"Pod was rejected: {refused.message}"}
         body = {"metadata": {"uid": meta["uid"]}, "status": {**status, "startTime": now()}}
-        try:
+        with contextlib.suppress(NotFoundError):
             await self.parts.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
-        except ApiError as e:
-            if e.status != 404:
-                raise
         self.parts.events.warn(pod, "Pod", refused.reason, refused.message)
 
     async def _prepare(self, pod: JSON, state: PodState) -> None:
@@ -229,11 +227,8 @@ class PodSync:
         if not is_finished(pod) and statuses:
             failed = any(s.exit_code for s in statuses.values())
             await self._write_status(pod, state, PodPhase.FAILED if failed else PodPhase.SUCCEEDED)
-        try:
+        with contextlib.suppress(NotFoundError, ConflictError):
             await self.parts.client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=0)
-        except ApiError as e:
-            if e.status not in {404, 409}:
-                raise
         await self._forget(meta["uid"])
 
     async def _clean_up(self, uid: str) -> None:
@@ -306,11 +301,9 @@ class PodSync:
         body = {"metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}, "status": new}
         try:
             state.pod = await self.parts.client.patch(PODS, meta["name"], body, meta["namespace"], "status")
-        except ApiError as e:
-            if e.status == 404:
-                return
-            if e.status != 409:
-                raise
+        except NotFoundError:
+            return
+        except ConflictError:
             raise Later("the pod has changed meanwhile") from None
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import yaml
-
-from ...base.yaml.loader import Dumper
+from ...base.yaml.loader import dump
 from . import pod_fields
-from .kustomize import OPTIONS, PARAMETERS, kebab
-from .source import MADE, Source, parse_yaml
+from .kustomize import PARAMETERS, kebab, patch_of
+from .source import JSON, MADE, Source
 from .values import Values
 
 HEADER = f"# {MADE} from values.yaml: change values.yaml instead.\n"
@@ -22,29 +20,11 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
     Args:
         base: the folder ``kustomize`` of :func:`.writer.write_shared`: a path relative to the driver's folder, or a URL.
     """
-    yield (
-        "kustomization.yaml",
-        HEADER + yaml.dump(_kustomization(source, values, base), Dumper=Dumper, sort_keys=False, width=140),
-    )
+    yield "kustomization.yaml", HEADER + dump(_kustomization(source, values, base))
     if values.classes:
-        yield (
-            CLASSES,
-            HEADER
-            + "---\n".join(
-                yaml.dump(
-                    {
-                        "apiVersion": "resource.k8s.io/v1",
-                        "kind": "DeviceClass",
-                        "metadata": {"name": name},
-                        "spec": spec,
-                    },
-                    Dumper=Dumper,
-                    sort_keys=False,
-                    width=140,
-                )
-                for name, spec in values.classes.items()
-            ),
-        )
+        head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+        classes = (head | {"metadata": {"name": name}, "spec": spec} for name, spec in values.classes.items())
+        yield CLASSES, HEADER + "---\n".join(map(dump, classes))
 
 
 def components(source: Source, values: Values) -> list[str]:
@@ -57,10 +37,9 @@ def components(source: Source, values: Values) -> list[str]:
     return [*out, PARAMETERS]
 
 
-def _kustomization(source: Source, values: Values, base: str) -> dict[str, object]:
+def _kustomization(source: Source, values: Values, base: str) -> JSON:
     root, _, ref = base.partition("?")
     at = f"?{ref}" if ref else ""
-    options = OPTIONS.replace("${name}", "NAME")
     local = {"config.kubernetes.io/local-config": "true"}  # kustomize does not apply such objects
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -73,7 +52,7 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
                 "literals": [f"{name}={value}" for name, value in values.parameters.items()],
             },
             {
-                "name": options,
+                "name": "NAME-options",
                 "options": {"labels": {"app.kubernetes.io/name": values.parameters["name"]}},
                 "literals": [f"{name}={value}" for name, value in values.options.items()],
             },
@@ -83,13 +62,9 @@ def _kustomization(source: Source, values: Values, base: str) -> dict[str, objec
     }
 
 
-def _patches(source: Source, values: Values) -> Iterator[dict[str, object]]:
+def _patches(source: Source, values: Values) -> Iterator[JSON]:
     """Yields the patches for fields of the pods. kustomize applies the patches of a kustomization after its components."""
-    for file, manifest in pod_fields.workloads(source):
-        if (fields := values.pods[file]) and manifest.feature in {"", *values.features}:
-            found = parse_yaml(manifest.with_features(values.features))
-            name = found["metadata"]["name"].replace("${name}", values.parameters["name"])
-            head = {"apiVersion": found["apiVersion"], "kind": manifest.kind, "metadata": {"name": name}}
-            change = head | pod_fields.patch(found["spec"]["template"], fields)
-            text = yaml.dump(change, Dumper=Dumper, sort_keys=False, width=140)
-            yield {"target": {"kind": manifest.kind, "name": name}, "patch": text}
+    for pod, manifest in pod_fields.workloads(source):
+        if (fields := values.pods[pod]) and manifest.feature in {"", *values.features}:
+            workload = manifest.render(values.features, values.parameters)
+            yield patch_of(workload, pod_fields.patch(source, workload["spec"]["template"], fields))

@@ -1,53 +1,24 @@
-"""Renders the Helm chart: one chart for all drivers, which a driver configures with its ``values.yaml``."""
+"""Writes the Helm chart: the templates of the source as they are, and what Helm needs beside them.
+
+One chart is for all drivers; a driver configures it with its ``values.yaml``. This module generates ``Chart.yaml``, ``values.yaml`` with
+the defaults, and ``values.schema.json``, with which Helm refuses wrong values.
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 
-import yaml
-
-from ...base.yaml.loader import Dumper
+from ...base.yaml.loader import dump
 from ...driver import Driver
 from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, kind_shape
 from . import driver_options
-from .kustomize import HEADER
-from .pod_fields import ALL, CONTAINER, FIELDS, METADATA, PODS, SPEC
-from .pod_values_validation import OWN_LABEL, REPLACES_NODE_LABEL
-from .source import JSON, MADE, PARAMETER, Manifest, Parameter, Source
-from .values_validation import CONFLICTS, OPTION, framework_options
+from .pod_fields import ALL
+from .pod_values_validation import OWN_LABEL
+from .source import HEADER, JSON, MADE, PODS, SOURCE, TEMPLATES, Parameter, Source
+from .values_validation import OPTION, framework_options
 
 CHART = "dra-driver"
-_WHOLE = re.compile(r'(?<=: )"?\$\{(\w+)\}"?$')
-_FIELD = """{{- define "dra.field" }}
-{{- $pods := default dict (index . 0).Values.pods }}
-{{- $given := index (default dict (index $pods (index . 1))) (index . 2) }}
-{{- if kindIs "invalid" $given }}{{ $given = index (default dict $pods.all) (index . 2) }}{{ end }}
-{{- if not (kindIs "invalid" $given) }}{{ toJson $given }}{{ end }}
-{{- end }}
-"""
-_OPTIONS = """apiVersion: v1
-kind: ConfigMap
-metadata:
-  name: {{ include "dra.name" . }}-options
-  namespace: {{ include "dra.namespace" . | quote }}
-  labels:
-    app.kubernetes.io/name: {{ include "dra.name" . | quote }}
-data: {{- toYaml .Values.options | nindent 2 }}
-"""
-_CLASSES = """{{- range $name, $spec := .Values.deviceClasses }}
----
-apiVersion: resource.k8s.io/{{ $.Values.resourceAPI }}
-kind: DeviceClass
-metadata:
-  name: {{ $name | quote }}
-spec:
-  {{- /* Before Kubernetes 1.34, a DeviceClass did not have this field. */}}
-  {{- if ne $.Values.resourceAPI "v1" }}{{ $spec = omit $spec "extendedResourceName" }}{{ end }}
-  {{- toYaml $spec | nindent 2 }}
-{{- end }}
-"""
 
 
 def files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
@@ -64,181 +35,105 @@ def files(source: Source, version: str, driver: type[Driver] | None = None) -> I
         "appVersion": version,
         "kubeVersion": ">=1.32.0-0",
     }
-    yield f"{CHART}/Chart.yaml", HEADER + yaml.dump(chart, Dumper=Dumper, sort_keys=False, width=140)
+    yield f"{CHART}/Chart.yaml", HEADER + dump(chart)
     yield f"{CHART}/values.yaml", HEADER + _values(source)
     yield f"{CHART}/values.schema.json", json.dumps(_schema(source, driver), indent=2) + "\n"
-    yield f"{CHART}/templates/_helpers.tpl", _helpers(source)
-    for name, manifests in source.manifests.items():
-        shown = "".join(_template(m, source, PODS[name]) for m in manifests if m.feature != "namespace")
-        yield f"{CHART}/templates/{name}.yaml", HEADER + (_refused() if name == "node" else "") + shown
-    yield f"{CHART}/templates/options.yaml", HEADER + _OPTIONS
-    yield f"{CHART}/templates/deviceclasses.yaml", HEADER + _CLASSES
+    yield f"{CHART}/parameters.yaml", HEADER + (SOURCE / "parameters.yaml").read_text()
+    for path in sorted(TEMPLATES.iterdir()):
+        yield f"{CHART}/templates/{path.name}", HEADER + path.read_text()
     for d in source.distributions.values():
-        yield (
-            f"distributions/{d.name}.yaml",
-            f"# {d.help}\n" + HEADER + yaml.dump(d.values, Dumper=Dumper, sort_keys=False),
-        )
-
-
-def _refused() -> str:
-    """Returns template lines that stop the rendering if features conflict."""
-    out = ""
-    for together, why in CONFLICTS:
-        conditions = (f".Values.features.{f}" if f[0] != "!" else f"(not .Values.features.{f[1:]})" for f in together)
-        out += f'{{{{- if and {" ".join(conditions)} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
-    why = f"pods.{PODS['node']}.affinity: {REPLACES_NODE_LABEL}"
-    given = f"and .Values.features.nodeLabel ({_field(PODS['node'], 'affinity')})"
-    return f'{out}{{{{- if {given} }}}}\n{{{{- fail "{why}" }}}}\n{{{{- end }}}}\n'
-
-
-def _template(manifest: Manifest, source: Source, pod: str) -> str:
-    lines = ["---"]
-    for step, line in manifest.as_template():
-        word, _, feature = step.partition(" ")
-        match word:
-            case "if":
-                lines.append(f"{{{{- if .Values.features.{feature} }}}}")
-            case "unless":
-                lines.append(f"{{{{- if not .Values.features.{feature} }}}}")
-            case "end":
-                lines.append("{{- end }}")
-            case "given":
-                lines += [f"{{{{- $given := {_field(pod, feature)} }}}}", "{{- if not $given }}"]
-            case "else":
-                lines += ["{{- else }}", f"{line.partition(':')[0]}: {{{{ $given }}}}"]
-            case "set":
-                lines += [f"{{{{- with {_field(pod, feature)} }}}}", f"{line}{feature}: {{{{ . }}}}", "{{- end }}"]
-            case "add":
-                lines += _added(line, feature, _field(pod, feature))
-            case _:
-                lines.append(_with_values(line, source))
-    if manifest.feature:
-        lines = [f"{{{{- if .Values.features.{manifest.feature} }}}}", *lines, "{{- end }}"]
-    return "\n".join(lines) + "\n"
-
-
-def _field(pod: str, name: str) -> str:
-    """Returns the template expression for a pod's field. Its value is JSON, or empty if the field is not set."""
-    return f'include "dra.field" (list $ "{pod}" "{name}")'
-
-
-def _added(indent: str, name: str, given: str) -> list[str]:
-    if FIELDS[name].of == METADATA:
-        each = f'range $key, $value := fromJson ({given} | default "{{}}")'
-        item = "{{ toJson $key }}: {{ toJson $value }}"
-    else:
-        each, item = f'range fromJsonArray ({given} | default "[]")', "- {{ toJson . }}"
-    return [f"{{{{- {each} }}}}", f"{indent}{item}", "{{- end }}"]
-
-
-def _with_values(line: str, source: Source) -> str:
-    def whole(match: re.Match[str]) -> str:
-        number = isinstance(source.parameters[match[1]].default, int)
-        return f'{{{{ include "dra.{match[1]}" . {"" if number else "| quote "}}}}}'
-
-    line = _WHOLE.sub(whole, line)
-    return PARAMETER.sub(lambda m: f'{{{{ include "dra.{m[1]}" . }}}}', line)
-
-
-def _helpers(source: Source) -> str:
-    out = [f"{{{{- /* {MADE}: changes here will be lost. */}}}}"]
-    for p in source.parameters.values():
-        out.append(f'{{{{- define "dra.{p.name}" }}}}{_value(p)}{{{{ end }}}}')
-    return "\n".join(out) + "\n" + _FIELD
-
-
-def _value(p: Parameter) -> str:
-    if p.name == "name":
-        return "{{ .Values.name | default .Release.Name }}"
-    if p.name == "namespace":
-        return "{{ .Release.Namespace }}"
-    if p.default is None:
-        return f"{{{{ required {json.dumps(f'{p.name}: {p.help}')} .Values.{p.name} }}}}"
-    return f"{{{{ .Values.{p.name} }}}}"
+        yield f"distributions/{d.name}.yaml", f"# {d.help}\n" + HEADER + dump(d.values)
 
 
 def _values(source: Source) -> str:
     out = []
     for p in source.parameters.values():
-        if p.name == "namespace":
-            continue
-        out.append(f"# {p.help}" + (" Default: the release's name." if p.name == "name" else ""))
-        out.append(f"{p.name}: {json.dumps(p.default or '')}")
+        if p.name != "namespace":
+            out.append(f"# {p.help}" + (" Default: the release's name." if p.name == "name" else ""))
+            out.append(f"{p.name}: {json.dumps(p.default or '')}")
     out.append("features:")
-    for f in source.features.values():
-        if f.name != "namespace":
-            out += [f"  # {f.help}", f"  {f.name}: {str(f.default).lower()}"]
+    for feature in source.features.values():
+        if feature.name != "namespace":
+            out += [f"  # {feature.help}", f"  {feature.name}: {str(feature.default).lower()}"]
+    fields = source.pod_fields.values()
     out += [
         "# Options of the driver and of the framework (docs/settings.md): environment variables, as text.",
         "options: {}",
-    ]
-    out += ["# Specs of DeviceClasses, by name.", "deviceClasses: {}"]
-    out += [
+        "# Specs of DeviceClasses, by name.",
+        "deviceClasses: {}",
         "# Kubernetes fields of the pods. These fields replace the values of the templates:",
-        f"# {', '.join(name for name, field in FIELDS.items() if not field.adds)};",
-        f"# these fields are added to the values of the templates: {', '.join(name for name, field in FIELDS.items() if field.adds)}.",
+        f"# {', '.join(f.name for f in fields if not f.adds)};",
+        f"# these fields are added to the values of the templates: {', '.join(f.name for f in fields if f.adds)}.",
         "pods:",
         "  # Fields of all pods; the same field of a single pod below replaces a field here.",
-        "  all: {}",
-        *(f"  {pod}: {{}}" for pod in PODS.values()),
+        *(f"  {pod}: {{}}" for pod in (ALL, *PODS)),
     ]
     return "\n".join(out) + "\n"
 
 
-def _schema(source: Source, driver: type[Driver] | None) -> dict[str, object]:
-    properties: dict[str, object] = {}
-    for p in source.parameters.values():
-        if isinstance(p.default, int):
-            properties[p.name] = {"type": "integer", "minimum": 1, "maximum": p.most, "description": p.help}
-        elif p.choices:
-            properties[p.name] = {"enum": list(p.choices), "description": p.help}
-        else:
-            empty = "" if p.default is not None else "|^$"
-            longest = {"maxLength": p.longest} if p.longest else {}
-            form = {"type": "string", "pattern": f"^({p.pattern})${empty}"}
-            properties[p.name] = form | longest | {"description": p.help}
-    features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
-    properties["features"] = {"type": "object", "additionalProperties": False, "properties": features}
+# --- values.schema.json -------------------------------------------------------------------------------
+
+
+def _schema(source: Source, driver: type[Driver] | None) -> JSON:
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
     options = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
-    properties["options"] = options | driver_options.schema(driver, framework_options() - set(source.variables))
-    spec = (
-        _of_shape(shape.fields["spec"].shape) if (shape := kind_shape("resource.k8s.io", "v1", "DeviceClass")) else {}
-    )
-    properties["deviceClasses"] = {"type": "object", "additionalProperties": spec | {"type": "object"}}
-    properties["pods"] = {
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {pod: {"$ref": "#/definitions/pod"} for pod in (ALL, *PODS.values())},
+    device_class = kind_shape("resource.k8s.io", "v1", "DeviceClass")
+    features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
+    properties: JSON = {p.name: _parameter(p) for p in source.parameters.values()} | {
+        "features": _closed(features),
+        "options": options | driver_options.schema(driver, framework_options() - set(source.variables)),
+        "deviceClasses": {
+            "type": "object",
+            "additionalProperties": _of_field(device_class, "spec") | {"type": "object"},
+        },
+        "pods": _closed({pod: {"$ref": "#/definitions/pod"} for pod in (ALL, *PODS)}),
+        "global": {"type": "object"},  # reserved by Helm
     }
-    properties["global"] = {"type": "object"}  # reserved by Helm
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
         "$comment": f"{MADE}: changes here will be lost.",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": properties,
+        **_closed(properties),
         "definitions": {"pod": _pod(source)},
     }
+
+
+def _closed(properties: JSON) -> JSON:
+    """Returns the schema of an object that has only these properties."""
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _parameter(p: Parameter) -> JSON:
+    if isinstance(p.default, int):
+        return {"type": "integer", "minimum": 1, "maximum": p.most, "description": p.help}
+    if p.choices:
+        return {"enum": list(p.choices), "description": p.help}
+    empty = "" if p.default is not None else "|^$"
+    longest = {"maxLength": p.longest} if p.longest else {}
+    return {"type": "string", "pattern": f"^({p.pattern})${empty}", **longest, "description": p.help}
 
 
 def _pod(source: Source) -> JSON:
     """Returns the JSON Schema of the fields of a pod. The schema checks three levels; the API server checks the rest."""
     pod = kind_shape("", "v1", "Pod")
     assert isinstance(pod, Struct)
-    meta, spec = (pod.fields[name].shape for name in (METADATA, SPEC))
-    assert isinstance(meta, Struct) and isinstance(spec, Struct)
+    spec = pod.fields["spec"].shape
+    assert isinstance(spec, Struct)
     containers = spec.fields["containers"].shape
-    assert isinstance(containers, ListShape) and isinstance(containers.item.shape, Struct)
-    owners = {METADATA: meta, SPEC: spec, CONTAINER: containers.item.shape}
-    fields = {name: _of_shape(owners[f.of].fields[name].shape, 3) for name, f in FIELDS.items()}
+    assert isinstance(containers, ListShape)
+    parts = {"metadata": pod.fields["metadata"].shape, "spec": spec, "container": containers.item.shape}
+    fields = {name: _of_field(parts[field.of], name, 3) for name, field in source.pod_fields.items()}
     fields["labels"]["propertyNames"] = {"not": {"const": OWN_LABEL}}
     named: JSON = {"type": "object", "properties": {"name": {"not": {"enum": sorted(source.variables)}}}}
     fields["env"] = {"allOf": [fields["env"], {"items": named}]}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
 
 
-def _of_shape(shape: Shape, depth: int = 20) -> JSON:
+def _of_field(shape: Shape | None, name: str, depth: int = 20) -> JSON:
+    assert isinstance(shape, Struct)
+    return _of_shape(shape.fields[name].shape, depth)
+
+
+def _of_shape(shape: Shape, depth: int) -> JSON:
     """Returns a Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
     if not depth:
         return {}

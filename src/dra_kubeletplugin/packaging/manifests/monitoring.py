@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .kustomize import HEADER
-from .source import SOURCE
+from .source import HEADER, SOURCE
 
 FOLDER = SOURCE / "monitoring"
 _OPERATORS = """apiVersion: monitoring.coreos.com/v1

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...base.text import did_you_mean
 from . import pod_fields
-from .source import JSON, PARAMETER, Source, parse_yaml
+from .source import JSON, PODS, Source
 
-_KNOWN = (pod_fields.ALL, *pod_fields.PODS.values())
+_KNOWN = (pod_fields.ALL, *PODS)
 REPLACES_NODE_LABEL = (
     "this affinity would replace the affinity of the feature nodeLabel: add the label here, or switch nodeLabel off"
 )
@@ -31,15 +31,19 @@ def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[st
         elif not isinstance(fields or {}, dict):
             yield f"pods.{pod}: not a mapping of fields to values"
         for name in fields if isinstance(fields, dict) else ():
-            if name not in pod_fields.FIELDS:
-                known = did_you_mean(str(name), pod_fields.FIELDS) or f"; there are {', '.join(pod_fields.FIELDS)}"
+            if name not in source.pod_fields:
+                known = did_you_mean(str(name), source.pod_fields) or f"; there are {', '.join(source.pod_fields)}"
                 yield f"pods.{pod}.{name}: no such field{known}"
-    valid = {pod: _known(fields) for pod, fields in pods.items() if pod in _KNOWN and isinstance(fields, dict)}
+    valid = {
+        pod: {name: value for name, value in fields.items() if name in source.pod_fields}
+        for pod, fields in pods.items()
+        if pod in _KNOWN and isinstance(fields, dict)
+    }
     for pod, own in valid.items():
         yield from _reserved_names(source, pod, own)
     if "nodeLabel" in on and (where := _origin(valid, "plugin", "affinity")):
         yield f"pods.{where}.affinity: {REPLACES_NODE_LABEL}"
-    yield from dict.fromkeys(fault for file in pod_fields.PODS for fault in _of_pod(source, file, valid, on))
+    yield from dict.fromkeys(fault for pod in PODS for fault in _of_pod(source, pod, valid, on))
 
 
 def warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
@@ -47,10 +51,6 @@ def warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
     for pod in ("controller", "webhook"):
         if pods.get(pod) and pod not in on:
             yield f"pods.{pod}: features.{pod} is off, so there is no such pod"
-
-
-def _known(fields: Mapping[Any, Any]) -> pod_fields.Given:
-    return {name: value for name, value in fields.items() if name in pod_fields.FIELDS}
 
 
 def _origin(valid: Mapping[str, pod_fields.Given], pod: str, name: str) -> str:
@@ -67,36 +67,30 @@ def _reserved_names(source: Source, pod: str, own: pod_fields.Given) -> Iterator
             yield f"pods.{pod}.env[{i}].name: {variable['name']} is set by the manifests themselves"
 
 
-def _of_pod(source: Source, file: str, valid: Mapping[str, pod_fields.Given], on: Set[str]) -> Iterator[str]:
-    pod, (manifest,) = pod_fields.PODS[file], (m for f, m in pod_fields.workloads(source) if f == file)
-    fields = pod_fields.of_pods(valid)[file]
+def _of_pod(source: Source, pod: str, valid: Mapping[str, pod_fields.Given], on: Set[str]) -> Iterator[str]:
+    fields = pod_fields.of_pods(valid)[pod]
     if not fields:
         return
     from ...localcluster.apiserver import offline  # imported only if pod fields are set
 
-    plain: JSON = parse_yaml(PARAMETER.sub(lambda m: _example_value(source, m[1]), manifest.with_features(on)))
-    base = plain["spec"]["template"]
-    made = pod_fields.template_with(base, fields)
-    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {**made["metadata"], "name": "pod"}}
-    for fault in offline.faults(head | {"spec": made["spec"]}):
+    (manifest,) = (m for name, m in pod_fields.workloads(source) if name == pod)
+    examples = {p.name: "x" if p.default is None else p.default for p in source.parameters.values()}
+    template = manifest.render(on, examples)["spec"]["template"]
+    changed = pod_fields.template_with(source, template, fields)
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {**changed["metadata"], "name": "pod"}}
+    for fault in offline.faults(head | {"spec": changed["spec"]}):
         path, colon, rest = fault.partition(": ")
         place = _PLACE.fullmatch(path)
         if place is None or place[1] not in fields:
             continue  # an error in a field of the manifests: a wrong parameter causes it, and is reported as an error of the parameter
         name = place[1]
-        index = int(place[2]) - _before(base, name) if place[2] else None
+        index = int(place[2]) - _before(source, template, name) if place[2] else None
         if index is None or index >= 0:
             at = "" if index is None else f"[{index}]"
             yield f"pods.{_origin(valid, pod, name)}.{name}{at}{place[3]}{colon}{rest}"
 
 
-def _example_value(source: Source, parameter: str) -> str:
-    default = source.parameters[parameter].default
-    return "x" if default is None else str(default)
-
-
-def _before(template: JSON, name: str) -> int:
+def _before(source: Source, template: JSON, name: str) -> int:
     """Returns the number of items that the manifest already has in the list to which the field adds."""
-    field = pod_fields.FIELDS[name]
-    owner = template["spec"]["containers"][0] if field.of == pod_fields.CONTAINER else template[field.of]
-    return len(owner.get(name) or ()) if field.adds else 0
+    field = source.pod_fields[name]
+    return len(pod_fields.part_of(template, field.of).get(name) or ()) if field.adds else 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .source import JSON, PARAMETER, SourceError
+from .source import JSON, SourceError
 
 _DELIMITERS = '"/:-.'
+_MARKER = re.compile(r"\$\{(\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -24,27 +26,34 @@ class ReplacementPath:
     index: int = 0
 
 
+def with_markers(parameters: Iterable[str]) -> dict[str, str]:
+    """Returns the value of each parameter with which :func:`places` finds its places."""
+    return {name: f"${{{name}}}" for name in parameters}
+
+
 def places(manifest: JSON) -> Iterator[ReplacementPath]:
-    """Yields every place of a parameter. Raises :class:`SourceError` for a place that kustomize cannot replace."""
+    """Yields every place of a parameter. Raises :class:`SourceError` for a place that kustomize cannot replace.
+
+    Args:
+        manifest: an object in which the value of each parameter is its marker.
+    """
     for path, text in _texts(manifest, ()):
-        for parameter in dict.fromkeys(PARAMETER.findall(text)):
+        for parameter in dict.fromkeys(_MARKER.findall(text)):
             yield from _in_text(parameter, ".".join(path), text)
 
 
 def _in_text(parameter: str, path: str, text: str) -> Iterator[ReplacementPath]:
-    written = f"${{{parameter}}}"
-    if text == written:
+    marker = f"${{{parameter}}}"
+    if text == marker:
         yield ReplacementPath(parameter, path)
         return
     for delimiter in _DELIMITERS:
-        parts = text.split(delimiter)
-        found = [i for i, part in enumerate(parts) if part == written]
-        if len(found) == text.count(written):
-            for index in found:
-                yield ReplacementPath(parameter, path, delimiter, index)
+        found = [i for i, part in enumerate(text.split(delimiter)) if part == marker]
+        if len(found) == text.count(marker):
+            yield from (ReplacementPath(parameter, path, delimiter, index) for index in found)
             return
     raise SourceError(
-        f"{path}: {written} is not always between two of the characters {_DELIMITERS}, so kustomize cannot replace it"
+        f"{path}: {marker} is not always between two of the characters {_DELIMITERS}, so kustomize cannot replace it"
     )
 
 
@@ -55,7 +64,7 @@ def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             name = inner.get("name", "") if isinstance(inner, dict) else ""
-            by_name = name and not PARAMETER.search(name)  # a path by name fails after the name itself was replaced
+            by_name = name and not _MARKER.search(name)  # a path by name fails after the name itself was replaced
             yield from _texts(inner, (*path, f"[name={name}]" if by_name else str(i)))
-    elif isinstance(value, str) and PARAMETER.search(value):
+    elif isinstance(value, str) and _MARKER.search(value):
         yield path, value

@@ -1,15 +1,19 @@
-"""Loads the sources of all manifests: YAML with ``${parameter}`` and with marks for optional lines.
+"""Reads the one source of all manifests: ``source/parameters.yaml`` and the templates of the Helm chart in ``source/templates``.
 
-``#? feature`` at the end of a line: the line, and the lines indented below it, exist only with this feature. With ``#? !feature``
-they exist only without this feature. On the line ``apiVersion``, the mark applies to the whole manifest.
+The chart contains the templates as they are, and Helm renders them. :mod:`.kustomize` needs the same objects with and without each
+feature, so this module reads the templates too. It knows four forms of Helm's language:
 
-``#= field`` at the end of a line: the pod field of this name (:mod:`.pod_fields`), if set, replaces the line and the lines indented
-below it. ``#= field`` on a line of its own: the field is inserted there if it is set. ``#+ field`` on a line of its own: the items
-of the field are added to the items above.
+- ``{{ .Values.httpPort }}`` is a parameter. ``include "dra.name" .`` is the parameter ``name``, and ``.Release.Namespace`` is the
+  parameter ``namespace``. Each may have ``| quote``.
+- ``{{- if .Values.features.probes }}`` on a line of its own, also with ``not`` and ``{{- else }}``: the lines up to ``{{- end }}`` need
+  the feature.
+- ``{{- define "dra.plugin" }}`` begins the object that ``{{- include "dra.workload" (list . "plugin") }}`` prints.
+- Other lines that begin with ``{{-`` are only for Helm.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -20,14 +24,17 @@ import yaml
 
 JSON = dict[str, Any]
 SOURCE = Path(__file__).parent / "source"
+TEMPLATES = SOURCE / "templates"
 MADE = "Made by `dra deploy`"
 """The mark at the head of every rendered file. Files without it are never replaced."""
-HELM = "helm"
-"""The mark ``#? helm`` is for lines that only the Helm chart contains; kustomize has other means for their purpose."""
-PARAMETER = re.compile(r"\$\{(\w+)\}")
-_MARK = re.compile(r" #\? (!?)(\w+)$")
-_FIELD = re.compile(r" #= (\w+)$")
-_ALONE = re.compile(r"( *)#([=+]) (\w+)")
+HEADER = f"# {MADE}: changes here will be lost.\n"
+PODS = ("plugin", "controller", "webhook")
+"""The names of the pods in the values; each has a file of templates."""
+_PARAMETER = re.compile(r"\{\{ (.+?)( \| quote)? \}\}")
+_NAMES = {'include "dra.name" .': "name", ".Release.Namespace": "namespace"}
+_IF = re.compile(r" *\{\{- if (not )?\.Values\.features\.(\w+) \}\}")
+_DEFINE = re.compile(r'\{\{- define "dra\.(\w+)" \}\}')
+_WORKLOAD = re.compile(r'\{\{- include "dra\.workload" \(list \. "(\w+)"\) \}\}')
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -77,6 +84,32 @@ class Feature:
 
 
 @dataclass(frozen=True)
+class Conflict:
+    """Features that cannot be used together: all of ``enabled`` are on, and all of ``disabled`` are off."""
+
+    message: str
+    enabled: tuple[str, ...] = ()
+    disabled: tuple[str, ...] = ()
+
+    def applies(self, on: Set[str]) -> bool:
+        return on >= set(self.enabled) and not on & set(self.disabled)
+
+
+@dataclass(frozen=True)
+class PodField:
+    """A Kubernetes field that an operator can set on a driver's pods.
+
+    Args:
+        of: the part of the pod that has the field: ``metadata``, ``spec`` or the only ``container``.
+        adds: whether the value is added to the template's value; otherwise the value replaces it, even with an empty value.
+    """
+
+    name: str
+    of: str
+    adds: bool = False
+
+
+@dataclass(frozen=True)
 class Distribution:
     """Values of a Kubernetes distribution, merged over a driver's values."""
 
@@ -86,89 +119,65 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """One object. ``feature`` is the feature that the whole object needs; empty if every driver has it."""
+class Line:
+    """A line of a template. ``needs`` contains the features that must be on (True) or off (False)."""
 
     text: str
+    needs: Mapping[str, bool]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One object. ``feature`` is the feature that the whole object needs; empty if every driver has the object."""
+
+    lines: tuple[Line, ...]
     feature: str
 
     @property
     def kind(self) -> str:
-        found = re.search(r"^kind: (\w+)$", self.text, re.MULTILINE)
-        assert found, self.text
-        return found[1]
+        return next(line.text for line in self.lines if line.text.startswith("kind: ")).removeprefix("kind: ")
 
     @property
     def features(self) -> Set[str]:
         """The features that parts of the object need."""
-        marks = (_MARK.search(_FIELD.sub("", line)) for line in self.text.splitlines())
-        return {m[2] for m in marks if m} - {self.feature, HELM}
+        return {feature for line in self.lines for feature in line.needs} - {self.feature}
 
-    def with_features(self, on: Set[str]) -> str:
-        """Returns the object's text with these features and no other features."""
-        kept: list[str] = []
-        skipped = ""  # the line that was left out; lines that belong to it are left out too
-        for line in (_FIELD.sub("", line) for line in self.text.splitlines() if not _ALONE.fullmatch(line)):
-            if skipped and _belongs(line, skipped):
-                continue
-            mark = _MARK.search(line)
-            left_out = mark and mark[2] != self.feature and (mark[2] in on) is bool(mark[1])
-            skipped = line if left_out else ""
-            if not left_out:
-                kept.append(_MARK.sub("", line))
-        return "\n".join(kept) + "\n"
+    def text(self, on: Set[str], values: Mapping[str, object]) -> str:
+        """Returns the object as YAML, with its own feature and the features ``on``.
 
-    def as_template(self) -> Iterator[tuple[str, str]]:
-        """Yields pairs of a step for the Helm template and a line of the object. The step is "" for a line without a mark.
-
-        For a feature: ``if FEATURE`` or ``unless FEATURE`` before the marked lines, and ``end`` after them.
-        For a field that replaces lines: ``given FIELD``, the lines, ``else FIELD`` with the first of the lines, ``end``.
-        For a field on a line of its own: ``set FIELD`` or ``add FIELD``; the line is then the indentation.
+        Args:
+            values: a value for each parameter.
         """
-        parts: list[tuple[str, str]] = []  # open parts: the first line, and the field's name if a field opened it
-        for marked in self.text.splitlines():
-            alone = _ALONE.fullmatch(marked)
-            line = marked if alone else _FIELD.sub("", marked)
-            while parts and not _belongs(line, parts[-1][0]):
-                yield from _closing_steps(*parts.pop())
-            if alone:
-                yield f"{'set' if alone[2] == '=' else 'add'} {alone[3]}", alone[1]
-                continue
-            if field := _FIELD.search(marked):
-                parts.append((line, field[1]))
-                yield f"given {field[1]}", ""
-            if (mark := _MARK.search(line)) and mark[2] not in {self.feature, HELM}:
-                parts.append((line, ""))
-                yield ("unless " if mark[1] else "if ") + mark[2], ""
-            yield "", _MARK.sub("", line)
-        while parts:
-            yield from _closing_steps(*parts.pop())
 
+        def value(found: re.Match[str]) -> str:
+            shown = str(values[_NAMES.get(found[1]) or found[1].removeprefix(".Values.")])
+            return json.dumps(shown) if found[2] else shown
 
-def _closing_steps(line: str, field: str) -> Iterator[tuple[str, str]]:
-    if field:
-        yield f"else {field}", line
-    yield "end", ""
+        all_on = on | {self.feature}
+        kept = [line.text for line in self.lines if all((f in all_on) is wanted for f, wanted in line.needs.items())]
+        return _PARAMETER.sub(value, "\n".join(kept)) + "\n"
 
-
-def _belongs(line: str, opener: str) -> bool:
-    """Whether ``line`` belongs to the earlier line ``opener``: indented below it, or an item of the list whose name it is."""
-    indent, of_opener = (len(text) - len(text.lstrip()) for text in (line, opener))
-    names_list = _MARK.sub("", opener).endswith(":") and not opener.lstrip().startswith("- ")
-    return indent > of_opener or (indent == of_opener and names_list and line.lstrip().startswith("- "))
+    def render(self, on: Set[str], values: Mapping[str, object]) -> JSON:
+        """Returns the object of :meth:`text`."""
+        found: JSON = parse_yaml(self.text(on, values))
+        return found
 
 
 @dataclass(frozen=True)
 class Source:
     parameters: Mapping[str, Parameter]
     features: Mapping[str, Feature]
+    conflicts: tuple[Conflict, ...]
+    pod_fields: Mapping[str, PodField]
     distributions: Mapping[str, Distribution]
-    manifests: Mapping[str, tuple[Manifest, ...]]  # by file name without its suffix
+    manifests: Mapping[str, tuple[Manifest, ...]]
+    """The objects by the name of the pod that uses them; the Namespace is below ``namespace``."""
 
     @property
     def variables(self) -> Set[str]:
         """The environment variables that the manifests set with any combination of features."""
-        return set(re.findall(r"- \{?name: ([A-Z][A-Z_]+)\b", "".join(m.text for m in self.all)))
+        text = "\n".join(line.text for manifest in self.all for line in manifest.lines)
+        return set(re.findall(r"- \{?name: ([A-Z][A-Z_]+)\b", text))
 
     @property
     def all(self) -> Iterator[Manifest]:
@@ -181,25 +190,48 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_LOADER)  # noqa: S506
 
 
-def load(folder: Path = SOURCE) -> Source:
-    """Loads the source. Raises :class:`SourceError` for a mark or a parameter that ``parameters.yaml`` does not define."""
-    data = parse_yaml((folder / "parameters.yaml").read_text())
-    source = Source(
-        {name: Parameter(name, **p) for name, p in data["parameters"].items()},
-        {name: Feature(name, **f) for name, f in data["features"].items()},
-        {name: Distribution(name, **d) for name, d in data["distributions"].items()},
-        {n: tuple(_manifests((folder / f"{n}.yaml").read_text())) for n in ("node", "controller", "webhook")},
+def load() -> Source:
+    """Loads the source."""
+    data = parse_yaml((SOURCE / "parameters.yaml").read_text())
+    files = {"namespace": SOURCE / "namespace.yaml"} | {pod: TEMPLATES / f"{pod}.yaml" for pod in PODS}
+    return Source(
+        parameters={name: Parameter(name, **p) for name, p in data["parameters"].items()},
+        features={name: Feature(name, **f) for name, f in data["features"].items()},
+        conflicts=tuple(Conflict(**c) for c in data["conflicts"]),
+        pod_fields={name: PodField(name, **f) for name, f in data["podFields"].items()},
+        distributions={name: Distribution(name, **d) for name, d in data["distributions"].items()},
+        manifests={name: tuple(manifests(path.read_text())) for name, path in files.items()},
     )
-    for manifest in source.all:
-        if unknown := (manifest.features | {manifest.feature}) - {*source.features, ""}:
-            raise SourceError(f"{', '.join(sorted(unknown))} is in a mark `#?` but is not a feature in parameters.yaml")
-        if unknown := set(PARAMETER.findall(manifest.text)) - set(source.parameters):
-            raise SourceError(f"${{{', '.join(sorted(unknown))}}} is not a parameter in parameters.yaml")
-    return source
 
 
-def _manifests(text: str) -> Iterator[Manifest]:
-    for part in re.split(r"^---\n", text, flags=re.MULTILINE):
-        first = next(line for line in part.splitlines() if not line.startswith("#"))
-        mark = _MARK.search(first)
-        yield Manifest(part, mark[2] if mark else "")
+def manifests(text: str) -> Iterator[Manifest]:
+    """Yields the objects of a file of templates. The feature of an object is the feature of the ``---`` before it."""
+    lines = _lines(text)
+    starts = [i for i, line in enumerate(lines) if line.text == "---"]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield Manifest(tuple(lines[start + 1 : end]), next(iter(lines[start].needs), ""))
+
+
+def _lines(text: str) -> list[Line]:
+    """Returns the lines of a file of templates, with the lines of a ``define`` at the place that prints them."""
+    whole: list[Line] = []
+    defined: dict[str, list[Line]] = {}
+    target = whole
+    needs: list[tuple[str, bool]] = []  # of the open ``if``
+    for line in text.splitlines():
+        if found := _IF.fullmatch(line):
+            needs.append((found[2], not found[1]))
+        elif line.lstrip() == "{{- else }}":
+            feature, wanted = needs.pop()
+            needs.append((feature, not wanted))
+        elif line.lstrip() == "{{- end }}" and needs:
+            needs.pop()
+        elif line == "{{- end }}":
+            target = whole
+        elif found := _DEFINE.fullmatch(line):
+            target = defined.setdefault(found[1], [])
+        elif found := _WORKLOAD.fullmatch(line):
+            target += [Line(inner.text, {**dict(needs), **inner.needs}) for inner in defined[found[1]]]
+        elif not line.lstrip().startswith("{{-"):
+            target.append(Line(line, dict(needs)))
+    return whole

@@ -1,14 +1,16 @@
-"""The validated values of a driver. Values that are not set have the default of ``parameters.yaml``."""
+"""Reads and validates the values of a driver. Values that are not set have the default of ``parameters.yaml``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from ...base.yaml import stream
+from ...base.yaml.documents import YamlDocument
 from ...driver import Driver
-from . import pod_fields
+from . import pod_fields, values_validation
 from .source import JSON, Source, SourceError
-from .values_validation import faults
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Values:
     Args:
         options: environment variables of the driver.
         classes: specs of DeviceClasses by name.
-        pods: fields of the pods by source file.
+        pods: fields of the pods by pod.
     """
 
     parameters: Mapping[str, str | int]
@@ -26,6 +28,42 @@ class Values:
     options: Mapping[str, str]
     classes: Mapping[str, JSON]
     pods: Mapping[str, pod_fields.Given]
+
+
+def values_of(
+    source: Source, paths: Sequence[Path], warnings: list[str] | None = None, driver: type[Driver] | None = None
+) -> Values:
+    """Reads the values from files; later files override earlier ones.
+
+    Args:
+        warnings: a list to which warnings about likely mistakes are appended.
+        driver: the driver, if known, whose defined options are then checked too.
+
+    Raises :class:`SourceError` with every error, each with file and line.
+    """
+    found: list[YamlDocument] = []
+    faults: list[str] = []
+    for path in paths:
+        in_file = stream.read(path, faults)
+        for document in in_file:
+            faults += [": ".join(fault) for fault in document.faults]
+            if not isinstance(document.value, dict):
+                faults.append(f"{document.place()}: not a mapping of names to values")
+        if len(in_file) > 1:
+            faults.append(f"{in_file[1].place()}: a second document: put all values into one document")
+        found += in_file
+    if faults:
+        raise SourceError(*faults)
+    raw: JSON = {}
+    for document in found:
+        raw = merged(raw, document.value)
+    try:
+        values = read(source, raw, driver)
+    except SourceError as e:
+        raise SourceError(*(_with_place(text, found, paths) for text in e.faults)) from None
+    if warnings is not None:
+        warnings += [_with_place(text, found, paths) for text in values_validation.warnings(raw)]
+    return values
 
 
 def merged(below: JSON, above: JSON) -> JSON:
@@ -39,15 +77,24 @@ def merged(below: JSON, above: JSON) -> JSON:
 
 def read(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Values:
     """Returns validated values. Raises :class:`SourceError` with every error, each with its path."""
-    if found := list(faults(source, raw, driver)):
+    if found := list(values_validation.faults(source, raw, driver)):
         raise SourceError(*found)
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
-    on = frozenset(name for name, wanted in features.items() if wanted)
     values = {p.name: raw.get(p.name, p.default) for p in source.parameters.values()}
     return Values(
         {name: v for name, v in values.items() if v is not None},
-        on,
+        frozenset(name for name, wanted in features.items() if wanted),
         raw.get("options") or {},
         raw.get("deviceClasses") or {},
         pod_fields.of_pods(raw.get("pods") or {}),
     )
+
+
+def _with_place(text: str, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
+    """Prepends the place of the value with which the sentence begins, in the last file that sets the value."""
+    path, _, _ = text.partition(": ")
+    top = path.partition(".")[0]
+    for document in reversed(found):
+        if top in document.value:
+            return f"{document.place(path)}: {text}"
+    return f"{', '.join(map(str, paths))}: {text}"

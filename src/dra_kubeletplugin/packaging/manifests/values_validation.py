@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import ssl
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...base.settings import ControllerSettings, Settings, WebhookSettings, load
@@ -22,37 +23,9 @@ _OTHER_TYPES = re.compile(
     r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
 )
 _CONTROL = re.compile(r"[^\t\n -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_NO_WEBHOOK = "features: {0} needs the feature webhook: switch webhook on, or {0} off"
-CONFLICTS = (
-    (
-        ("hostNetwork", "probes", "rollingUpdate"),
-        "features: with hostNetwork, the old and the new pod of a rollingUpdate would serve probes on one port: switch rollingUpdate or "
-        "probes off",
-    ),
-    (("certManager", "!webhook"), _NO_WEBHOOK.format("certManager")),
-    (("webhookCABundle", "!webhook"), _NO_WEBHOOK.format("webhookCABundle")),
-    (
-        ("webhook", "!certManager", "!webhookCABundle"),
-        "features: the API server does not trust the webhook's certificate: switch certManager on, or switch webhookCABundle on and set "
-        "the value webhookCABundle",
-    ),
-    (
-        ("certManager", "webhookCABundle"),
-        "features: cert-manager writes the CA bundle itself: switch certManager or webhookCABundle off",
-    ),
-)
-"""Features that conflict, and the error for them. ``!`` before a feature means that the feature is off."""
-
-
-def _applies(features: Sequence[str], on: Set[str]) -> bool:
-    """Whether all these features are on, and all features with ``!`` are off."""
-    return all((feature.lstrip("!") in on) is not feature.startswith("!") for feature in features)
-
-
 _ROLES = (Settings, ControllerSettings, WebhookSettings)
-_SIMILARITY = (
-    0.85  # higher than the default, because names of a driver's options may resemble names of the framework's options
-)
+# higher than the default, because names of a driver's options may resemble names of the framework's options
+_SIMILARITY = 0.85
 
 
 def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
@@ -90,7 +63,7 @@ def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Ite
     for name, spec in (raw.get("deviceClasses") or {}).items():
         yield from _class_faults(str(name), spec, str(raw.get("resourceAPI") or "v1"))
     yield from pod_values_validation.faults(source, raw.get("pods") or {}, on)
-    yield from (why for together, why in CONFLICTS if _applies(together, on))
+    yield from (conflict.message for conflict in source.conflicts if conflict.applies(on))
 
 
 def warnings(raw: JSON) -> Iterator[str]:
@@ -171,14 +144,13 @@ def _fault(parameter: Parameter, value: Any) -> str:
     if _OTHER_TYPES.fullmatch(value):
         return f"{value!r} would be read as another type, because kustomize writes it without quotes: use another value"
     if not re.fullmatch(parameter.pattern, value):
-        if choices := parameter.choices:
-            return f"{_shown(value)} is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
-        return f"{_shown(value)} does not match {parameter.pattern}"
-    if len(value) > (parameter.longest or len(value)):
-        fault_text = f"{_shown(value)} has more than {parameter.longest} characters"
-    else:
-        fault_text = _certificate_fault(value) if parameter.name == "webhookCABundle" else ""
-    return fault_text
+        choices = parameter.choices
+        one_of = f"is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
+        return f"{_shown(value)} {one_of if choices else f'does not match {parameter.pattern}'}"
+    if parameter.name == "webhookCABundle":
+        return _certificate_fault(value)
+    too_long = parameter.longest and len(value) > parameter.longest
+    return f"{_shown(value)} has more than {parameter.longest} characters" if too_long else ""
 
 
 def _number_fault(value: Any, most: int) -> str:
@@ -201,11 +173,6 @@ def _shown(value: Any) -> str:
         return repr(printable(value))
     if isinstance(value, Mapping):
         return "an object"
-    words = {None: "nothing", True: "true", False: "false"}
-    return (
-        words[value]
-        if value is None or isinstance(value, bool)
-        else "a list"
-        if isinstance(value, list)
-        else printable(value)
-    )
+    if isinstance(value, list):
+        return "a list"
+    return "nothing" if value is None else printable(json.dumps(value))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import string
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from ...errors import SettingsError, describe
-from ..manifests.atomic_dir import temporary_folder
 from ..manifests.source import load
-from ..manifests.writer import values_of, write_driver
+from ..manifests.values import values_of
+from ..manifests.writer import write_driver
 from .names import Names
 
 _COMMON = {
@@ -56,8 +57,8 @@ def make(names: Names, directory: Path) -> Path:
     if not directory.is_dir():
         raise SettingsError(f"--directory {directory} is not a folder: create it first, or use another")
     try:
-        with temporary_folder(directory) as place:
-            unfinished = place / names.name
+        with tempfile.TemporaryDirectory(dir=directory, prefix=".dra-unfinished-") as place:
+            unfinished = Path(place, names.name)
             _write(names, unfinished)
             unfinished.rename(folder)
     except OSError as e:

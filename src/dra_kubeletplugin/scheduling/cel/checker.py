@@ -21,17 +21,25 @@ _SHORT = {
 
 
 class Checker:
+    """Checks one expression.
+
+    ``any_is_iterable`` allows comprehensions over a value of type ``any``, as Kubernetes does where attributes can be lists.
+    """
+
     def __init__(
         self,
         source: Source,
         variables: Mapping[str, Type],
         objects: Mapping[str, Mapping[str, Type]],
         functions: Mapping[str, list[Overload]] = FUNCTIONS,
+        *,
+        any_is_iterable: bool = False,
     ) -> None:
         self.source = source
         self.scopes: list[dict[str, Type]] = [dict(variables)]
         self.objects = objects
         self.functions = functions
+        self.any_is_iterable = any_is_iterable
         self.faults: list[tuple[int, str]] = []
         self.types = Unifier()
 
@@ -199,7 +207,7 @@ class Checker:
             first, second = (INT if node.var2 else over.params[0]), over.params[0]
         elif over.name == "map":
             first, second = over.params
-        elif is_dyn(over) or is_variable(over) or over == ERROR:
+        elif over in {DYN, ERROR} or is_variable(over) or (over == ANY and self.any_is_iterable):
             self.types.assignable([DYN], [over])
         else:
             message = f"expression of type '{self._shown(over)}' cannot be range of a comprehension (must be list, map, or dynamic)"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .values import CelError, Optional, size_of, type_of
+from .values import CelError, Format, Optional, size_of, type_of
 
 LIST_CREATE, MAP_CREATE = 10, 30
 Rule = Callable[[Sequence[Any], Any], int]
@@ -42,7 +42,7 @@ def _traversed(v: Any, known: dict[int, int]) -> int:
     if isinstance(v, bytes):
         return int(len(v) * 0.1)
     if not isinstance(v, (list, dict)):
-        return 0 if isinstance(v, CelError) else 1
+        return 1
     found = known.get(id(v))
     if found is None:
         parts = [*v.keys(), *v.values()] if isinstance(v, dict) else v
@@ -82,13 +82,22 @@ def _equal(args: Sequence[Any], result: Any) -> int:
     return 1 if type_of(args[0]).name.startswith(("kubernetes.", "net.")) else _smaller(args, result)
 
 
+def _validated(args: Sequence[Any], _: Any) -> int:
+    checked, text = args
+    return _text(1 + size_of(text)) * math.ceil(checked.pattern_length * 0.25) if isinstance(checked, Format) else 1
+
+
 def _contains_ip(args: Sequence[Any], _: Any) -> int:
-    parsed = _text(size_of(args[1])) if isinstance(args[1], str) else 0
-    return math.ceil(2 * size_of(args[0]) * 0.1) + parsed
+    return math.ceil(2 * size_of(args[0]) * 0.1)
 
 
 def _contains_cidr(args: Sequence[Any], result: Any) -> int:
     return _contains_ip(args, result) + _text(size_of(args[0])) + 1
+
+
+def _parsing(rule: Rule) -> Rule:
+    """Returns the rule of an overload that parses its second argument, a text, first."""
+    return lambda args, result: rule(args, result) + _text(size_of(args[1]))
 
 
 def _allocating(size: int, factor: float = 1) -> int:
@@ -153,6 +162,7 @@ _BY_NAME: dict[str, Rule] = {
     "isQuantity": _first,
     "semver": _first,
     "isSemver": _first,
+    "validate": _validated,
     "_==_": _equal,
     "_!=_": _smaller,
     "check": lambda *_: 350_000,  # an authorizer may be a remote service
@@ -180,6 +190,8 @@ _BY_OVERLOAD: dict[str, Rule] = {
     "_+_(string, string)": _joined,
     "_+_(bytes, bytes)": _joined,
     "string.matches(string)": _pattern,
+    "net.CIDR.containsIP(string)": _parsing(_contains_ip),
+    "net.CIDR.containsCIDR(string)": _parsing(_contains_cidr),
     "string.contains(string)": _search,
     **{f"_{op}_({t}, {t})": _smaller for op in ("<", "<=", ">", ">=") for t in ("string", "bytes")},
     **{

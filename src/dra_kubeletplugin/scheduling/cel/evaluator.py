@@ -137,7 +137,7 @@ def _of_call(node: CallExpr) -> Plan:
                 return found
         case name if name in _CONVERSIONS and len(args) == 1 and isinstance(args[0], Constant):
             return Constant(_folded(lambda: FUNCTIONS[name](args[0].value)))  # type: ignore[attr-defined]
-    ordered = len(args) > 2
+    ordered = len(args) > 2 or _dispatched(node)
     if node.function in _MATCHED and isinstance(args[1], Constant) and isinstance(args[1].value, str):
         pattern = args[1].value
         _folded(lambda: regex(pattern))
@@ -146,6 +146,15 @@ def _of_call(node: CallExpr) -> Plan:
         return grow
     function = FUNCTIONS[node.function]
     return counted(node, args, lambda a: function(*a), overload, ordered=ordered)
+
+
+def _dispatched(node: CallExpr) -> bool:
+    """Returns whether the overload is chosen at run time by the values of all arguments.
+
+    cel-go evaluates the arguments of such a call in order and stops at the first failure. An operator has one implementation for
+    all its overloads, so it always evaluates both operands.
+    """
+    return len(node.overloads) > 1 and not node.function.startswith(("_", "@in"))
 
 
 def _growing(node: CallExpr, args: list[Plan]) -> Plan | None:

@@ -77,7 +77,9 @@ class Selector:
         self.expression = expression
         with bounded_depth():
             tree = Parser(source).parse()
-            result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions).check(tree)
+            result = Checker(source, {"device": _DEVICE}, _OBJECTS, functions, any_is_iterable=list_attributes).check(
+                tree
+            )
             if fault := boolean_fault(result):
                 raise CompileError(fault)
             self.max_cost = Estimator().estimate(tree).most

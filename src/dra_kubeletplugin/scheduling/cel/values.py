@@ -116,10 +116,14 @@ class Url:
 
 @dataclass(frozen=True)
 class Format:
-    """A named format. ``validate`` returns the errors of a text; empty if the text is valid."""
+    """A named format. ``validate`` returns the errors of a text; empty if the text is valid.
+
+    ``pattern_length`` is the length of the pattern by which Kubernetes estimates the cost of a validation.
+    """
 
     name: str
     validate: Callable[[str], list[str]] = field(compare=False)
+    pattern_length: int = field(compare=False)
 
 
 INT_MIN, INT_MAX, UINT_MAX = -(2**63), 2**63 - 1, 2**64 - 1
@@ -237,36 +241,36 @@ def less(a: Any, b: Any) -> bool:
     raise CelError("no such overload")
 
 
+# By the exact class: bool is a subclass of int, and an address with a prefix is a subclass of an address.
+_TYPE_NAMES: dict[type, str] = {
+    type(None): "null_type",
+    bool: "bool",
+    UInt: "uint",
+    int: "int",
+    float: "double",
+    str: "string",
+    bytes: "bytes",
+    list: "list",
+    dict: "map",
+    DefaultMap: "map",
+    Duration: "google.protobuf.Duration",
+    Timestamp: "google.protobuf.Timestamp",
+    Type: "type",
+    Optional: "optional_type",
+    Quantity: "kubernetes.Quantity",
+    Version: "kubernetes.Semver",
+    ipaddress.IPv4Address: "net.IP",
+    ipaddress.IPv6Address: "net.IP",
+    ipaddress.IPv4Interface: "net.CIDR",
+    ipaddress.IPv6Interface: "net.CIDR",
+    Url: "kubernetes.URL",
+    Format: "kubernetes.NamedFormat",
+}
+
+
 def type_of(v: Any) -> Type:
     """Returns the run-time type of a value."""
-    names: list[tuple[type, str]] = [
-        (bool, "bool"),
-        (UInt, "uint"),
-        (int, "int"),
-        (float, "double"),
-        (str, "string"),
-        (bytes, "bytes"),
-        (list, "list"),
-        (dict, "map"),
-        (Duration, "google.protobuf.Duration"),
-        (Timestamp, "google.protobuf.Timestamp"),
-        (Type, "type"),
-        (Optional, "optional_type"),
-        (Quantity, "kubernetes.Quantity"),
-        (Version, "kubernetes.Semver"),
-        (ipaddress.IPv4Address, "net.IP"),
-        (ipaddress.IPv6Address, "net.IP"),
-        (ipaddress.IPv4Interface, "net.CIDR"),
-        (ipaddress.IPv6Interface, "net.CIDR"),
-        (Url, "kubernetes.URL"),
-        (Format, "kubernetes.NamedFormat"),
-    ]
-    if v is None:
-        return Type("null_type")
-    for kind, name in names:
-        if isinstance(v, kind):
-            return Type(name)
-    return Type(type(v).__name__)
+    return Type(_TYPE_NAMES.get(type(v)) or type(v).__name__)
 
 
 def show_double(v: float) -> str:

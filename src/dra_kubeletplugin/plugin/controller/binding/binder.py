@@ -23,6 +23,7 @@ from ....claims.claim_fields import ClaimFields, DeviceResult
 from ....claims.device_status import DeviceStatusReporter
 from ....driver import Condition, DeviceStatus
 from ....errors import ApiError, ConfigError, DraError, PermanentError, clip, describe
+from ....kube.errors import ConflictError
 from .bind_calls import BindCalls
 from .claims import AllocatedClaim, BoundClaimIdentity, ClaimWatch
 from .records import BindingRecord, BindingRecords
@@ -204,9 +205,8 @@ class Binder:
     async def _record(self, wanted: AllocatedClaim) -> None:
         try:
             self._bound[wanted.claim.uid] = await self.records.create(wanted)
-        except ApiError as e:
-            if e.status == 409:  # a response was lost, or another leader wrote the record meanwhile: that record counts
-                await self._read_again(wanted.claim.uid)
+        except ConflictError:  # a response was lost, or another leader wrote the record meanwhile: that record counts
+            await self._read_again(wanted.claim.uid)
             raise
 
     async def _read_again(self, uid: str) -> None:

@@ -7,6 +7,7 @@ version, so a former leader cannot undo the work of its successor.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ import msgspec
 
 from ....claims.claim_fields import DeviceKey
 from ....driver import BoundClaim, BoundDevice
-from ....errors import ApiError, describe
+from ....errors import describe
 from ....kube import KubeClient
+from ....kube.errors import NotFoundError
 from ....kube.resource import CONFIG_MAPS
 from .claims import AllocatedClaim, BoundClaimIdentity
 
@@ -99,7 +101,7 @@ class BindingRecords:
         """Writes the record of a claim, before ``bind`` is called for it.
 
         Raises:
-            ApiError: the record cannot be written; status 409 if another leader has written one.
+            ApiError: the record cannot be written; ``ConflictError`` if another leader has written one.
         """
         doc = _Doc(
             _VERSION, of.claim.namespace, of.claim.name, of.claim.uid, of.node, of.stamp,
@@ -123,13 +125,10 @@ class BindingRecords:
         """Deletes a record after ``unbind``. A missing record is not an error.
 
         Raises:
-            ApiError: the record cannot be deleted; status 409 if it was replaced.
+            ApiError: the record cannot be deleted; ``ConflictError`` if it was replaced.
         """
-        try:
+        with contextlib.suppress(NotFoundError):
             await self.client.delete(CONFIG_MAPS, record.object, self.namespace, version=record.version)
-        except ApiError as e:
-            if e.status != 404:
-                raise
 
 
 def _read(obj: JSON) -> BindingRecord:

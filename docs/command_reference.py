@@ -11,16 +11,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from ..analysis.explanation.model import Explanation
-from ..analysis.simulation.simulate import Simulation
-from ..resourceapi.usage.rows import Overview
-from . import commands, output_models
-from .doctor import Findings, Gathered
-from .explain import Waiting
-from .shell.exit_codes import MEANINGS
-from .shell.options import SETTINGS
-from .shell.output import camel
-from .shell.parsing import Parser
+from dra_kubeletplugin.analysis.explanation.model import Explanation
+from dra_kubeletplugin.analysis.simulation.simulate import Simulation
+from dra_kubeletplugin.cli import commands, output_models
+from dra_kubeletplugin.cli.doctor import Findings, Gathered
+from dra_kubeletplugin.cli.explain import Waiting
+from dra_kubeletplugin.cli.shell.exit_codes import MEANINGS
+from dra_kubeletplugin.cli.shell.options import SETTINGS
+from dra_kubeletplugin.cli.shell.output import camel
+from dra_kubeletplugin.cli.shell.parsing import Parser
+from dra_kubeletplugin.resourceapi.usage.rows import Overview
 
 SHAPES: Mapping[str, tuple[type, ...]] = {
     "claims": (output_models.Claims,),
@@ -39,8 +39,9 @@ _HEAD = """# Commands
 
 Generated from the command line's own parsers by `make docs`.
 
-Options and other words come in any order: `dra -o json claims`, `dra claims -o json`. After `--` nothing is an option. Options
-cannot be abbreviated; for a mistyped option the error names the nearest one. `python -m dra_kubeletplugin` is `dra`.
+The command is the first word. Its options and other words follow in any order: `dra claims -o json forget UID`. After `--` nothing is an
+option; then the options precede all other words. Options cannot be abbreviated; for a mistyped option the error names the nearest one.
+`python -m dra_kubeletplugin` is `dra`.
 `eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish. After a driver, as in
 `dra run acme.py --`, it also completes the driver's own options. That imports the driver, as `--help` does: 0.15 s plus the driver's
 own imports. No other completion runs Python.

@@ -1,0 +1,79 @@
+"""Renders the pages of all errors and all options for `docs/generate.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import Field
+from typing import Any
+
+from dra_kubeletplugin import errors
+from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
+from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.kube.errors import CLASSES
+
+
+def error_classes() -> list[type[DraError]]:
+    """Returns all error classes of the errors module, sorted by code."""
+    found: list[type[DraError]] = []
+    queue: list[type[DraError]] = [DraError]
+    while queue:
+        cls = queue.pop()
+        if cls.__module__ == errors.__name__:  # classes of other modules have the code of their base
+            found.append(cls)
+        queue.extend(cls.__subclasses__())
+    return sorted(found, key=lambda c: c.code)
+
+
+def errors_page() -> str:
+    lines = [
+        "# Errors",
+        "",
+        "Generated from `src/dra_kubeletplugin/errors.py` by `make docs`. In a pod's event, the reason comes first and the",
+        "code last. The text is the same at each attempt. Search the plugin's log for this text: the line has the fields",
+        "`error_code` and `claim`, and an operation id. All other lines of the same call have the same operation id.",
+        "",
+        "| code | reason | class | what to do |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {c.code} | `{c.reason}` | `{c.__name__}` | {c.help} |" for c in error_classes()]
+    lines += [
+        "",
+        "## Errors of the API server",
+        "",
+        "For code that calls the API server. `KubeClient` raises a subclass of `ApiError` for each status in this table. All have the",
+        "code `DRA-E006`. Import the classes from `dra_kubeletplugin.kube.errors`. Any other status, and a failure of the network,",
+        "is an `ApiError` itself. Its property `unreachable` is true if a retry may succeed.",
+        "",
+        "| status | class | meaning |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {c.status} | `{c.__name__}` | {c.__doc__} |" for c in CLASSES]
+    return "\n".join(lines) + "\n"
+
+
+def settings_page() -> str:
+    lines = [
+        "# Options",
+        "",
+        "Generated from `src/dra_kubeletplugin/base/settings` by `make docs`. A driver may have "
+        "[options of its own](drivers.md#options-of-your-own): `dra run DRIVER --help` lists them too.",
+        "",
+    ]
+    lines += _options(Settings.options())
+    for kind, title, command in (
+        (ControllerSettings, "Controller", "controller"),
+        (WebhookSettings, "Webhook", "webhook"),
+    ):
+        shared = [f for f in kind.options() if f in Settings.options()]
+        named = ", ".join(f"`{f.metadata['flag']}`" for f in shared)
+        lines += ["", f"## {title}", "", f"`dra {command}` takes {named}, and:", ""]
+        lines += _options(f for f in kind.options() if f not in shared)
+    return "\n".join(lines) + "\n"
+
+
+def _options(options: Iterable[Field[Any]]) -> list[str]:
+    out = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
+    for f in options:
+        default = f"{f.default:g}s" if isinstance(f.default, float) else str(f.default)
+        out.append(f"| `{f.metadata['flag']}` | `{f.metadata['env']}` | `{default or ' '}` | {f.metadata['help']} |")
+    return out

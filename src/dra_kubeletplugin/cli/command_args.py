@@ -1,0 +1,166 @@
+"""Arguments of the commands for drivers, nodes and files. Imports are kept light, because a node's plugin loads this module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..base.settings import ControllerSettings, WebhookSettings
+from .shell.options import add_repeated, add_settings
+from .shell.output import add_output
+from .shell.parsing import Parser, command
+
+KINDS = ("pci", "chardev", "sdk")
+HOST = "described host to use instead of this machine: a YAML file, or the name of one in the package"
+DRIVER = "driver: a Python file, a package's folder, or module:Class"
+
+
+@command("run", "run a driver as the plugin of a node", "run:run_command")
+def add_run(run: Parser) -> None:
+    run.description = "Runs the plugin of a driver on a node until SIGTERM."
+    run.add_argument("driver", metavar="DRIVER", help=DRIVER)
+    add_settings(run)
+
+
+@command("controller", "run the controller of a driver", "controller:controller_command")
+def add_controller(controller: Parser) -> None:
+    controller.description = "Publishes a driver's pools without a node, and binds claims, until SIGTERM."
+    controller.add_argument("driver", metavar="DRIVER", help=DRIVER)
+    add_settings(controller, ControllerSettings)
+
+
+@command("webhook", "run an admission webhook that rejects invalid parameters", "webhook:webhook")
+def add_webhook(webhook: Parser) -> None:
+    webhook.description = (
+        "Runs a validating admission webhook over HTTPS for claims, templates and classes, until SIGTERM."
+    )
+    webhook.add_argument("drivers", metavar="DRIVER", nargs="+", help=DRIVER + "; its parameters are validated")
+    add_settings(webhook, WebhookSettings)
+
+
+@command("claims", "list or forget records of prepared claims", "claims:claims")
+def add_claims(claims: Parser) -> None:
+    claims.description = (
+        "Lists the records of prepared claims on this node, of one driver or of all; `forget UID` deletes a record and "
+        "releases its devices. Run it on the node or in the plugin's pod, where the kubelet's folder is."
+    )
+    claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list", help="default: list")
+    claims.add_argument("uid", nargs="?", help="UID of the claim whose record is deleted")
+    add_output(claims)
+    claims.add_argument("--yes", action="store_true", help="forget without confirmation")
+    add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_timeout"))
+
+
+@command("cleanup", "remove the files and slices of an uninstalled driver from this node", "cleanup:cleanup")
+def add_cleanup(cleanup: Parser) -> None:
+    cleanup.description = (
+        "Removes an uninstalled driver's ResourceSlices, sockets, CDI specs and records of this node, "
+        "unless its plugin runs."
+    )
+    cleanup.add_argument(
+        "--force", action="store_true", help="remove the files and slices even if claims are still prepared"
+    )
+    add_output(cleanup)
+    add_settings(
+        cleanup,
+        only=(
+            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "api_timeout", "lock_timeout",
+        ),
+    )  # fmt: skip
+
+
+@command("inspect", "show the PCI functions and what a driver would publish", "inspect:inspect")
+def add_inspect(inspect: Parser) -> None:
+    inspect.description = (
+        "Shows this machine's PCI functions, the pools that a driver would publish, and why it would not publish some devices. "
+        "Needs no cluster."
+    )
+    inspect.add_argument("driver", metavar="DRIVER", nargs="?", help=DRIVER)
+    inspect.add_argument("--host", metavar="HOST", help=HOST)
+    inspect.add_argument(
+        "--describe-host", action="store_true", help="print only this machine's description for --host"
+    )
+    inspect.add_argument("--controller", action="store_true", help="show what `dra controller` would publish")
+    add_output(inspect)
+    add_settings(
+        inspect,
+        only=(
+            "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "discovery_timeout", "list_attributes",
+        ),
+    )  # fmt: skip
+
+
+@command("validate", "validate claims, templates, classes and pods in files", "validate:validate")
+def add_validate(validate: Parser) -> None:
+    validate.description = (
+        "Validates objects in files as an API server does, and their opaque parameters as the drivers do. Needs no cluster. "
+        "Exit code 1 if an object is invalid."
+    )
+    validate.add_argument(
+        "files", metavar="FILE", nargs="+",
+        help="YAML or JSON file with objects, or a folder of such files; - for standard input",
+    )  # fmt: skip
+    text = DRIVER + "; it validates the parameters; may be repeated"
+    add_repeated(validate, "--driver", metavar="DRIVER", dest="drivers", help=text)
+    validate.add_argument("--driver-name", metavar="NAME", help="name of the driver; by default the name in its class")
+    validate.add_argument(
+        "--host", metavar="HOST", help="with --driver: described host, whose devices' attributes selectors may use"
+    )
+    add_output(validate)
+
+
+@command("schema", "print the JSON Schema of a driver's opaque parameters", "validate:schema")
+def add_schema(schema: Parser) -> None:
+    schema.description = "Prints the JSON Schema of the opaque parameters that a driver accepts."
+    schema.add_argument("driver", metavar="DRIVER", help=DRIVER)
+    add_output(schema, "json")
+    schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, if the driver has several")
+
+
+@command("new", "create a driver's package, with tests, image, manifests and CI", "new:new")
+def add_new(new: Parser) -> None:
+    new.description = (
+        "Creates a folder with a driver's package that works at once: `cd NAME && make test && make dev`. "
+        "On a terminal it asks for missing options. It never overwrites a file."
+    )
+    new.add_argument("name", metavar="NAME", help="name of the folder, the package and the image, such as acme-fpga")
+    new.add_argument(
+        "--kind", choices=KINDS, help="source of the devices: PCI functions, device files, or a vendor's library"
+    )
+    new.add_argument(
+        "--driver-name", metavar="NAME", help="name of the driver in Kubernetes; by default NAME.example.com"
+    )
+    new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the vendor's PCI id, four hex digits")
+    text = "folder in which the package's folder is created (.)"
+    new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help=text)
+    add_output(new)
+
+
+@command("deploy", "render a driver's manifests from its values", "deploy:deploy")
+def add_deploy(deploy: Parser) -> None:
+    deploy.description = (
+        "Writes kustomization.yaml, deviceclass.yaml and the files that they use, in the folder of VALUES "
+        "(docs/deploy.md)."
+    )
+    deploy.add_argument("values", metavar="VALUES", nargs="?", help="values.yaml of a driver, or its folder")
+    text = "further values file, whose values replace values of VALUES, as in Helm; may be repeated"
+    add_repeated(deploy, "-f", "--values", dest="above", metavar="FILE", help=text)
+    text = (
+        "; its options are validated; with --shared-dir, by the chart; by default, the driver in the package of VALUES"
+    )
+    deploy.add_argument("--driver", metavar="DRIVER", help=DRIVER + text)
+    deploy.add_argument(
+        "-C", "--directory", metavar="FOLDER", help="folder to write to; by default, the folder of VALUES"
+    )
+    text = "folder or URL of an existing `kustomize` base, relative to FOLDER; no base is written"
+    deploy.add_argument("--kustomize-base", metavar="PLACE", default="", help=text)
+    text = "write the files that all drivers share: kustomize components, the Helm chart, alerts and a dashboard"
+    deploy.add_argument("--shared-dir", metavar="FOLDER", help=text)
+
+
+@command("completion", "print a completion script for a shell", "shell.completion:completion")
+def add_completion(completion: Parser) -> None:
+    completion.description = (
+        'Prints a completion script: `eval "$(dra completion bash)"`, '
+        "or save it in the shell's folder for completions."
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")

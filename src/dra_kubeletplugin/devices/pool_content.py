@@ -1,0 +1,122 @@
+"""Renders a pool's state into the form in which it is published, as a pure function.
+
+Devices get the framework's taints: for bad health, and for devices that vanished in use. If the API server has feature gates off,
+devices lose the fields that depend on these gates, or are not published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..resourceapi.gated_fields import Gate, lost, options_without, without
+from ..resourceapi.nodes import Nodes, Where
+from ..resourceapi.types import Taint
+from ..resourceapi.validation.slices import MAX_TAINTS
+from .pool_state import PoolState
+from .validation import DeviceEntry
+
+GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
+_GONE = GONE.json()
+JSON = Mapping[str, Any]
+
+
+class RenderedDevice(NamedTuple):
+    """A device whose published form differs from the driver's: ``published``, or None with the reason why it is not published.
+
+    It is rendered again only if ``entry``, the added ``taint`` or the gates that are ``off`` change.
+    """
+
+    entry: DeviceEntry
+    taint: JSON | None
+    off: frozenset[Gate]
+    published: DeviceEntry | None
+    reason: str
+    lost: Sequence[str]  # fields that it is published without
+
+
+class PoolContent(NamedTuple):
+    """A pool as it should be in slices.
+
+    Attributes:
+        options: fields that apply to all devices.
+        fault: why the pool is not published at all; empty if it is.
+        rejected: devices and counter sets that are not published, each with the reason.
+        rendered: the devices whose published form differs from the driver's.
+    """
+
+    name: str
+    nodes: Nodes
+    per_device: bool
+    devices: Sequence[DeviceEntry]
+    counter_sets: Sequence[JSON]
+    options: JSON
+    fault: str
+    rejected: Mapping[str, str]
+    rendered: Mapping[str, RenderedDevice]
+
+
+def render_pool(
+    state: PoolState, taints: Mapping[str, JSON], off: frozenset[Gate], before: PoolContent | None = None
+) -> PoolContent:
+    """Returns the pool as it is published.
+
+    Args:
+        state: the pool.
+        taints: taints for bad health, by device.
+        off: gates that the API server has off.
+        before: the last result, whose rendered devices are used again.
+    """
+    rejected, fault = dict(state.rejected), state.fault
+    options = options_without(state.options, off, of_this_node=state.nodes.where is Where.THIS)
+    if state.per_device and Gate.PARTITIONS in off:
+        gate = Gate.PARTITIONS.value
+        fault = (
+            fault or f"the API server's feature gate {gate} is off, and each device of the pool selects its own nodes"
+        )
+    if isinstance(options, str):
+        fault, options = fault or options, {}
+    if fault:
+        return PoolContent(state.name, state.nodes, state.per_device, [], [], options, fault, rejected, {})
+    devices: list[DeviceEntry] = []
+    rendered: dict[str, RenderedDevice] = {}
+    for entry in state.publishable():
+        taint = _GONE if entry.name in state.gone else taints.get(entry.name)
+        if taint is None and entry.gates.isdisjoint(off):
+            devices.append(entry)
+            continue
+        known = before.rendered.get(entry.name) if before else None
+        if known is None or known.entry is not entry or (known.taint, known.off) != (taint, off):
+            known = _render_device(entry, taint, off)
+        rendered[entry.name] = known
+        if known.published:
+            devices.append(known.published)
+        else:
+            rejected[entry.name] = known.reason
+    sets = [] if Gate.PARTITIONS in off else [s.json for s in state.sets.values() if not s.fault]
+    return PoolContent(state.name, state.nodes, state.per_device, devices, sets, options, "", rejected, rendered)
+
+
+def _render_device(entry: DeviceEntry, taint: JSON | None, off: frozenset[Gate]) -> RenderedDevice:
+    device = entry.json if taint is None else _tainted(entry.json, taint)
+    found = without(device, off)
+    if isinstance(found, str):
+        return RenderedDevice(entry, taint, off, None, found, ())
+    return RenderedDevice(entry, taint, off, entry.with_json(found), "", lost(device, found) if off else ())
+
+
+def _tainted(device: JSON, taint: JSON) -> JSON:
+    """Returns ``device`` with a taint of the framework. If there are too many taints, it replaces the author's last taint."""
+    taints = [t for t in device.get("taints") or [] if t["key"] != taint["key"]]
+    return {**device, "taints": [*taints[: MAX_TAINTS - 1], taint]}
+
+
+def sample_devices(state: PoolState, taints: Mapping[str, JSON]) -> Iterator[tuple[frozenset[Gate], JSON]]:
+    """Yields one device for each set of gates that devices depend on, as it would be sent if no gate were off."""
+    seen = set[frozenset[Gate]]()
+    for entry in state.publishable():
+        taint = _GONE if entry.name in state.gone else taints.get(entry.name)
+        gates = entry.gates if taint is None else entry.gates | {Gate.TAINTS}
+        if gates and gates not in seen:
+            seen.add(gates)
+            yield gates, entry.json if taint is None else _tainted(entry.json, taint)

@@ -1,0 +1,23 @@
+"""Opaque parameters of one request or of one entry, read by a fresh reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dra_kubeletplugin import Config
+from dra_kubeletplugin.driver.config.parameters import ConfigEntry, Parameters, Resolved
+
+
+def resolve(entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
+    """The configuration of one request, and where it comes from."""
+    return Parameters(kinds, driver).resolve(entries, request)
+
+
+def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> None:
+    Parameters(kinds, driver).validate(parameters, where)
+
+
+def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
+    """The typed parameters of one entry."""
+    return Parameters(kinds, driver).merge_entries([ConfigEntry(where, "FromClaim", parameters)])[0]

@@ -1,0 +1,199 @@
+"""The record journal in a running cluster: an update, a reboot, a removed file and a full disk, as an operator sees them with kubectl."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import cli
+from tests.claims.test_claims_disk_full_or_read_only import own_disk
+from tests.helpers.dev_process import DevProcess, run_dev
+from tests.helpers.waiting import block_until
+
+pytestmark = [pytest.mark.kubectl, pytest.mark.full]
+
+DRIVER = """
+from dra_kubeletplugin import Claim, ContainerEdits, Driver
+
+
+class Gpu(Driver):
+    name = "gpu.example.com"
+
+    def devices(self):
+        return [function.device() for function in self.host.pci(vendor=0x10DE)]
+
+    def prepare(self, claim: Claim):
+        return [d.prepared(ContainerEdits(env={"GPU": d.name})) for d in claim.devices]
+"""
+HOST = "functions:\n" + "".join(
+    f'- {{address: "0000:{bus}:00.0", vendor: 0x10de, device: 0x2330, class: 0x030200}}\n' for bus in (17, 18, 19)
+)
+PLUGIN = "node-1/kubelet/plugins/gpu.example.com"
+CLASS_AND_TEMPLATE: list[dict[str, Any]] = [
+    {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "gpu.example.com"},
+        "spec": {"selectors": [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]},
+    },
+    {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "one"},
+        "spec": {
+            "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]}}
+        },
+    },
+]
+
+
+def pod(name: str) -> dict[str, Any]:
+    container = {"name": "c", "image": "busybox", "resources": {"claims": [{"name": "gpu"}]}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]},
+    }
+
+
+class Cluster:
+    """A node with three devices, and what an operator asks of it."""
+
+    def __init__(self, dev: DevProcess) -> None:
+        self.dev = dev
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        self.dev.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def run(self, *names: str) -> None:
+        """Creates pods and waits until they run."""
+        self.apply(*map(pod, names))
+        block_until(lambda: all(self.status(name).get("phase") == "Running" for name in names))
+
+    def delete(self, name: str) -> None:
+        """Deletes a pod and waits until its claim is gone too."""
+        self.dev.kubectl("delete", "pod", name, "--wait=false")
+        block_until(
+            lambda: not [c for c in self.items("resourceclaims") if c["metadata"]["name"].startswith(f"{name}-")]
+        )
+
+    def items(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.dev.kubectl("get", kind, "-o", "json"))["items"]
+        return found
+
+    def claims(self) -> dict[str, dict[str, Any]]:
+        """Returns the claim of each pod."""
+        return {c["metadata"]["name"].split("-")[0]: c for c in self.items("resourceclaims")}
+
+    def status(self, name: str) -> dict[str, Any]:
+        return next((p.get("status", {}) for p in self.items("pods") if p["metadata"]["name"] == name), {})
+
+    def allocated(self) -> dict[str, str]:
+        """Returns the device of each pod, by what the API server has."""
+        return {
+            name: allocation["devices"]["results"][0]["device"]
+            for name, claim in self.claims().items()
+            if (allocation := claim.get("status", {}).get("allocation"))
+        }
+
+    def recorded(self) -> dict[str, str]:
+        """Returns the device of each pod, by what ``dra claims`` reports."""
+        out = io.StringIO()
+        state = self.dev.state
+        folders = ["--kubelet-root", str(state / "node-1/kubelet"), "--cdi-root", str(state / "node-1/cdi")]
+        with contextlib.redirect_stdout(out):
+            assert cli.main(["claims", "-o", "json", *folders]) == 0
+        return {c["name"].split("-")[0]: c["devices"][0]["device"] for c in json.loads(out.getvalue())["claims"]}
+
+    def events(self, name: str) -> str:
+        return self.dev.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}", "-o", "json")
+
+
+@contextlib.contextmanager
+def running(folder: Path, *args: str) -> Iterator[Cluster]:
+    (folder / "driver.py").write_text(DRIVER)
+    (folder / "host.yaml").write_text(HOST)
+    with run_dev(folder, str(folder / "driver.py"), "--host", str(folder / "host.yaml"), *args) as dev:
+        cluster = Cluster(dev)
+        cluster.apply(*CLASS_AND_TEMPLATE)
+        yield cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a name that leaves room for sockets."""
+    with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_a_rolling_update_keeps_the_claims_of_running_pods(cluster: Cluster) -> None:
+    cluster.run("a", "b")
+    before = cluster.allocated()
+    cluster.dev.verb("upgrade-driver")
+    assert cluster.recorded() == before
+    cluster.run("c")
+    cluster.delete("a")
+    assert cluster.recorded() == cluster.allocated() and set(cluster.recorded()) == {"b", "c"}
+    cluster.run("d")  # on the device of the deleted pod
+    assert len(set(cluster.recorded().values())) == 3
+
+
+def test_a_reboot_prepares_the_claims_of_restarted_pods_again(cluster: Cluster) -> None:
+    cluster.run("a")
+    driver = cluster.dev.driver()["pid"]
+    cluster.dev.verb("reboot-node")
+    assert cluster.dev.driver()["pid"] != driver
+    cluster.delete("a")
+    cluster.run("b", "c", "d")
+    assert cluster.recorded() == cluster.allocated() and len(set(cluster.recorded().values())) == 3
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_a_removed_journal_frees_no_device(cluster: Cluster, stopped: bool) -> None:
+    cluster.run("a", "b")
+    before = cluster.allocated()
+    journal = cluster.dev.state / PLUGIN / "records.journal"
+    if stopped:
+        # A stopped plugin has nothing in memory: the next one reads the notes beside the CDI specs.
+        os.kill(cluster.dev.driver()["pid"], 9)
+    journal.unlink()
+    block_until(lambda: journal.exists() and cluster.recorded() == before)
+    cluster.run("c")
+    assert len(set(cluster.recorded().values())) == 3
+    assert "records.journal was removed" in cluster.dev.log() or stopped
+    for name in ("a", "b", "c"):
+        cluster.delete(name)
+    assert cluster.recorded() == {}
+
+
+@pytest.mark.mounts
+def test_a_full_disk_is_named_in_the_events_of_the_pod_and_the_pod_runs_later(tmp_path: Path, short: Path) -> None:
+    state = short / "state"
+    with own_disk(state / PLUGIN, "1m"), running(tmp_path, "--state-dir", str(state)) as cluster:
+        cluster.run("a")
+        filler = state / PLUGIN / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        cluster.apply(pod("b"))
+        block_until(lambda: "records.journal cannot be written, the disk is full" in cluster.events("b"))
+        assert cluster.status("b")["phase"] == "Pending"
+        assert cluster.status("a")["phase"] == "Running"
+        filler.unlink()
+        block_until(lambda: cluster.status("b")["phase"] == "Running")
+        assert cluster.recorded() == cluster.allocated() and len(set(cluster.recorded().values())) == 2
