@@ -359,10 +359,6 @@ class Engine:
             f"claim {ref} is still being processed by another instance of the plugin: the kubelet retries"
         )
 
-    async def stop(self, grace: float) -> None:
-        """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
-        await self.context.tasks.end(grace)
-
 
 def _fields_with_pod(ref: ClaimIdentity, reserved_for: Sequence[Mapping[str, Any]]) -> Fields:
     """Returns the claim's log fields; with its pod, if exactly one pod uses the claim."""
