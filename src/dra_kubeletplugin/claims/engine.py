@@ -204,33 +204,21 @@ class Engine:
 
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
         """Returns the verified claim; or the claim's record, if it is prepared and the API server does not respond."""
-        loop = asyncio.get_running_loop()
-        record_lookup: asyncio.Task[None] | None = None
-
-        async def check_record(scope: asyncio.Timeout) -> None:
-            with contextlib.suppress(DraError):  # the API server may still respond
-                if await self._prepared_record(ref.uid):
-                    scope.reschedule(0)
-
-        def start_record_lookup(scope: asyncio.Timeout) -> None:
-            nonlocal record_lookup
-            record_lookup = loop.create_task(check_record(scope))
-
+        verifying = asyncio.create_task(self.verifier.verify(ref))
+        verifying.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio logs unread exceptions
         try:
-            async with asyncio.timeout(None) as scope:
-                timer = loop.call_later(_ANSWER_FROM_RECORD_AFTER, start_record_lookup, scope)
-                try:
-                    return await self.verifier.verify(ref)
-                finally:
-                    timer.cancel()
-                    if record_lookup:
-                        record_lookup.cancel()
-        except (ApiUnavailableError, TimeoutError) as e:
+            await asyncio.wait({verifying}, timeout=_ANSWER_FROM_RECORD_AFTER)
+            if not verifying.done():
+                with contextlib.suppress(DraError):  # the API server may still respond
+                    if record := await self._prepared_record(ref.uid):
+                        return record
+            return await verifying
+        except ApiUnavailableError:
             if record := await self._prepared_record(ref.uid):
                 return record
-            if isinstance(e, ApiUnavailableError):
-                raise
-            raise ApiUnavailableError(f"claim {ref} cannot be read now: the API server does not respond") from None
+            raise
+        finally:
+            verifying.cancel()
 
     async def _prepared_record(self, uid: str) -> Record | None:
         row = await self.context.store.get(uid)
@@ -370,10 +358,6 @@ class Engine:
         raise ClaimBusyError(
             f"claim {ref} is still being processed by another instance of the plugin: the kubelet retries"
         )
-
-    async def stop(self, grace: float) -> None:
-        """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
-        await self.context.tasks.end(grace)
 
 
 def _fields_with_pod(ref: ClaimIdentity, reserved_for: Sequence[Mapping[str, Any]]) -> Fields:

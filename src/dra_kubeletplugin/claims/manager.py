@@ -179,8 +179,8 @@ class ClaimManager:
                 self.store.opened.set()
 
     async def stop(self, grace: float) -> None:
-        """Accepts no new work and waits up to ``grace`` seconds for work in flight."""
-        await self.engine.stop(grace)
+        """Accepts no new work and waits up to ``grace`` seconds for work in flight. The next process rolls back the rest."""
+        await self.tasks.end(grace)
 
     async def close(self) -> None:
         for task in self._startup:
