@@ -641,6 +641,19 @@ async def test_while_a_vanished_device_has_its_own_nodes_every_device_of_its_poo
     assert inventory.published("p") == [{"name": "plain"}]
 
 
+async def test_without_the_gate_of_partitions_neither_counter_sets_nor_nodes_of_devices_are_sent() -> None:
+    inventory = Inventory("", role=Role.CONTROLLER)
+    own = Pool("own", [Device("a", nodes=Nodes.named("node-1"))], nodes=Nodes.all())
+    counted = Pool("counted", [Device("b")], [CounterSet("s", {"x": 1})], nodes=Nodes.all())
+    await inventory.update([own, counted])
+    await inventory.set_gates_off(frozenset({Gate.PARTITIONS}))
+    (content,) = inventory.contents()
+    assert (content.name, list(content.counter_sets)) == ("counted", [])
+    assert "each device of the pool selects its own nodes" in inventory.rejected["pool own"]
+    await inventory.set_gates_off(frozenset())
+    assert [c.name for c in inventory.contents()] == ["own", "counted"]
+
+
 async def test_a_device_with_own_nodes_in_a_pool_of_this_node_is_left_out_alone() -> None:
     inventory = await stocked("a")
     await inventory.update(node([Device("a"), Device("b", nodes=Nodes.all())]))
@@ -670,6 +683,14 @@ async def test_a_partition_that_vanished_in_use_keeps_its_counter_set_published(
     assert [s["name"] for s in published_sets(inventory)] == ["gpu-0"]
     await inventory.update([Pool("node", [Device("b")])])
     assert published_sets(inventory) == []
+
+
+async def test_the_driver_s_newest_counter_set_counts_also_for_a_partition_that_vanished_in_use() -> None:
+    inventory = Inventory("node")
+    part = Device("part", consumes_counters={"gpu-0": {"slices": 1}})
+    await inventory.update([Pool("node", [part], [CounterSet("gpu-0", {"slices": 7})])])
+    await inventory.update([Pool("node", [], [CounterSet("gpu-0", {"slices": 6})])], used={("node", "part"): {}})
+    assert published_sets(inventory) == [{"name": "gpu-0", "counters": {"slices": {"value": "6"}}}]
 
 
 async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it() -> None:

@@ -117,10 +117,9 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, used: Mapping[
     per_device = pool.nodes.where is not Where.THIS and (
         any(d.nodes is not None for d in pool.devices) or any(e.has_own_nodes for e in gone.values())
     )
-    same_nodes = (before.nodes, before.per_device) == (pool.nodes, per_device)
-    known = before.devices if same_nodes else {}
     devices = {
-        d.name: validate_device(d, pool.nodes, per_device=per_device, before=known.get(d.name)) for d in pool.devices
+        d.name: validate_device(d, pool.nodes, per_device=per_device, before=before.devices.get(d.name))
+        for d in pool.devices
     }
     sets: dict[str, CounterSetEntry] = {}
     for item in pool.counter_sets:

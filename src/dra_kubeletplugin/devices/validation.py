@@ -93,7 +93,7 @@ def validate_device(
 
     Args:
         per_device: whether each device of the pool has its own nodes.
-        before: the entry from the last discovery, if the pool's nodes are the same.
+        before: the entry from the last discovery. A role never has the pool of this node and other pools under one name.
     """
     name = device.name
     try:
