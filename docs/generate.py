@@ -5,7 +5,6 @@ The package itself generates the pages of commands and metrics.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import command_reference
+import msgspec
 import reference_pages
 import sequence
 import yaml
 
 from dra_kubeletplugin.base.telemetry import metrics
-from dra_kubeletplugin.host import model as parts
+from dra_kubeletplugin.host.fake import model as parts
 from dra_kubeletplugin.host.fake import schema, sysfs
 from dra_kubeletplugin.packaging.manifests import monitoring, source
 from dra_kubeletplugin.resourceapi import gated_fields, kubernetes_releases
@@ -189,8 +189,9 @@ package contains descriptions that you select by name: {machines}.
 ## Keys
 
 {keys}
-Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. One
-message reports all errors of a file, each with its line.
+Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. A
+message has the place of each error in the file and its line: the first error of each function, and the first error of the other keys.
+If there is none, it has all contradictions, such as two functions at one address.
 """
 
 
@@ -201,11 +202,6 @@ def example() -> str:
     return "\n".join(line[4:] for line in found[1].splitlines())
 
 
-_TYPES = {
-    "str": "text", "str | None": "text", "int": "number", "int | None": "number", "float": "number", "bool": "true or false",
-    "Texts": "mapping", "Classes": "mapping", "Sequence[str]": "list", "Sequence[int]": "list", "Sequence[Function]": "list",
-    "Mapping[int, NumaNode]": "mapping", "Link | None": "mapping", "VirtualFunctions | None": "mapping",
-}  # fmt: skip
 _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fails if a key is missing here or unknown
     "": {
         "functions": "PCI functions, below",
@@ -249,7 +245,7 @@ _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fail
         "distances": "distances to all nodes in order, as in the ACPI table SLIT",
     },
 }
-_CLASSES = {
+_STRUCTS = {
     "": parts.Machine, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
     "numa_nodes{{}}": parts.NumaNode,
 }  # fmt: skip
@@ -259,27 +255,44 @@ _DERIVED_DEFAULTS = {  # defaults that depend on other keys
     "functions[].vfs.device": "the function's id",
     "offset": "free addresses",
 }
-_REQUIRED = {"functions", "address", "vendor", "device", "speed", "width", "total"}
 
 
 def keys() -> Iterator[str]:
     for place, meant in _KEYS.items():
-        fields = {f.name.removesuffix("_code"): f for f in dataclasses.fields(_CLASSES[place])}
+        info = msgspec.inspect.type_info(_STRUCTS[place])
+        assert isinstance(info, msgspec.inspect.StructType)
+        fields = {f.encode_name: f for f in info.fields}
         assert fields.keys() == meant.keys(), f"{place}: {fields.keys() ^ meant.keys()}"
         for name, what in meant.items():
             path = f"{place}.{name}".lstrip(".").format()
             field, meaning = fields[name], what.format(speeds=listed(parts.SPEEDS), widths=listed(parts.WIDTHS))
-            yield f"| `{path}` | {_TYPES[str(field.type)]} | {default(path, name, field)} | {meaning} |"
+            yield f"| `{path}` | {type_name(field.type)} | {default(path, name, field)} | {meaning} |"
 
 
-def default(path: str, name: str, field: dataclasses.Field[Any]) -> str:
+def type_name(found: msgspec.inspect.Type) -> str:
+    match found:
+        case msgspec.inspect.UnionType(types=types):
+            names = {type_name(t) for t in types if not isinstance(t, msgspec.inspect.NoneType)}
+            return "text" if "text" in names else names.pop()
+        case msgspec.inspect.StrType():
+            return "text"
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            return "number"
+        case msgspec.inspect.VarTupleType():
+            return "list"
+    return "mapping"
+
+
+def default(path: str, name: str, field: msgspec.inspect.Field) -> str:
     found = _DERIVED_DEFAULTS.get(path) or _DERIVED_DEFAULTS.get(name)
     if found:
         return found
-    if name in _REQUIRED:
+    if field.required:
         return "required"
     value = field.default
-    if field.default_factory is not dataclasses.MISSING or value in (None, "", ()):
+    if field.default_factory is not msgspec.NODEFAULT or value in (None, "", ()):
         return "none"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 

@@ -17,8 +17,9 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.claim_files import record_of
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
-from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER, make_record_with_file
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 

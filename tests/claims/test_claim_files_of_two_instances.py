@@ -12,8 +12,9 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedDevice
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
-from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER, make_record_with_file
+from tests.helpers.waiting import wait_until
 
 
 class Plain(Driver):

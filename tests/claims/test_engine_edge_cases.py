@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import os
 import threading
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
@@ -24,8 +22,6 @@ from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.claims.verification import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
-from dra_kubeletplugin.kube import Resource
-from dra_kubeletplugin.kube.http1 import HttpResponse
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
@@ -148,22 +144,6 @@ async def test_only_a_file_that_was_written_again_is_reported(tmp_path: Path, ca
 # --- a claim as the server has it ---------------------------------------------------------------------------
 
 
-class Server:
-    def __init__(self, status: Any) -> None:
-        self.status = status
-
-    async def dra(self, plural: str) -> Resource:
-        return Resource("resource.k8s.io", "v1", plural, namespaced=True)
-
-    async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
-        *_, namespace, plural, name = path.split("/")
-        found = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
-        return HttpResponse(200, {}, msgspec.json.encode(found))
-
-    async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
-        return {"metadata": {"name": name, "namespace": namespace, "uid": "u"}, "status": self.status}
-
-
 @pytest.mark.parametrize(
     ("status", "pods"),
     [
@@ -176,7 +156,9 @@ class Server:
 )
 async def test_for_whom_a_claim_is_reserved(status: Any, pods: list[str]) -> None:
     nothing = cast(Any, None)
-    verifier = Verifier(cast(Any, Server(status)), nothing, nothing, nothing, DRIVER)
+    api = FakeApiServer()
+    api.claims["c"] = {"metadata": {"name": "c", "namespace": "ns", "uid": "u"}, "status": status}
+    verifier = Verifier(cast(Any, api), nothing, nothing, nothing, DRIVER)
     found = await verifier.fetch(ClaimIdentity("ns", "c", "u"))
     assert found is not None
     assert [p["name"] for p in found.fields.reserved_for] == pods
@@ -217,7 +199,7 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
         monkeypatch.setattr(store, "_attempt", attempted)
         monkeypatch.setattr(one.claims.reports, "queue", lambda key, statuses: told.append((key.uid, *statuses)))
         engine = one.claims.engine
-        engine.context = dataclasses.replace(engine.context, changed=lambda: told.append("changed"))
+        engine.context = msgspec.structs.replace(engine.context, changed=lambda: told.append("changed"))
         assert not isinstance(await one.prepare(ref), DraError)
         assert await one.records() == {"a": "Prepared"}
         assert told == ["changed", ("a", ("node", "d-0", ""))]

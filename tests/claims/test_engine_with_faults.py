@@ -21,12 +21,13 @@ from dra_kubeletplugin.claims.transitions import RollBack
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.harness import DRIVER as CRASH
 from tests.helpers.crash.harness import node_harness
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.raw_server import RawServer, http_response
+from tests.helpers.waiting import wait_until
 from tests.plugin.test_node import allocate, prepare_call, ref
 
 

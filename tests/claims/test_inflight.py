@@ -16,12 +16,7 @@ from dra_kubeletplugin.claims.inflight import ClaimTasks, Work, as_dra_error
 from dra_kubeletplugin.claims.store import batch as module
 from dra_kubeletplugin.claims.store.batch import Batcher, BatchWindow
 from dra_kubeletplugin.errors import DraError, RecordsError
-
-
-async def until(check: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not check():
-            await asyncio.sleep(0.001)
+from tests.helpers.waiting import wait_until
 
 
 class Gate:
@@ -67,7 +62,7 @@ async def test_what_comes_together_is_one_batch_and_what_comes_meanwhile_the_nex
     assert threads() == 0
     held.open.clear()
     first = [batcher.submit(n) for n in (1, 2, 3)]
-    await until(lambda: held.batches)
+    await wait_until(lambda: held.batches)
     later = [batcher.submit(n) for n in (4, 5)]
     await asyncio.sleep(0.02)
     assert held.batches == [[1, 2, 3]]
@@ -85,11 +80,11 @@ async def test_each_item_has_its_own_fault(gate: tuple[Gate, Batcher[Any]]) -> N
     assert isinstance(found[0], KeyError)
     assert found[1] == 2
     assert isinstance(found[2], RuntimeError)
-    await until(futures[3].done)
+    await wait_until(futures[3].done)
     assert isinstance(futures[3].exception(), SystemExit)
     held.fault = GeneratorExit()
     futures = [batcher.submit(n) for n in (1, 2)]
-    await until(lambda: all(f.done() for f in futures))
+    await wait_until(lambda: all(f.done() for f in futures))
     assert all(isinstance(f.exception(), GeneratorExit) for f in futures)
     held.fault = None
     assert await batcher.submit(4) == 8, "the thread lives on"
@@ -105,11 +100,11 @@ async def test_who_waits_no_more_takes_nothing_from_the_others(gate: tuple[Gate,
 async def test_after_a_moment_without_work_comes_the_rest_once(gate: tuple[Gate, Batcher[Any]]) -> None:
     held, batcher = gate
     await batcher.submit(1)
-    await until(lambda: held.idle == 1)
+    await wait_until(lambda: held.idle == 1)
     await asyncio.sleep(0.03)
     assert held.idle == 1
     await batcher.submit(1)
-    await until(lambda: held.idle == 2)
+    await wait_until(lambda: held.idle == 2)
     assert await batcher.submit(2) == 4, "a fault of the rest is nobody's"
 
 
@@ -124,7 +119,7 @@ async def test_work_puts_the_rest_off_but_not_for_ever(
     assert held.idle == 0
     monkeypatch.setattr(module, "_LATEST", -1.0)
     await batcher.submit(1)
-    await until(lambda: held.idle == 1)
+    await wait_until(lambda: held.idle == 1)
 
 
 async def test_of_waits_for_a_rest_only_the_last_is_left(
@@ -146,7 +141,7 @@ async def test_of_waits_for_a_rest_only_the_last_is_left(
     monkeypatch.setattr(loop, "call_later", later)
     for _ in range(3):
         await batcher.submit(1)
-    await until(lambda: len(timers) == 3)
+    await wait_until(lambda: len(timers) == 3)
     assert [t.cancelled() for t in timers] == [True, True, False]
     await batcher.close(5)
     assert timers[2].cancelled()
@@ -157,7 +152,7 @@ async def test_a_close_waits_for_what_is_under_way_and_takes_nothing_more(gate: 
     held, batcher = gate
     held.open.clear()
     future = batcher.submit(1)
-    await until(lambda: held.batches)
+    await wait_until(lambda: held.batches)
     closing = asyncio.create_task(batcher.close(10))
     await asyncio.sleep(0.01)
     assert not closing.done()
@@ -166,7 +161,7 @@ async def test_a_close_waits_for_what_is_under_way_and_takes_nothing_more(gate: 
     assert await future == 2
     with pytest.raises(RecordsError, match="gated work: closed"):
         await batcher.submit(2)
-    await until(lambda: threads() == 0)
+    await wait_until(lambda: threads() == 0)
     assert held.idle == 0
 
 
@@ -180,7 +175,7 @@ async def test_the_last_thing_is_done_by_the_thread_behind_everything_else_and_o
     closing = asyncio.create_task(
         batcher.close(10, lambda: seen.append((threading.current_thread().name, len(held.batches))))
     )
-    await until(lambda: held.batches)
+    await wait_until(lambda: held.batches)
     held.open.set()
     await closing
     assert (seen, await future) == ([("gated work", 1)], 2)
@@ -197,14 +192,14 @@ async def test_a_last_thing_that_fails_ends_the_thread_all_the_same(gate: tuple[
 
     async with asyncio.timeout(30):
         await batcher.close(60, fails)
-    await until(lambda: threads() == 0)
+    await wait_until(lambda: threads() == 0)
 
 
 async def test_a_close_does_not_wait_for_ever(gate: tuple[Gate, Batcher[Any]]) -> None:
     held, batcher = gate
     held.open.clear()
     future = batcher.submit(1)
-    await until(lambda: held.batches)
+    await wait_until(lambda: held.batches)
     async with asyncio.timeout(30):
         await batcher.close(0.01)
     held.open.set()

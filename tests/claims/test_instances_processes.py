@@ -21,8 +21,8 @@ from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims.instances import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 from dra_kubeletplugin.testing import node_with
-from tests.helpers.crash.claim_manager import wait_until
 from tests.helpers.crash.harness import DRIVER, ROOT, node_harness
+from tests.helpers.waiting import wait_until
 from tests.plugin.test_node import allocate, prepare_call, ref
 
 STARTS = 400

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import os
 import signal
@@ -29,8 +28,9 @@ from dra_kubeletplugin.errors import (
     StoppingError,
 )
 from dra_kubeletplugin.metadata.document import Document, decode, encode, is_whole
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.metadata_update_process import POINTS, UID, Net, claim, path
+from tests.helpers.waiting import wait_until
 
 ETH = NetworkData(interface_name="eth1", ips=["10.0.0.2/24"], hardware_address="02:00:00:00:00:01")
 
@@ -325,7 +325,7 @@ async def test_a_later_claim_of_the_same_name_gets_a_file_of_its_own(tmp_path: P
     async with running_manager(tmp_path, Net(), api) as r:
         await r.prepare(first)
         with path(r, "net").open("rb") as mounted:
-            second = dataclasses.replace(first, uid="uid-2")
+            second = first._replace(uid="uid-2")
             api.claims["c"]["metadata"]["uid"] = "uid-2"
             for result in api.claims["c"]["status"]["allocation"]["devices"]["results"]:
                 result["device"] = result["device"].replace("d-", "d-1")

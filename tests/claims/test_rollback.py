@@ -34,9 +34,10 @@ from tests.claims.test_claims_names_and_paths import (
     allocate,
     files_of,
 )
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.file_faults import FileFaults
 from tests.helpers.crash.record_stores import DRIVER
+from tests.helpers.waiting import wait_until
 
 ERRORS = [
     errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOSPC, errno.EDQUOT,

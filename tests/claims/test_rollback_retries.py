@@ -20,8 +20,9 @@ from dra_kubeletplugin.claims.rollback_retries import RollbackRetries
 from dra_kubeletplugin.driver import PreparedDevice
 from dra_kubeletplugin.errors import DraError
 from tests.claims.test_rollback import Counting
-from tests.helpers.crash.claim_manager import FakeApiServer, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER
+from tests.helpers.waiting import wait_until
 
 FAST, SLOW = (f"0b6a0c1e-0000-4000-8000-00000000000{i}" for i in (1, 2))
 

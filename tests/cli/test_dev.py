@@ -20,7 +20,8 @@ from dra_kubeletplugin import cli
 from dra_kubeletplugin.cli.dev_args import VERBS
 from dra_kubeletplugin.host.fake import sysfs as described
 from dra_kubeletplugin.localcluster.dev import control
-from tests.helpers.dev_process import GPU, ROOT, DevProcess, run_dev, run_dev_command, wait_until
+from tests.helpers.dev_process import GPU, ROOT, DevProcess, run_dev, run_dev_command
+from tests.helpers.waiting import block_until
 
 DRIVER = """
 from dra_kubeletplugin import AllocatedDevice, Claim, ContainerEdits, Device, Driver, Health, PreparedDevice
@@ -85,13 +86,13 @@ def test_nobody_else_may_state_what_happens(dev: DevProcess) -> None:
 
 def test_a_function_is_unplugged_and_plugged_in_again(dev: DevProcess) -> None:
     assert dev.verb("unplug-function", "--node", "node-1", "0000:17:00.0")["address"] == "0000:17:00.0"
-    wait_until(lambda: list(dev.devices()) == ["pci-0000-18-00-0"])
+    block_until(lambda: list(dev.devices()) == ["pci-0000-18-00-0"])
     assert len(dev.devices("node-2")) == 2
     assert "no PCI function '0000:17:00.0' on this host, only 0000:18:00.0" in dev.verb(
         "unplug-function", "--node", "node-1", "0000:17:00.0"
     )
     dev.verb("plug-function", "--node", "node-1", "0000:17:00.0")
-    wait_until(lambda: len(dev.devices()) == 2)
+    block_until(lambda: len(dev.devices()) == 2)
     assert (dev.state / "node-1/host/dev/fpga0").exists()
 
 
@@ -104,21 +105,21 @@ def test_a_function_nested_without_end_is_refused_and_the_cluster_goes_on(dev: D
 def test_a_new_function_is_plugged_in_from_a_file(dev: DevProcess, tmp_path: Path) -> None:
     (tmp_path / "new.yaml").write_text(json.dumps(NEW))
     dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))
-    wait_until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
+    block_until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
     assert "0000:19:00.0" in dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
     assert "neither a function that was unplugged" in dev.verb("plug-function", "--node", "node-2", "0000:99:00.0")
     assert "0000:19:00.0 is already present" in dev.verb("plug-function", "--node", "node-2", "0000:19:00.0")
     dev.verb("unplug-function", "--node", "node-2", "0000:19:00.0")
-    wait_until(lambda: len(dev.devices("node-2")) == 2)
+    block_until(lambda: len(dev.devices("node-2")) == 2)
 
 
 def test_health_is_what_the_verb_states_until_it_is_reported_again(dev: DevProcess) -> None:
     where = ("--node", "node-1", "pci-0000-17-00-0")
     dev.verb("set-health", *where, "unhealthy", "--effect", "NoExecute", "--message", "too hot")
-    wait_until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
+    block_until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
     assert "taints" not in dev.devices("node-2")["pci-0000-17-00-0"]
     dev.verb("set-health", *where, "reported")
-    wait_until(lambda: "taints" not in dev.devices()["pci-0000-17-00-0"])
+    block_until(lambda: "taints" not in dev.devices()["pci-0000-17-00-0"])
 
 
 def test_a_killed_driver_comes_back_and_its_slices_stay(dev: DevProcess) -> None:
@@ -127,7 +128,7 @@ def test_a_killed_driver_comes_back_and_its_slices_stay(dev: DevProcess) -> None
         "killed"
         in run_dev_command("kill-driver", "--state-dir", str(dev.state), "--node", "node-1", "--down-for", "0").stdout
     )
-    after = wait_until(lambda: (d := dev.driver())["phase"] == "ready" and d["pid"] != before["pid"] and d)
+    after = block_until(lambda: (d := dev.driver())["phase"] == "ready" and d["pid"] != before["pid"] and d)
     assert after["restarts"] == before["restarts"] + 1
     assert len(dev.devices()) == 2
 
@@ -135,7 +136,7 @@ def test_a_killed_driver_comes_back_and_its_slices_stay(dev: DevProcess) -> None
 def test_a_driver_that_dies_by_itself_is_started_again(dev: DevProcess) -> None:
     before = dev.driver("node-2")
     os.kill(before["pid"], signal.SIGKILL)
-    wait_until(lambda: (d := dev.driver("node-2"))["phase"] == "ready" and d["pid"] != before["pid"])
+    block_until(lambda: (d := dev.driver("node-2"))["phase"] == "ready" and d["pid"] != before["pid"])
     assert "ended with signal SIGKILL" in dev.log()
 
 
@@ -157,15 +158,15 @@ def test_a_changed_file_is_run_and_a_broken_one_is_reported(dev: DevProcess) -> 
     def published(version: str) -> None:
         wanted = {"string": version}
         for node in ("node-1", "node-2"):
-            wait_until(lambda node=node: dev.devices(node)["pci-0000-17-00-0"]["attributes"]["version"] == wanted)
-            wait_until(lambda node=node: dev.driver(node)["phase"] == "ready")
+            block_until(lambda node=node: dev.devices(node)["pci-0000-17-00-0"]["attributes"]["version"] == wanted)
+            block_until(lambda node=node: dev.driver(node)["phase"] == "ready")
 
     write(DRIVER.replace('"one"', '"two"'))
     published("two")
     pid = dev.driver()["pid"]
     write("this is no Python")
-    wait_until(lambda: dev.log().count("SyntaxError") >= 2)
-    wait_until(lambda: dev.driver()["phase"] == "ready")
+    block_until(lambda: dev.log().count("SyntaxError") >= 2)
+    block_until(lambda: dev.driver()["phase"] == "ready")
     assert dev.driver()["pid"] == pid, "the one before goes on"
     write(DRIVER)
     published("one")
@@ -180,13 +181,13 @@ def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: DevProcess) ->
     assert Host(sysfs).boot_id() != boot
     assert Host(dev.state / "node-2/host").boot_id() == other
     assert (dev.driver()["phase"], dev.driver()["pid"] != pid) == ("ready", True)
-    wait_until(lambda: len(dev.devices()) == 2)
+    block_until(lambda: len(dev.devices()) == 2)
 
 
 def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: DevProcess) -> None:
     dev.verb("restart-kubelet", "--node", "all", "--down-for", "0.05")
-    wait_until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
-    wait_until(lambda: len(dev.devices()) == 2)
+    block_until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
+    block_until(lambda: len(dev.devices()) == 2)
 
 
 def test_the_api_server_fails_as_it_is_reported(dev: DevProcess) -> None:
@@ -206,7 +207,7 @@ def test_the_api_server_fails_as_it_is_reported(dev: DevProcess) -> None:
     dev.verb("serve-versions")
     dev.verb("api-outage", "0.1")
     assert dev.verb("status")["faults"] == {}
-    wait_until(lambda: len(dev.devices()) == 2)
+    block_until(lambda: len(dev.devices()) == 2)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +303,8 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
             env=os.environ | env | {"KUBECONFIG": dev.kubeconfig}, cwd=ROOT, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            wait_until(lambda: len(dev.devices()) == 8)
-            wait_until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
+            block_until(lambda: len(dev.devices()) == 8)
+            block_until(lambda: dev.verb("status")["nodes"][0]["registered"] == {"gpu.example.com": 1})
             assert "stop and start your own driver yourself" in dev.verb("kill-driver")
         finally:
             driver.terminate()
@@ -327,7 +328,7 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
         pids = [d["pid"] for d in status["drivers"]]
         dev.process.kill()
         dev.process.wait()
-        wait_until(lambda: not any(_alive(pid) for pid in pids))
+        block_until(lambda: not any(_alive(pid) for pid in pids))
 
 
 @pytest.mark.full
@@ -335,7 +336,7 @@ def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
     with run_dev(short, "drivers/fabric_example", "--controller", "--state-dir", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
         assert "--host gives" not in dev.told, "no machine would have what is of no node"
-        wait_until(
+        block_until(
             lambda: any(
                 not s["spec"].get("nodeName")
                 for s in json.loads(dev.kubectl("get", "resourceslices", "-o", "json"))["items"]
@@ -343,7 +344,7 @@ def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
         )
         before = dev.driver("controller")["pid"]
         dev.verb("kill-driver", "--node", "controller", "--down-for", "0")
-        wait_until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
+        block_until(lambda: (d := dev.driver("controller"))["phase"] == "ready" and d["pid"] != before)
 
 
 def _alive(pid: int) -> bool:
@@ -375,7 +376,7 @@ def _alive(pid: int) -> bool:
         (["--apply", "{text}"], "text:1: text in place of an object"),
         (["--apply", "{refused}"], "refused:4: Pod x: spec.containers: Required value"),
         (["--api-cert-file", "/dev/null", "--api-private-key-file", "/dev/null"], "--api-cert-file /dev/null"),
-        (["--host", "virtual-machin"], "did you mean `virtual-machine`"),
+        (["--host", "virtual-machin"], "did you mean 'virtual-machine'"),
         (["--state-dir", "{deep/}" + "x" * 60], "the paths of the sockets in it"),
         (["nowhere.py"], "nowhere.py is not a file"),
         (["unplugg"], "'unplugg' is neither a driver nor a verb, did you mean 'unplug-function'?"),

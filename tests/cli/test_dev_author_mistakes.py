@@ -22,7 +22,8 @@ from tests.helpers.author_mistakes import (
     check_message,
     check_no_traceback,
 )
-from tests.helpers.dev_process import DevProcess, run_dev, run_dev_command, wait_until
+from tests.helpers.dev_process import DevProcess, run_dev, run_dev_command
+from tests.helpers.waiting import block_until
 
 SIDE_BY_SIDE = 6  # drivers, each a process
 
@@ -114,7 +115,7 @@ def test_pods_that_cannot_be_prepared_are_reported_why(tmp_path: Path, mistakes:
     objects = [o for i, m in enumerate(mistakes) for o in pod_of(i, m)]
     (tmp_path / "pods.yaml").write_text("---\n".join(json.dumps(o) + "\n" for o in objects))
     with run_dev(tmp_path, *targets(tmp_path, mistakes), "--apply", str(tmp_path / "pods.yaml")) as dev:
-        events = wait_until(lambda: failed(dev, len(mistakes)))
+        events = block_until(lambda: failed(dev, len(mistakes)))
     for i, mistake in enumerate(mistakes):
         check_message(of_driver(i, events[f"pod-{i}"]), mistake)
     check_no_traceback(dev.log())

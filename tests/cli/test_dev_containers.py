@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.dev_process import GPU, DevProcess, run_dev, wait_until
+from tests.helpers.dev_process import GPU, DevProcess, run_dev
+from tests.helpers.waiting import block_until
 
 pytestmark = pytest.mark.kubectl
 CLASS: dict[str, Any] = {
@@ -51,7 +52,7 @@ def main(dev: DevProcess, name: str) -> Any:
 
 
 def reached(dev: DevProcess, name: str, phase: str) -> Any:
-    return wait_until(lambda: (s := status(dev, name)).get("phase") == phase and s)
+    return block_until(lambda: (s := status(dev, name)).get("phase") == phase and s)
 
 
 def claims_are_gone(dev: DevProcess) -> bool:
@@ -79,7 +80,7 @@ def test_a_pod_runs_with_its_device_ends_and_frees_it(real: DevProcess) -> None:
     ended = reached(real, "once", "Succeeded")["containerStatuses"][0]["state"]["terminated"]
     assert (ended["exitCode"], ended["reason"], ended["message"]) == (0, "Completed", "why\n")
     assert int(real.kubectl("logs", "once")) >= 2
-    wait_until(lambda: claims_are_gone(real))
+    block_until(lambda: claims_are_gone(real))
     real.kubectl("delete", "pod", "once")
 
 
@@ -87,7 +88,7 @@ def test_a_pod_runs_with_its_device_ends_and_frees_it(real: DevProcess) -> None:
 def test_a_container_that_fails_is_restarted_where_the_policy_reports_it(real: DevProcess) -> None:
     apply(real, pod("again", "cat /proc/sys/kernel/random/uuid; exit 3", restart="OnFailure"), pod("failed", "exit 4"))
     assert reached(real, "failed", "Failed")["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 4
-    wait_until(lambda: main(real, "again")["restartCount"] >= 1 and "waiting" in main(real, "again")["state"])
+    block_until(lambda: main(real, "again")["restartCount"] >= 1 and "waiting" in main(real, "again")["state"])
     assert main(real, "again")["lastState"]["terminated"]["exitCode"] == 3
 
     def both() -> bool:
@@ -95,7 +96,7 @@ def test_a_container_that_fails_is_restarted_where_the_policy_reports_it(real: D
         last, before = (real.kubectl("logs", "again", *options) for options in ((), ("--previous",)))
         return len(last) == len(before) == 37 and last != before
 
-    wait_until(both)
+    block_until(both)
     real.kubectl("delete", "pod", "again", "failed")
 
 
@@ -111,10 +112,10 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
     }
     apply(real, given)
     reached(real, "order", "Running")
-    wait_until(lambda: real.kubectl("exec", "order", "--", "cat", "/data/order") == "first\nsecond\n")
+    block_until(lambda: real.kubectl("exec", "order", "--", "cat", "/data/order") == "first\nsecond\n")
     assert "gpu-" in real.kubectl("exec", "order", "--", "env")
     real.kubectl("delete", "pod", "order")
-    wait_until(lambda: claims_are_gone(real))
+    block_until(lambda: claims_are_gone(real))
 
 
 @pytest.mark.runc
@@ -137,7 +138,7 @@ def test_what_a_pod_does_not_get_is_reported_in_its_events(
     if "volumes" in spec:
         given["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/host"}]
     apply(real, given)
-    wait_until(lambda: says in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
+    block_until(lambda: says in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
     assert status(real, name)["phase"] == "Pending"
     assert "started" not in json.dumps(real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
     real.kubectl("delete", "pod", name)
@@ -148,10 +149,10 @@ def test_a_privileged_pod_does_not_run(real: DevProcess) -> None:
     given = pod("root", "true")
     given["spec"]["containers"][0]["securityContext"] = {"privileged": True}
     apply(real, given)
-    wait_until(
+    block_until(
         lambda: "refuses privileged" in real.kubectl("get", "events", "--field-selector", "involvedObject.name=root")
     )
-    wait_until(lambda: main(real, "root")["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError")
+    block_until(lambda: main(real, "root")["state"].get("waiting", {}).get("reason") == "CreateContainerConfigError")
     real.kubectl("delete", "pod", "root")
 
 
@@ -161,9 +162,9 @@ def test_a_rebooted_node_runs_its_pods_again(real: DevProcess) -> None:
     reached(real, "server", "Running")
     before = main(real, "server")["containerID"]
     real.verb("reboot-node")
-    wait_until(lambda: "running" in (now := main(real, "server"))["state"] and now["containerID"] != before)
+    block_until(lambda: "running" in (now := main(real, "server"))["state"] and now["containerID"] != before)
     real.kubectl("delete", "pod", "server")
-    wait_until(lambda: claims_are_gone(real))
+    block_until(lambda: claims_are_gone(real))
 
 
 # --- simulated --------------------------------------------------------------------------------------------
@@ -178,7 +179,7 @@ def test_a_simulated_pod_reports_it_and_its_log_shows_what_was_injected(simulate
     assert "containers are simulated here" in refused and "dra dev --containers" in refused
     assert main(simulated, "server")["containerID"].startswith("simulated://")
     simulated.verb("exit-container", "server", "--exit-code", "9")
-    wait_until(lambda: main(simulated, "server").get("lastState", {}).get("terminated", {}).get("exitCode") == 9)
+    block_until(lambda: main(simulated, "server").get("lastState", {}).get("terminated", {}).get("exitCode") == 9)
     assert "has no started container 'x'" in simulated.verb("exit-container", "server", "-c", "x")
     simulated.kubectl("delete", "pod", "server")
 
@@ -192,7 +193,7 @@ def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: DevPr
     reached(simulated, "quick", "Succeeded")
     reached(simulated, "failing", "Succeeded")
     assert main(simulated, "failing")["restartCount"] == 1
-    wait_until(lambda: claims_are_gone(simulated))
+    block_until(lambda: claims_are_gone(simulated))
 
 
 def job(name: str, command: list[str], annotations: dict[str, str] | None = None) -> dict[str, Any]:
@@ -221,14 +222,14 @@ def test_jobs_complete_or_fail_with_their_simulated_containers(simulated: DevPro
     prefix = "simulated.dra-kubeletplugin.dev"
     short = {f"{prefix}/duration": "10ms"}
     apply(simulated, job("good", ["train"], short), job("bad", ["train"], short | {f"{prefix}/exit-code": "2"}))
-    assert wait_until(lambda: finished(simulated, "good")) == ["Complete"]
-    assert wait_until(lambda: finished(simulated, "bad")) == ["Failed"]
-    wait_until(lambda: claims_are_gone(simulated))
+    assert block_until(lambda: finished(simulated, "good")) == ["Complete"]
+    assert block_until(lambda: finished(simulated, "bad")) == ["Failed"]
+    block_until(lambda: claims_are_gone(simulated))
 
 
 @pytest.mark.runc
 def test_jobs_complete_with_their_containers(real: DevProcess) -> None:
     apply(real, job("work", ["sh", "-c", "env | grep ^GPU_DEVICE_0="]))
-    assert wait_until(lambda: finished(real, "work")) == ["Complete"]
+    assert block_until(lambda: finished(real, "work")) == ["Complete"]
     assert real.kubectl("logs", "job/work").startswith("GPU_DEVICE_0=gpu-")
-    wait_until(lambda: claims_are_gone(real))
+    block_until(lambda: claims_are_gone(real))

@@ -22,6 +22,7 @@ from dra_kubeletplugin.devices.inventory import Held, Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.host.fake import sysfs as described
+from tests.helpers.waiting import wait_until
 
 QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, retry=0.01)
 
@@ -67,12 +68,6 @@ async def scanning(
         await asyncio.wait({task})
 
 
-async def until(check: Callable[[], bool], timeout: float = 30) -> None:
-    async with asyncio.timeout(timeout):
-        while not check():
-            await asyncio.sleep(0.005)
-
-
 def raises(error: BaseException) -> Callable[[int], Any]:
     def answer(look: int) -> Any:
         if look > 1:
@@ -111,7 +106,7 @@ async def test_a_look_that_fails_in_any_way_is_reported_counted_and_tried_again(
         assert scan.fault.encode()
         assert (scan.last_success, inventory.known) == (None, False)
         again.set()
-        await until(lambda: not scan.fault)
+        await wait_until(lambda: not scan.fault)
         assert inventory.known
         assert scan.last_success is not None
 
@@ -127,7 +122,7 @@ async def test_a_device_library_that_hangs_is_reported_with_seconds_and_its_late
 
     async with scanning(tmp_path, answer) as (scan, driver, inventory):
         assert not await scan.first_look(0.05)
-        await until(
+        await wait_until(
             lambda: re.fullmatch(r"the driver's devices\(\) has not returned for \d+ s", scan.fault) is not None
         )
         for _ in range(5):
@@ -135,8 +130,8 @@ async def test_a_device_library_that_hangs_is_reported_with_seconds_and_its_late
         await asyncio.sleep(0.1)
         assert len(driver.looks) == 1, "never twice at once"
         let_go.set()
-        await until(lambda: inventory.known)
-        await until(lambda: scan.fault == "")
+        await wait_until(lambda: inventory.known)
+        await wait_until(lambda: scan.fault == "")
 
 
 async def test_looks_never_overlap_and_what_was_seen_last_is_in_force(tmp_path: Path) -> None:
@@ -167,16 +162,16 @@ async def test_events_every_100_ms_neither_put_looks_off_for_ever_nor_cause_one_
 
 async def test_an_event_during_a_look_is_followed_by_another_look(tmp_path: Path) -> None:
     async with scanning(tmp_path, lambda look: time.sleep(0.1) or [Device(f"seen-{look}")], dataclasses.replace(QUICK, interval=60)) as (scan, driver, inventory):  # fmt: skip
-        await until(lambda: len(driver.looks) == 1)
+        await wait_until(lambda: len(driver.looks) == 1)
         scan.request()
-        await until(lambda: inventory.get("seen-2") is not None)
+        await wait_until(lambda: inventory.get("seen-2") is not None)
 
 
 async def test_a_request_may_come_from_any_thread(tmp_path: Path) -> None:
     async with scanning(tmp_path, lambda _: [], dataclasses.replace(QUICK, interval=60)) as (scan, driver, _):
         assert await scan.first_look(60)
         await asyncio.to_thread(scan.request)
-        await until(lambda: len(driver.looks) == 2)
+        await wait_until(lambda: len(driver.looks) == 2)
 
 
 async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tmp_path: Path) -> None:
@@ -184,7 +179,7 @@ async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tm
         raise RecordsError("the disk is full")
 
     async with scanning(tmp_path, lambda look: [Device("a")] if look == 1 else [], held=unreadable) as (_, driver, inventory):  # fmt: skip
-        await until(lambda: len(driver.looks) > 2)
+        await wait_until(lambda: len(driver.looks) > 2)
         assert [d["name"] for d in inventory.published()] == ["a"]
         assert inventory.has_gone
 
@@ -206,10 +201,10 @@ async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_
         await asyncio.sleep(0.1)
         assert len(driver.looks) == 1
         scan.request()
-        await until(lambda: inventory.has_gone)
+        await wait_until(lambda: inventory.has_gone)
         used.clear()
         scan.claim_ended()
-        await until(lambda: not inventory.has_gone)
+        await wait_until(lambda: not inventory.has_gone)
 
 
 async def test_binding_conditions_that_nobody_makes_true_are_reported_once_and_for_as_long_as_there_are_any(

@@ -9,8 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,11 +95,3 @@ def run_dev(folder: Path, *args: str, **env: str) -> Iterator[DevProcess]:
                 process.send_signal(signal.SIGINT)
             process.stdout.close()
             process.wait(60)
-
-
-def wait_until(check: Callable[[], Any], seconds: float = 90) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := check()):
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-    return found

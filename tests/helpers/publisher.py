@@ -91,9 +91,3 @@ async def running_publisher(
         finally:
             task.cancel()
             await asyncio.wait({task})
-
-
-async def wait_until(check: Callable[[], bool], timeout: float = 30) -> None:
-    async with asyncio.timeout(timeout):
-        while not check():
-            await asyncio.sleep(0.02)

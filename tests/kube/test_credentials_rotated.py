@@ -20,7 +20,8 @@ from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.certificates import Pair, authority, server_side, signed
 from tests.helpers.drivers import make_toy_class
-from tests.plugin.test_node_unreachable_server import running, until
+from tests.helpers.waiting import wait_until
+from tests.plugin.test_node_unreachable_server import running
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Room:
     async def works(self, name: str) -> None:
         """A pod gets its device, which the plugin's own GET of the claim allows; and nothing is wrong with slices."""
         await self.node.run_pod(name)
-        await until("no fault", lambda: not self.plugin.publisher.fault)
+        await wait_until(lambda: not self.plugin.publisher.fault, "no fault")
         assert await self.plugin.not_ready() == []
 
 
@@ -96,7 +97,7 @@ async def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         config = load_config(service_account=volume.folder)
         assert config.server == api.public_url
         async with running(node, config) as plugin:
-            await until("the slices", plugin.publisher.published.is_set)
+            await wait_until(plugin.publisher.published.is_set, "the slices")
             yield Room(node, plugin, volume, first, second, token, tmp_path)
 
 
@@ -112,7 +113,7 @@ async def test_a_new_ca_that_comes_before_the_servers_certificate(room: Room) ->
 
 async def test_a_new_ca_that_comes_after_the_servers_certificate(room: Room) -> None:
     room.serve(room.second, "after")
-    await until("a fault", lambda: "CERTIFICATE_VERIFY_FAILED" in room.plugin.publisher.fault)
+    await wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in room.plugin.publisher.fault, "a fault")
     assert any("CERTIFICATE_VERIFY_FAILED" in line for line in await room.plugin.not_ready())
     room.volume.write(room.second.cert, room.token)
     await room.works("after")
@@ -130,7 +131,7 @@ async def test_a_token_that_ends_after_another_is_there(room: Room) -> None:
 async def test_a_token_that_ends_before_another_is_there(room: Room) -> None:
     room.expire(room.token)
     room.serve(room.first, "again")
-    await until("a fault", lambda: "401" in room.plugin.publisher.fault)
+    await wait_until(lambda: "401" in room.plugin.publisher.fault, "a fault")
     room.volume.write(room.first.cert, room.new_token())
     await room.works("after")
 
@@ -139,6 +140,6 @@ async def test_both_at_once_with_a_file_that_is_empty_in_between(room: Room) -> 
     room.expire(room.token)
     room.volume.write(b"", "")
     room.serve(room.second, "after")
-    await until("a fault", lambda: room.plugin.publisher.fault)
+    await wait_until(lambda: room.plugin.publisher.fault, "a fault")
     room.volume.write(room.second.cert, room.new_token())
     await room.works("after")

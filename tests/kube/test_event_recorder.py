@@ -15,7 +15,8 @@ from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject, claim_
 from dra_kubeletplugin.testing import DriverNode, node_with
 from tests.helpers.crash.record_stores import append_body
 from tests.helpers.drivers import HealthReportingDriver, make_toy_class
-from tests.helpers.publisher import scripted_api_server, wait_until
+from tests.helpers.publisher import scripted_api_server
+from tests.helpers.waiting import wait_until
 
 
 def events_of(storage: Any, reason: str = "") -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.leader_election import LeaderElector, LeaseTimes
 from dra_kubeletplugin.kube.resource import LEASES
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from tests.helpers.waiting import wait_until
 
 QUICK = LeaseTimes(duration=2.0, renew_deadline=1.5, retry=0.1)
 UNHURRIED = LeaseTimes(duration=30.0, renew_deadline=20.0, retry=0.05)  # kept also where nothing runs for seconds
@@ -73,19 +74,13 @@ def let_pass(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(time, "clock_gettime", lambda clock: read(clock) + passed.get(clock, 0.0))
 
 
-async def until(check: Callable[[], bool], seconds: float = 30.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not check():
-            await asyncio.sleep(0.01)
-
-
 async def test_the_next_leads_after_the_first_is_killed_and_not_before_its_lease_ends(
     client: KubeClient, candidates: Candidates
 ) -> None:
     first = candidates.start("first")
     await within(30, first.leader.wait())
     second = candidates.start("second")
-    await until(lambda: second.holder == "first")
+    await wait_until(lambda: second.holder == "first")
     await candidates.kill("first")
     left = (await client.get(LEASES, "driver", "default"))["spec"]
     await within(30, second.leader.wait())
@@ -101,7 +96,7 @@ async def test_a_lease_that_is_given_back_is_taken_at_once(candidates: Candidate
     first = candidates.start("first", unending)
     await within(30, first.leader.wait())
     second = candidates.start("second", unending)
-    await until(lambda: second.holder == "first")
+    await wait_until(lambda: second.holder == "first")
     await candidates.kill("first")
     await first.release()
     await within(30, second.leader.wait())
@@ -142,7 +137,7 @@ async def test_who_cannot_renew_leads_no_more_before_another_could(
     elector = candidates.start("first", UNHURRIED)
     await within(30, elector.leader.wait())
     server.injected_faults.down = True
-    await until(lambda: "503" in elector.fault)
+    await wait_until(lambda: "503" in elector.fault)
     assert elector.leads
     let_pass(monkeypatch, UNHURRIED.renew_deadline)
     await within(30, elector.lost.wait())
@@ -158,7 +153,7 @@ async def test_however_often_the_lease_is_deleted_one_leads_and_stays(
     second = candidates.start("second", UNHURRIED)
     for _ in range(5):
         lease = await client.get(LEASES, "driver", "default")
-        await until(lambda: second.holder == "first" and not second.fault)
+        await wait_until(lambda: second.holder == "first" and not second.fault)
         await client.delete(LEASES, "driver", "default")
         async with asyncio.timeout(30):
             while True:  # until it was made again
@@ -174,9 +169,9 @@ async def test_an_outage_shorter_than_the_deadline_costs_nothing(server: ApiServ
     elector = candidates.start("first", UNHURRIED)
     await within(30, elector.leader.wait())
     server.injected_faults.down = True
-    await until(lambda: bool(elector.fault))
+    await wait_until(lambda: bool(elector.fault))
     server.injected_faults.down = False
-    await until(lambda: not elector.fault)
+    await wait_until(lambda: not elector.fault)
     assert elector.leader.is_set() and not elector.lost.is_set()
 
 
@@ -234,10 +229,10 @@ async def test_of_ten_that_want_an_expired_lease_one_leads_at_a_time(
 
     watching = asyncio.create_task(watch())
     for _ in range(3):
-        await until(lambda: any(e.leader.is_set() for e in electors))
+        await wait_until(lambda: any(e.leader.is_set() for e in electors))
         leader = next(e for e in electors if e.leader.is_set())
         await candidates.kill(leader.identity)
-    await until(lambda: any(e.leader.is_set() for e in electors))
+    await wait_until(lambda: any(e.leader.is_set() for e in electors))
     watching.cancel()
     assert most == 1
     lease = await client.get(LEASES, "driver", "default")
@@ -251,7 +246,7 @@ async def test_an_object_that_is_no_lease_is_reported_and_never_taken(
     meta = {"name": "driver", "namespace": "default", "uid": "u"}
     server.storage.put("leases.coordination.k8s.io", {"metadata": meta, "spec": spec})
     elector = candidates.start("first")
-    await until(lambda: "is not a Lease" in elector.fault)
+    await wait_until(lambda: "is not a Lease" in elector.fault)
     assert not elector.leader.is_set()
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.raw_server import RawServer, http_response
+from tests.helpers.waiting import wait_until
 
 SLICES = "resourceslices"
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -50,15 +51,6 @@ async def following(reflector: Reflector) -> AsyncIterator[list[tuple[str, str]]
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(what: str, check: Callable[[], Any], seconds: float = 30) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            while not check():
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(f"waited {seconds}s for {what}") from None
-
-
 def a_slice(name: str, driver: str = "d.example.com") -> dict[str, Any]:
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     return {"metadata": {"name": name}, "spec": {"driver": driver, "nodeName": "n1", "pool": pool, "devices": []}}
@@ -75,16 +67,16 @@ async def test_a_server_with_other_versions_is_followed_within_seconds(before: A
         async with KubeClient(api.config) as client:
             reflector = Reflector(client, SLICES)
             async with following(reflector) as seen:
-                await until("the first list", lambda: ("SYNCED", "") in seen)
+                await wait_until(lambda: ("SYNCED", "") in seen, "the first list")
                 await client.create(await client.dra(SLICES), a_slice("old"))
-                await until("the watch", lambda: ("ADDED", "old") in seen)
+                await wait_until(lambda: ("ADDED", "old") in seen, "the watch")
                 api.injected_faults.served = after
                 api.drop_connections()  # it was restarted
                 best = "v1" if "v1" in after else "v1beta2"
-                await until("the other version", lambda: seen.count(("SYNCED", "")) >= 2)
+                await wait_until(lambda: seen.count(("SYNCED", "")) >= 2, "the other version")
                 assert await client.dra_version() == best
                 await client.create(Resource("resource.k8s.io", best, SLICES), a_slice("new"))
-                await until("the object", lambda: ("ADDED", "new") in seen)
+                await wait_until(lambda: ("ADDED", "new") in seen, "the object")
                 assert reflector.fault == ""
     finally:
         await api.close()
@@ -97,13 +89,13 @@ async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() 
         assert published
         api.injected_faults.served = {"v1beta1"}
         api.drop_connections()
-        await until(
-            "a list in the other version", lambda: any("/v1beta1/" in path for _, path in api.injected_faults.calls)
+        await wait_until(
+            lambda: any("/v1beta1/" in path for _, path in api.injected_faults.calls), "a list in the other version"
         )
         for found in published:
             api.storage.remove("resourceslices.resource.k8s.io", "", found["metadata"]["name"])
-        await until("the slices", lambda: api.storage.list("resourceslices.resource.k8s.io"))
-        await until("no fault any more", lambda: not node.plugin.publisher.fault)
+        await wait_until(lambda: api.storage.list("resourceslices.resource.k8s.io"), "the slices")
+        await wait_until(lambda: not node.plugin.publisher.fault, "no fault any more")
         api.injected_faults.served = None
 
 
@@ -117,8 +109,8 @@ async def test_a_watch_that_falls_silent_is_begun_again() -> None:
         reflector = Reflector(client, NODES)
         reflector.idle_timeout = 0.2
         async with following(reflector) as seen:
-            await until(
-                "another watch, from the bookmark", lambda: any(b"resourceVersion=8&" in r for r in peer.requests)
+            await wait_until(
+                lambda: any(b"resourceVersion=8&" in r for r in peer.requests), "another watch, from the bookmark"
             )
             watches = [r for r in peer.requests if b"watch=true" in r]
             assert b"resourceVersion=7&" in watches[0]
@@ -136,7 +128,7 @@ async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_lis
         KubeClient(ApiConfig(peer.url)) as client,
         following(Reflector(client, NODES)) as seen,
     ):
-        await until("another list", lambda: seen.count(("SYNCED", "")) >= 2)
+        await wait_until(lambda: seen.count(("SYNCED", "")) >= 2, "another list")
         first, second = [i for i, r in enumerate(peer.requests) if b"watch=true" not in r][:2]
         assert second - first - 1 <= 4, "watches between two lists"
 
@@ -155,17 +147,17 @@ async def test_it_reports_how_it_stands() -> None:
         reflector = Reflector(client, NODES, copies=False)
         assert (reflector.last_message, reflector.fault) == (0.0, "")
         async with following(reflector) as seen:
-            await until("a fault", lambda: "etcd is away" in reflector.fault)
+            await wait_until(lambda: "etcd is away" in reflector.fault, "a fault")
             assert reflector.last_message == 0.0
             began = time.monotonic()
             away = False
-            await until("an event", lambda: ("ADDED", "b") in seen)
+            await wait_until(lambda: ("ADDED", "b") in seen, "an event")
             assert reflector.fault == ""
             assert began <= reflector.last_message <= time.monotonic()
             assert reflector.items == {}
             away = True
             peer.cut()
-            await until("a fault again", lambda: bool(reflector.fault))
+            await wait_until(lambda: bool(reflector.fault), "a fault again")
 
 
 async def test_without_copies_a_list_still_reports_what_came_changed_and_went() -> None:
@@ -181,7 +173,7 @@ async def test_without_copies_a_list_still_reports_what_came_changed_and_went() 
         KubeClient(ApiConfig(peer.url)) as client,
         following(Reflector(client, NODES, copies=False)) as seen,
     ):
-        await until("two lists", lambda: seen.count(("SYNCED", "")) >= 2)
+        await wait_until(lambda: seen.count(("SYNCED", "")) >= 2, "two lists")
         assert seen[:7] == [("ADDED", "a"), ("ADDED", "b"), ("SYNCED", ""), ("MODIFIED", "b"), ("ADDED", "c"), ("DELETED", ""), ("SYNCED", "")]  # fmt: skip
 
 
@@ -262,7 +254,7 @@ def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lis
             reflector = Reflector(client, NODES)
             reflector.idle_timeout = 0.5
             async with following(reflector):
-                await until("the truth", lambda: "u-true" in reflector.items, 60)
+                await wait_until(lambda: "u-true" in reflector.items, "the truth", 60)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dra_kubeletplugin.kube.reflector._MAX_PAUSE", 0.01)

@@ -31,7 +31,7 @@ from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, Request, node_with
 from dra_kubeletplugin.testing.pods import claim, pod
 from tests.helpers.drivers import BlockingDriver, HealthReportingDriver, Toy, make_toy_class
-from tests.helpers.publisher import wait_until
+from tests.helpers.waiting import wait_until
 
 NOTHING = {"files": [], "records": [], "held": []}
 

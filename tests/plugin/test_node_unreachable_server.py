@@ -18,19 +18,11 @@ from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.raw_server import http_response, serve_replies
+from tests.helpers.waiting import wait_until
 from tests.kube.test_config import API, config_of, written
 
 PAGE = http_response(b"<html>maintenance</html>", "200 OK", "Content-Type: text/html\r\n")
 REDIRECT = http_response(b"", "307 Temporary Redirect", "Location: https://login.example.com/\r\n")
-
-
-async def until(what: str, check: Any) -> None:
-    try:
-        async with asyncio.timeout(30):
-            while not check():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"waited in vain for {what}") from None
 
 
 @contextlib.asynccontextmanager
@@ -54,8 +46,8 @@ async def test_a_proxy_that_answers_instead_ends_nothing(reply: bytes | None) ->
         serve_replies(reply) as peer,
         running(node, ApiConfig(peer.url)) as plugin,
     ):
-        await until("the publisher to fail", lambda: plugin.publisher.fault)
-        await until("several tries", lambda: len(peer.requests) > 6)
+        await wait_until(lambda: plugin.publisher.fault, "the publisher to fail")
+        await wait_until(lambda: len(peer.requests) > 6, "several tries")
         assert any("slices are not published" in line for line in await plugin.not_ready())
 
 
@@ -64,12 +56,12 @@ async def test_a_token_that_comes_late_is_enough(tmp_path: Path) -> None:
     async with node_with(make_toy_class()) as node:
         config = dataclasses.replace(node.plugin.client.config, credentials=TokenFile(token))
         async with running(node, config) as plugin:
-            await until("a fault", lambda: str(token) in plugin.publisher.fault)
+            await wait_until(lambda: str(token) in plugin.publisher.fault, "a fault")
             token.write_text("")
-            await until("another fault", lambda: "empty" in plugin.publisher.fault)
+            await wait_until(lambda: "empty" in plugin.publisher.fault, "another fault")
             token.write_text(node.cluster.api.token)
-            await until("the slices", plugin.publisher.published.is_set)
-            await until("no fault any more", lambda: not plugin.publisher.fault)
+            await wait_until(plugin.publisher.published.is_set, "the slices")
+            await wait_until(lambda: not plugin.publisher.fault, "no fault any more")
 
 
 async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
@@ -81,8 +73,8 @@ async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
     async with node_with(make_toy_class()) as node:
         path = written(tmp_path, config_of(user, server=node.plugin.client.config.server))
         async with running(node, load_config(path)) as plugin:
-            await until("a fault", lambda: "exec plugin" in plugin.publisher.fault)
+            await wait_until(lambda: "exec plugin" in plugin.publisher.fault, "a fault")
             answer_ = f'{{"apiVersion": "{API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
             command.write_text(f"#!{sys.executable}\nprint('''{answer_}''')\n")
             command.chmod(0o755)
-            await until("the slices", plugin.publisher.published.is_set)
+            await wait_until(plugin.publisher.published.is_set, "the slices")

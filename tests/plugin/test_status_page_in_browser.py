@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.dev_process import GPU, DevProcess, run_dev, wait_until
+from tests.helpers.dev_process import GPU, DevProcess, run_dev
+from tests.helpers.waiting import block_until
 
 pytest.importorskip("selenium", reason="selenium is not installed: make test installs it")
 from selenium import webdriver
@@ -83,7 +84,7 @@ class Browser:
         return str(self.driver.execute_script(script, css))
 
     def shows(self, text: str, css: str = "body") -> None:
-        wait_until(lambda: text in self.text(css), 60)
+        block_until(lambda: text in self.text(css), 60)
 
     def press(self, *keys: str) -> None:
         ActionChains(self.driver).send_keys(*keys).perform()
@@ -131,7 +132,7 @@ def link(dev: DevProcess) -> str:
 
 def own_page(dev: DevProcess) -> str:
     """Where the plugin serves."""
-    found = wait_until(lambda: re.search(r"metrics and probes at (http://[^\s\"]+)", dev.log()))
+    found = block_until(lambda: re.search(r"metrics and probes at (http://[^\s\"]+)", dev.log()))
     return str(found[1]) + "/"
 
 
@@ -202,7 +203,7 @@ def test_the_browser_refuses_scripts_and_requests_that_are_not_the_pages_own(dev
         "fetch('http://127.0.0.1:9/').then(() => out.push('asked'), () => out.push('no request')).then(() => done(out))"
     )
     assert tried == ["no html", "no script", "no request"]
-    wait_until(lambda: any("Content Security Policy" in e for e in browser.errors()))
+    block_until(lambda: any("Content Security Policy" in e for e in browser.errors()))
 
 
 @pytest.mark.full
@@ -219,13 +220,13 @@ def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: DevProcess, 
     browser.press("g")
     browser.shows("odd.example.com\n", "#groups")
     browser.press("c")
-    wait_until(lambda: "gpu-7" not in browser.text("#groups"))
+    block_until(lambda: "gpu-7" not in browser.text("#groups"))
     browser.press("c")
     browser.shows("gpu-7", "#groups")
     browser.press("j", "j", "j", Keys.ENTER)
     browser.shows("attributes", "#sheet")
     browser.press(Keys.ESCAPE)
-    wait_until(lambda: not browser.driver.execute_script("return document.getElementById('sheet').open"))
+    block_until(lambda: not browser.driver.execute_script("return document.getElementById('sheet').open"))
     browser.press("p")
     browser.shows("paused at", "#state")
     browser.press("p", "?")
@@ -257,7 +258,7 @@ def test_a_link_counts_once_and_lasts_for_its_tab(dev: DevProcess, browser: Brow
     browser.driver.switch_to.new_window("tab")
     browser.driver.get(url)
     browser.shows("`dra dev print-link` prints a new one", "#groups")
-    wait_until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
+    block_until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
     assert browser.driver.get_cookies() == []
 
 
@@ -325,7 +326,7 @@ def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: DevProcess, bro
 
 def test_the_page_of_a_plugin_only_reads_and_is_for_no_other_page(dev: DevProcess) -> None:
     url = own_page(dev)
-    wait_until(lambda: len(json.loads(asked(url + "overview.json")[1])["devices"]) == 8)
+    block_until(lambda: len(json.loads(asked(url + "overview.json")[1])["devices"]) == 8)
     assert asked(url + "overview.json", Host="evil.example.com")[0] == 403
     assert asked(url + "overview.json", Origin="http://evil.example.com")[0] == 403
     assert asked(url + "overview.json", "POST", b"{}")[0] == 405

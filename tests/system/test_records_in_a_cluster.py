@@ -15,7 +15,8 @@ import pytest
 
 from dra_kubeletplugin import cli
 from tests.claims.test_claims_disk_full_or_read_only import own_disk
-from tests.helpers.dev_process import DevProcess, run_dev, wait_until
+from tests.helpers.dev_process import DevProcess, run_dev
+from tests.helpers.waiting import block_until
 
 pytestmark = [pytest.mark.kubectl, pytest.mark.full]
 
@@ -76,12 +77,12 @@ class Cluster:
     def run(self, *names: str) -> None:
         """Creates pods and waits until they run."""
         self.apply(*map(pod, names))
-        wait_until(lambda: all(self.status(name).get("phase") == "Running" for name in names))
+        block_until(lambda: all(self.status(name).get("phase") == "Running" for name in names))
 
     def delete(self, name: str) -> None:
         """Deletes a pod and waits until its claim is gone too."""
         self.dev.kubectl("delete", "pod", name, "--wait=false")
-        wait_until(
+        block_until(
             lambda: not [c for c in self.items("resourceclaims") if c["metadata"]["name"].startswith(f"{name}-")]
         )
 
@@ -171,7 +172,7 @@ def test_a_removed_journal_frees_no_device(cluster: Cluster, stopped: bool) -> N
         # A stopped plugin has nothing in memory: the next one reads the notes beside the CDI specs.
         os.kill(cluster.dev.driver()["pid"], 9)
     journal.unlink()
-    wait_until(lambda: journal.exists() and cluster.recorded() == before)
+    block_until(lambda: journal.exists() and cluster.recorded() == before)
     cluster.run("c")
     assert len(set(cluster.recorded().values())) == 3
     assert "records.journal was removed" in cluster.dev.log() or stopped
@@ -190,9 +191,9 @@ def test_a_full_disk_is_named_in_the_events_of_the_pod_and_the_pod_runs_later(tm
             while file.write(bytes(4096)):
                 pass
         cluster.apply(pod("b"))
-        wait_until(lambda: "records.journal cannot be written, the disk is full" in cluster.events("b"))
+        block_until(lambda: "records.journal cannot be written, the disk is full" in cluster.events("b"))
         assert cluster.status("b")["phase"] == "Pending"
         assert cluster.status("a")["phase"] == "Running"
         filler.unlink()
-        wait_until(lambda: cluster.status("b")["phase"] == "Running")
+        block_until(lambda: cluster.status("b")["phase"] == "Running")
         assert cluster.recorded() == cluster.allocated() and len(set(cluster.recorded().values())) == 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 from dra_kubeletplugin.testing import controlplane
 from dra_kubeletplugin.testing.controlplane import ControlPlane, ControlPlaneError
 from tests.helpers.fake_control_plane import install_binaries, read_log
+from tests.helpers.waiting import block_until
 from tests.test_pytest_plugin import FUNCTIONS, author, run
 
 pytest_plugins = ["pytester"]
@@ -97,7 +96,7 @@ def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_
         assert session.stdout
         for kills, line in enumerate(session.stdout, 1):  # noqa: B007 - the number of the last
             most = max(most, int(line))
-            until(lambda: not alive(tmp_path), lambda: alive(tmp_path))
+            block_until(lambda: not alive(tmp_path), lambda: alive(tmp_path))
     assert session.returncode == 0
     assert (most, kills > 20) == (2, True)  # it was killed while both ran, too
 
@@ -109,10 +108,3 @@ def alive(folder: Path) -> list[str]:
         with contextlib.suppress(OSError):
             lines.append(path.read_text())
     return [line for line in lines if str(folder) in line and "killed_while_starting" not in line]
-
-
-def until(check: Callable[[], bool], told: Callable[[], object] = lambda: "waited in vain") -> None:
-    end = time.monotonic() + 60
-    while not check():
-        assert time.monotonic() < end, told()
-        time.sleep(0.01)

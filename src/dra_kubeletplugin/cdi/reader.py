@@ -7,53 +7,20 @@ names match without regard to case. A number or bool is converted to text if the
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..base.yaml import loader
 from .directory import content_of
 from .spec import SPEC_SHAPE
 
 JSON = dict[str, Any]
-_MAX_VALUES = 100_000  # values of a document with its aliases expanded; _MAX_EXPANSION limits a larger document
-_MAX_EXPANSION = 10  # expanded values for each value in the file
 
 
 class SpecFileError(ValueError):
     """The file has no valid spec. The text is that of the Go library, shortened."""
-
-
-class _Strict(yaml.SafeLoader):
-    """YAML as Go reads it: no timestamps, no base-60 numbers, no duplicate keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, Hashable):
-                if key in seen:
-                    raise SpecFileError(
-                        f"error converting YAML to JSON: yaml: unmarshal errors: line {key_node.start_mark.line + 1}: "
-                        f'key "{key}" already set in map'
-                    )
-                seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Strict.yaml_implicit_resolvers = {
-    first: [
-        (tag, pattern) for tag, pattern in found if tag not in {"tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int"}
-    ]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Strict.add_implicit_resolver(
-    "tag:yaml.org,2002:int",
-    re.compile(r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
-    list("-+0123456789"),
-)
 
 
 def read_spec(path: Path) -> JSON:
@@ -97,40 +64,17 @@ def _as_json(text: str) -> Any:
 
 def _as_yaml(text: str) -> Any:
     try:
-        loader = _Strict(text)
-        try:
-            node = loader.get_node() if loader.check_node() else None
-            if node is None:
-                return None
-            _check_aliases(node)
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
-    except SpecFileError:
-        raise
+        first = next(loader.parts(text), None)
     except yaml.MarkedYAMLError as e:
         line = f"line {e.problem_mark.line + 1}: " if e.problem_mark else ""
         raise SpecFileError(f"error converting YAML to JSON: yaml: {line}{e.problem}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as e:
         raise SpecFileError(f"error converting YAML to JSON: yaml: {e}") from None
-
-
-def _check_aliases(node: yaml.Node) -> None:
-    """Rejects aliases that expand beyond memory or contain themselves. Raises :class:`SpecFileError`."""
-    sizes: dict[int, int] = {}
-
-    def size(node: yaml.Node) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = 0  # being computed: a node that contains itself still has 0 when it is reached again
-            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-            parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
-            sizes[id(node)] = 1 + sum(map(size, parts))
-        elif not sizes[id(node)]:
-            raise SpecFileError("error converting YAML to JSON: yaml: an anchor's value contains itself")
-        return sizes[id(node)]
-
-    if size(node) > _MAX_VALUES and len(sizes) * _MAX_EXPANSION < sizes[id(node)]:
-        raise SpecFileError("error converting YAML to JSON: yaml: document contains excessive aliasing")
+    for key, _, line_index in first.duplicate_keys if first else ():
+        raise SpecFileError(
+            f'error converting YAML to JSON: yaml: unmarshal errors: line {line_index + 1}: key "{key}" already set in map'
+        )
+    return first.value if first else None
 
 
 def _named(value: Any, shape: Any) -> Any:

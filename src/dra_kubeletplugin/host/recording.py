@@ -8,8 +8,8 @@ from typing import Any
 
 from . import sysfs
 from .fake import schema
+from .fake.model import SPEEDS, WIDTHS, Machine
 from .machine import Host
-from .model import SPEEDS, WIDTHS, Machine
 from .pci import PciFunction
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,23 +118,8 @@ class _Object(msgspec.Struct, rename="camel"):
 
 
 def decode(data: bytes, path: Path) -> Document:
-    """Decodes the first object of a known version.
-
-    Raises :class:`MetadataError` with the path if the data is not JSON, a field has a wrong type, or no object has a known version.
-    """
-    seen: list[str] = []
-    for obj in _objects(data, path):
-        version = obj.get("apiVersion") if isinstance(obj, dict) else None
-        if version not in _KNOWN or obj.get("kind") != KIND:
-            seen.append(f"{version} {obj.get('kind')}" if isinstance(obj, dict) else f"a {type(obj).__name__}")
-            continue
-        try:
-            return _document(msgspec.convert(obj, _Object), str(version).partition("/")[2], path)
-        except (msgspec.ValidationError, ValueError, TypeError) as e:
-            raise MetadataError(f"{path}: {describe(e)}") from None
-    if not seen:
-        raise MetadataError(f"{path} is empty")
-    raise MetadataError(f"{path} has {', '.join(seen)}: none of {', '.join(sorted(_KNOWN))} {KIND}")
+    """Decodes the first object of a known version. Raises as :func:`versions`."""
+    return next(versions(data, path))
 
 
 def is_whole(data: bytes, document: Document) -> bool:
@@ -142,15 +127,32 @@ def is_whole(data: bytes, document: Document) -> bool:
 
     The result is False for a partly written file.
     """
-    path = document.path
     try:
-        known = [o for o in _objects(data, path) if isinstance(o, dict) and o.get("apiVersion") in _KNOWN]
-        rest = [decode(json.dumps(o).encode(), path) for o in known[1:]]
+        return all(replace(d, version=document.version) == document for d in versions(data, document.path))
     except MetadataError:
         return False
-    return all(
-        (d.claim, d.generation, d.devices) == (document.claim, document.generation, document.devices) for d in rest
-    )
+
+
+def versions(data: bytes, path: Path) -> Iterator[Document]:
+    """Yields the document of each object of a known version.
+
+    Raises :class:`MetadataError` with the path if the data is not JSON, a field has a wrong type, or no object has a known version.
+    """
+    unknown: list[str] = []
+    found = False
+    for obj in _objects(data, path):
+        version = obj.get("apiVersion") if isinstance(obj, dict) else None
+        if version not in _KNOWN or obj.get("kind") != KIND:
+            unknown.append(f"{version} {obj.get('kind')}" if isinstance(obj, dict) else f"a {type(obj).__name__}")
+            continue
+        try:
+            yield _document(msgspec.convert(obj, _Object), str(version).partition("/")[2], path)
+        except (msgspec.ValidationError, ValueError, TypeError) as e:
+            raise MetadataError(f"{path}: {describe(e)}") from None
+        found = True
+    if not found:
+        why = f"has {', '.join(unknown)}: none of {', '.join(sorted(_KNOWN))} {KIND}" if unknown else "is empty"
+        raise MetadataError(f"{path} {why}")
 
 
 def _objects(data: bytes, path: Path) -> Iterator[Any]:

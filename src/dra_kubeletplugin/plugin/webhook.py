@@ -63,7 +63,6 @@ class Webhook:
         self.url = ""
         self.checks = ParameterChecks()
         self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self.reviewed = self.refused = 0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Webhook]:
@@ -142,10 +141,8 @@ class Webhook:
         if review.get("apiVersion") != "admission.k8s.io/v1" or not isinstance(uid := request.get("uid"), str):
             raise ValueError(f"its apiVersion is {review.get('apiVersion')!r}, or it has no uid")
         found = await self.checks(lambda: self._faults(request), seconds)
-        self.reviewed += 1
         response: dict[str, Any] = {"uid": uid, "allowed": not found}
         if found:
-            self.refused += 1
             name = f"{request.get('namespace', '')}/{request.get('name', '')}"
             log.info("rejected an object: %s", found[0], extra={"kind": request["object"]["kind"], "object": name})
             message = join_first(found, "; ", _SENTENCES, _LONGEST)

@@ -70,7 +70,7 @@ class Served:
 
     async def until(self, open_connections: int) -> None:
         async with asyncio.timeout(60):
-            while self.server.open_connections != open_connections:
+            while len(self.server._tasks) != open_connections:
                 await asyncio.sleep(0.01)
 
 

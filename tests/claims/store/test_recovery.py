@@ -29,7 +29,7 @@ from dra_kubeletplugin.errors import (
     RecordsBusyError,
     RecordsError,
 )
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
     JOURNAL,
@@ -39,6 +39,7 @@ from tests.helpers.crash.record_stores import (
     make_record_with_file,
     open_store,
 )
+from tests.helpers.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 

@@ -20,8 +20,9 @@ from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.transitions import NothingToDo, Prepare, RollBack, Transitions
 from dra_kubeletplugin.errors import ClaimTakenError, DeviceHeldError
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager, wait_until
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER, PoolSupply, make_record, memory_database
+from tests.helpers.waiting import wait_until
 
 owners = st.sampled_from(["", "1-aaaaaaaa", "2-bbbbbbbb"])
 fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_from(State))

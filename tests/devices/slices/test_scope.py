@@ -16,8 +16,8 @@ from tests.helpers.publisher import (
     make_inventory,
     running_publisher,
     scripted_api_server,
-    wait_until,
 )
+from tests.helpers.waiting import wait_until
 
 
 async def cluster_pools(**pools: str) -> Inventory:

@@ -25,8 +25,8 @@ from tests.helpers.publisher import (
     make_inventory,
     running_publisher,
     scripted_api_server,
-    wait_until,
 )
+from tests.helpers.waiting import wait_until
 
 LISTS = {"ints", "bools", "strings", "versions"}
 NOEXECUTE = Taint(key="example.com/sick", effect="NoExecute")

@@ -15,7 +15,8 @@ from dra_kubeletplugin.devices.slices import ClusterScope, Publisher
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.resource import SLICES
-from tests.helpers.publisher import DRIVER, ScriptedApiServer, running_publisher, scripted_api_server, wait_until
+from tests.helpers.publisher import DRIVER, ScriptedApiServer, running_publisher, scripted_api_server
+from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.gates(
     "DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity", "DRADeviceBindingConditions"

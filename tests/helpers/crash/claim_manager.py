@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -138,13 +137,3 @@ async def running_manager(
         yield made
     finally:
         await made.close()
-
-
-async def wait_until(check: Any, timeout: float = 30) -> None:
-    """Waits until ``check()``, plain or a coroutine function, is true."""
-    async with asyncio.timeout(timeout):
-        while True:
-            found = check()
-            if await found if asyncio.iscoroutine(found) else found:
-                return
-            await asyncio.sleep(0.01)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dra_kubeletplugin.host.memory import trim
 from dra_kubeletplugin.kube.http1 import HttpResponse
 from tests.helpers import worst_parameters
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.waiting import wait_until
 
 CLAIMS = 40
 
@@ -68,6 +70,7 @@ async def main(folder: Path) -> None:
     api.encoded["warm"] = encoded(worst_parameters.Plain, "same", "warm", 1)
     faults = 0
     async with running_manager(folder, Worst(), api) as one:
+        threads = threading.active_count()
         await one.prepare(ClaimIdentity("ns", "warm", "warm"))
         trim()
         before = resident()
@@ -81,7 +84,7 @@ async def main(folder: Path) -> None:
                     await one.unprepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))
         del outcomes
         burst = resident()
-        await asyncio.sleep(11)  # threads at rest end after 10 s
+        await wait_until(lambda: threading.active_count() <= threads, "the end of the idle threads", 60)
         trim()
         after = resident()
     peak = resident("VmHWM")

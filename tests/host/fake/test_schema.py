@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import re
 import tempfile
@@ -16,12 +15,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import recording
 from dra_kubeletplugin.host.fake import schema, sysfs
-from dra_kubeletplugin.host.model import Function, Machine
+from dra_kubeletplugin.host.fake.model import SPEEDS, WIDTHS, Function, Machine
 from dra_kubeletplugin.localcluster.dev.hosts import HostError, NodeHost
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
@@ -65,8 +65,8 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
         fn |= {"boot_vga": draw(st.booleans())}
         if draw(st.booleans()):
             fn["link"] = {
-                "speed": draw(st.sampled_from(schema.SPEEDS)),
-                "width": draw(st.sampled_from(schema.WIDTHS)),
+                "speed": draw(st.sampled_from(SPEEDS)),
+                "width": draw(st.sampled_from(WIDTHS)),
             }
         if draw(st.booleans()):
             total = draw(st.integers(1, 20))
@@ -122,13 +122,13 @@ def readable(fn: Function) -> Function:
     """Without what cannot be seen: any other file, and what virtual functions would be that are not there."""
     vfs = fn.vfs
     if vfs and not vfs.enabled:
-        vfs = dataclasses.replace(vfs, driver=None, iommu_group=None)
+        vfs = structs.replace(vfs, driver=None, iommu_group=None)
     seen = {"dev", "devname", "operstate", "size"}
     classes = {
         kind: {name: {a: text for a, text in said.items() if a in seen} for name, said in devices.items()}
         for kind, devices in fn.classes.items()
     }
-    return dataclasses.replace(fn, attributes={}, classes=classes, vfs=vfs)
+    return structs.replace(fn, attributes={}, classes=classes, vfs=vfs)
 
 
 @pytest.mark.parametrize("name", sysfs.machines())
@@ -169,8 +169,7 @@ def test_a_host_that_is_described_wrongly_is_reported_fault_by_fault(
     driver = [] if command == "inspect" else ["tests.helpers.drivers:Toy"]
     assert cli.main([command, *driver, "--host", str(file)]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"dra: {file}:2: functions[0]: `vendor` is missing")
-    assert said[1].startswith(f"dra: {file}:3: functions[0].vendr: unknown key; did you mean `vendor`?")
+    assert said[0].startswith(f"dra: {file}:3: functions[0].vendr: unknown key, did you mean 'vendor'?")
 
 
 # --- what is wrong ------------------------------------------------------------------------------
@@ -180,36 +179,39 @@ BOMB = "- &a [1, 2]\n" + "".join(
     f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
 )
 WRONG = {
-    "a key that is misspelt": (HEAD + "  vendr: 1\n", ":5: functions[0].vendr: unknown key; did you mean `vendor`?"),
-    "a key at the top": (HEAD + "function: []\n", ":5: function: unknown key; did you mean `functions`?"),
-    "a key within": (HEAD + "  vfs: {totl: 4, total: 4}\n", ":5: functions[0].vfs.totl: unknown key; did you mean `total`?"),
-    "an address without a function": ("functions:\n- {address: 0000:17:00, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:00' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'"),
-    "a device number that is none": ("functions:\n- {address: 0000:17:20.0, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:20.0' has device 20: the highest is 1f"),
-    "an address that is a number": ("functions:\n- {address: 17, vendor: 1, device: 2}\n", ":2: functions[0].address: 17 is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'"),
+    "a key that is misspelt": (HEAD + "  vendr: 1\n", ":5: functions[0].vendr: unknown key, did you mean 'vendor'?"),
+    "a key at the top": (HEAD + "function: []\n", ":5: function: unknown key, did you mean 'functions'?"),
+    "a key within": (HEAD + "  vfs: {totl: 4, total: 4}\n", ":5: functions[0].vfs.totl: unknown key, did you mean 'total'?"),
+    "an address without a function": ("functions:\n- {address: 0000:17:00, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:00' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f"),
+    "a device number that is none": ("functions:\n- {address: 0000:17:20.0, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:20.0' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f"),
+    "an address that is a number": ("functions:\n- {address: 17, vendor: 1, device: 2}\n", ":2: functions[0].address: 17: expected `str`, got `int`"),
     "no vendor": ("functions:\n- address: 0000:17:00.0\n  device: 1\n", ":2: functions[0]: `vendor` is missing"),
-    "a vendor in quotes": ('functions:\n- {address: 0000:17:00.0, vendor: "0x10ee", device: 1}\n', ":2: functions[0].vendor: '0x10ee' is not an integer (without quotes)"),
-    "a vendor beyond 16 bits": ("functions:\n- {address: 0000:17:00.0, vendor: 0x10ee0, device: 1}\n", ":2: functions[0].vendor: 0x10ee0 is not within 0x0 and 0xffff"),
-    "a flag that is a word": (HEAD + "  boot_vga: perhaps\n", ":5: functions[0].boot_vga: 'perhaps' is neither true nor false"),
-    "a speed that no link has": (HEAD + "  link: {speed: 12, width: 8}\n", ":5: functions[0].link.speed: 12 is not one of 2.5, 5, 8, 16, 32, 64"),
-    "more virtual functions than there can be": (HEAD + "  driver: x\n  vfs: {total: 4, enabled: 5}\n", ":6: functions[0].vfs.enabled: 5 virtual functions are more than the total of 4"),
-    "virtual functions without a driver": (HEAD + "  vfs: {total: 4, enabled: 4}\n", ":5: functions[0].vfs: the kernel enables virtual functions only for a function with a driver: set `driver`"),
+    "a vendor in quotes": ('functions:\n- {address: 0000:17:00.0, vendor: "0x10ee", device: 1}\n', ":2: functions[0].vendor: '0x10ee': expected `int`, got `str`"),
+    "a vendor beyond 16 bits": ("functions:\n- {address: 0000:17:00.0, vendor: 0x10ee0, device: 1}\n", ":2: functions[0].vendor: 69344: expected `int` <= 65535"),
+    "a flag that is a word": (HEAD + "  boot_vga: perhaps\n", ":5: functions[0].boot_vga: 'perhaps': expected `bool`, got `str`"),
+    "a speed that no link has": (HEAD + "  link: {speed: 12, width: 8}\n", ":5: functions[0].link: speed 12 is not one of 2.5, 5, 8, 16, 32, 64"),
+    "more virtual functions than there can be": (HEAD + "  driver: x\n  vfs: {total: 4, enabled: 5}\n", ":6: functions[0].vfs: 5 virtual functions are more than the total of 4"),
+    "virtual functions without a driver": (HEAD + "  vfs: {total: 4, enabled: 4}\n", ":2: functions[0]: the kernel enables virtual functions only for a function with a driver: set `driver`"),
     "an address twice": (HEAD + "- {address: 0000:17:00.0, vendor: 1, device: 2}\n", ":5: functions[1].address: 0000:17:00.0 occurs twice"),
     "shared addresses of virtual functions": (HEAD + "  vfs: {total: 8, offset: 8}\n- {address: 0000:17:00.1, vendor: 1, device: 2, vfs: {total: 2, offset: 14}}\n", ":6: functions[1].vfs: the virtual functions of 0000:17:00.1 share addresses with the virtual functions of 0000:17:00.0: set another offset, stride or total"),
     "virtual functions beyond the last bus": ("functions:\n- {address: 0000:ff:1f.0, vendor: 1, device: 2, vfs: {total: 64}}\n", ":2: functions[0].vfs: the virtual functions of 0000:ff:1f.0 reach beyond the last bus: set another offset, stride or total"),
-    "a bridge that is not there": (HEAD + "  behind: 0000:16:01.0\n- {address: 0000:16:00.0, vendor: 1, device: 2}\n", ":5: functions[0].behind: 0000:16:01.0 is not described; did you mean `0000:16:00.0`?"),
+    "a bridge that is not there": (HEAD + "  behind: 0000:16:01.0\n- {address: 0000:16:00.0, vendor: 1, device: 2}\n", ":5: functions[0].behind: 0000:16:01.0 is not described, did you mean '0000:16:00.0'?"),
     "a bridge below itself": (HEAD + "  behind: 0000:17:00.0\n", ":5: functions[0].behind: 0000:17:00.0 is above itself: correct `behind`"),
     "a NUMA node that is not described": (HEAD + "  numa: 2\nnuma_nodes: {0: {cpus: 0-3}}\n", ":5: functions[0].numa: node 2 is not in numa_nodes, which has 0"),
     "distances that do not fit": (HEAD + "numa_nodes: {0: {cpus: 0-3, distances: [10, 20]}}\n", ":5: numa_nodes[0].distances: 2 distances for 1 node: list the distance to each node, also to the node itself"),
     "a CPU of two nodes": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 3-4}\n", ":7: numa_nodes[1].cpus: CPU 3 already belongs to node 0"),
-    "a file that a key decides": (HEAD + "  attributes: {numa_node: 1}\n", ":5: functions[0].attributes.numa_node: set numa_node with the key `numa`"),
+    "a file that a key decides": (HEAD + "  attributes: {numa_node: 1}\n", ":2: functions[0]: set numa_node with the key `numa`"),
     "a file elsewhere": (HEAD + "  attributes: {../../x: 1}\n", ":5: functions[0].attributes.../../x: '../../x' is not a path within the folder"),
-    "a node without numbers": (HEAD + "nodes: {fpga0: 240}\n", ":5: nodes.fpga0: 240 is not a device node: write 'c major:minor', or 'b major:minor' for a block device"),
-    "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":5: functions[0].classes.fpga: dev '240' is not major:minor, such as 240:0"),
-    "a link that every device has": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":5: functions[0].classes.fpga: device is created for every device: remove it"),
+    "a node without numbers": (HEAD + "nodes: {fpga0: 240}\n", ":5: nodes.fpga0: 240: expected `str`, got `int`"),
+    "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":2: functions[0]: fpga0: dev 240 is not major:minor, such as 240:0"),
+    "a link that every device has": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":2: functions[0]: fpga0: device is created for every device: remove it"),
     "a path that cannot be printed": (HEAD + '  attributes: {"a\\tb": 1}\n', ":5: functions[0].attributes.a\tb: 'a\\tb' is not a path within the folder"),
+    "a node that is misspelt": (HEAD + "nodes:\n  fpga0: c 1:2\n  fpga1: d 1:2\n", ":7: nodes.fpga1: 'd 1:2' is not a device node: write 'c major:minor', or 'b major:minor' for a block device"),
+    "a file that is a list": (HEAD + "  classes:\n    fpga:\n      fpga0: {size: 1}\n      fpga1: {dev: [1]}\n", ":8: functions[0].classes.fpga.fpga1.dev: [1]: expected `bool | int | float | str`, got `array`"),
+    "CPUs that are no list": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 4-x}\n", ":7: numa_nodes[1]: '4-x' is not a list of CPUs: write it like 0-3,8-11"),
     "a key twice": (HEAD + "  vendor: 1\n", ":5: duplicate key 'vendor'"),
-    "no list": ("functions: {}\n", ":1: functions: {} is not a list"),
-    "nothing": ("", ": None is not a mapping of keys"),
+    "no list": ("functions: {}\n", ":1: functions: {}: expected `array`, got `object`"),
+    "nothing": ("", ": None: expected `object`, got `null`"),
     "no YAML": ("functions: [\n", ":2:1: not valid YAML: a value is missing"),
     "no YAML at all": ("\t", ":1:1: not valid YAML: a tab: YAML is indented with spaces"),
     "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: put everything into one document"),
@@ -257,12 +259,15 @@ def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> Non
         host.plug("vendor: 1\nvendor: 2\n")
 
 
-def test_all_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
+def test_the_first_error_of_each_function_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- {address: 1, vendor: x, device: 2}\n- {vendor: 1, device: 70000}\n")
     with pytest.raises(SettingsError) as told:
         sysfs.load(file)
-    assert len(told.value.faults) == 4
+    assert [fault.partition(": ")[2] for fault in told.value.faults] == [
+        "functions[0].address: 1: expected `str`, got `int`",
+        "functions[1].device: 70000: expected `int` <= 65535",
+    ]
 
 
 def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None:
@@ -271,7 +276,7 @@ def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None
         sysfs.load(tmp_path / "binary")
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         sysfs.load(tmp_path / "nowhere")
-    with pytest.raises(SettingsError, match="did you mean `virtual-machine`"):
+    with pytest.raises(SettingsError, match="did you mean 'virtual-machine'"):
         sysfs.find("virtual-machin")
 
 

@@ -23,6 +23,7 @@ from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import ClaimSpec, Request
 from dra_kubeletplugin.testing.pods import claim, device_class, pod
 from tests.helpers.ports import refusing_port
+from tests.helpers.waiting import wait_until
 
 SLICE: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
@@ -159,30 +160,24 @@ async def created(client: KubeClient, name: str) -> None:
         await client.create(SLICES, {**SLICE, "metadata": {"name": name}})
 
 
-async def until(check: Any) -> None:
-    async with asyncio.timeout(30):
-        while not check():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client: KubeClient) -> None:
     reflector = Reflector(client, SLICES)
     seen: list[tuple[str, str]] = []
     task = asyncio.create_task(follow(client, seen, reflector))
-    await until(lambda: ("SYNCED", "") in seen)
+    await wait_until(lambda: ("SYNCED", "") in seen)
     for i, fault in enumerate((lambda: None, api.storage.cut_watches, api.drop_connections, None)):
         if fault is None:
             api.injected_faults.down = True
             api.drop_connections()
             api.storage.put("deviceclasses.resource.k8s.io", {"metadata": {"name": "x", "uid": "x"}})
-            api.storage.forget_history()
+            api.storage._floor = api.storage.version  # as after a compaction of etcd
             api.injected_faults.down = False
         else:
             fault()
         await created(client, f"s{i}")
-        await until(lambda i=i: any(name == f"s{i}" for _, name in seen))
+        await wait_until(lambda i=i: any(name == f"s{i}" for _, name in seen))
     await client.delete(SLICES, "s0")
-    await until(lambda: ("DELETED", "s0") in seen)
+    await wait_until(lambda: ("DELETED", "s0") in seen)
     assert sorted(o["metadata"]["name"] for o in reflector.items.values()) == ["s1", "s2", "s3"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -20,7 +20,8 @@ import pytest
 
 from dra_kubeletplugin.localcluster.child_reaper import Guard
 from tests.cli.test_dev_containers import CLASS, TEMPLATE, pod
-from tests.helpers.dev_process import GPU, ROOT, wait_until
+from tests.helpers.dev_process import GPU, ROOT
+from tests.helpers.waiting import block_until
 
 pytestmark = pytest.mark.crash
 GUARDED = """
@@ -169,13 +170,13 @@ def test_a_container_that_comes_up_after_its_cluster_was_killed_is_ended(short: 
     slow.write_text(SLOW)
     slow.chmod(0o755)
     with started(LATE, str(short), cgroup, HELD=str(held), PATH=f"{slow.parent}:{os.environ['PATH']}") as cluster:
-        wait_until(lambda: (held.exists() and " run " in held.read_text()) or cluster.poll() is not None)
+        block_until(lambda: (held.exists() and " run " in held.read_text()) or cluster.poll() is not None)
         before = held.read_text().count(" list ")
         cluster.kill()
         cluster.wait()
-    wait_until(lambda: held.read_text().count(" list ") > before)  # what there is has been looked for
+    block_until(lambda: held.read_text().count(" list ") > before)  # what there is has been looked for
     Path(f"{held}.go").touch()
-    wait_until(lambda: not named(str(short)))
+    block_until(lambda: not named(str(short)))
     name = f"*{cgroup.removeprefix('/')}*"
     assert [p for pattern in (name, f"*/{name}") for p in Path("/sys/fs/cgroup").glob(pattern)] == []
     assert str(short) not in Path("/proc/mounts").read_text()
@@ -239,7 +240,7 @@ def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_mo
             told += os.read(ours, 65536)
         os.close(ours)
         before = said.stat().st_size
-        wait_until(lambda: said.stat().st_size > before + 200)  # lines of 1,000 bytes: more than pipes hold
+        block_until(lambda: said.stat().st_size > before + 200)  # lines of 1,000 bytes: more than pipes hold
     finally:
         dev.send_signal(signal.SIGINT)
         code = dev.wait(90)
@@ -262,7 +263,7 @@ def test_a_process_goes_with_its_guard(script: str) -> None:
         assert process.stdout.readline() == "up\n"
         process.kill()
         process.wait()
-        wait_until(lambda: not named(word))
+        block_until(lambda: not named(word))
 
 
 async def test_a_guard_that_is_closed_ends_what_is_left_at_once() -> None:

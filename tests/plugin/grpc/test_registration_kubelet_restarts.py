@@ -8,7 +8,7 @@ import pytest
 
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import HealthReportingDriver
-from tests.helpers.publisher import wait_until
+from tests.helpers.waiting import wait_until
 
 RESTARTS = 40
 KEPT = 8  # connections

@@ -21,6 +21,7 @@ from dra_kubeletplugin.plugin.grpc import UnixServer, remove_hidden, socket_path
 from dra_kubeletplugin.plugin.grpc import server as module
 from dra_kubeletplugin.plugin.grpc import sockets as sockets_module
 from dra_kubeletplugin.plugin.grpc.sockets import hidden_name, is_live
+from tests.helpers.waiting import wait_until
 
 INSTANCE = "1-0123abcd"
 
@@ -76,12 +77,6 @@ async def kept(path: Path, **options: Any) -> AsyncIterator[UnixServer]:
         await server.stop()
 
 
-async def until(check: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not check():
-            await asyncio.sleep(0.001)
-
-
 async def test_grpc_shares_no_port_and_hangs_up_on_no_keep_alive(tmp_path: Path) -> None:
     async with kept(tmp_path / "x.sock"):
         assert Grpc.made[0].options == {
@@ -106,7 +101,7 @@ async def test_a_socket_that_is_removed_is_served_by_a_new_server_and_17_are_one
     async with kept(path, lost=lambda: lost.append(len(Grpc.made))) as server:
         for number in range(2, 19):
             path.unlink()
-            await until(lambda number=number: len(Grpc.made) == number and path.exists() and not server.fault)
+            await wait_until(lambda number=number: len(Grpc.made) == number and path.exists() and not server.fault)
             found = path.stat()
             assert server.inode == (found.st_dev, found.st_ino)
             ended = [made for made in Grpc.made if made.stopped]
@@ -238,11 +233,11 @@ async def test_why_a_socket_cannot_be_restored_is_reported_until_it_is(
     async with kept(path, lost=lambda: lost.append(1)) as server:
         Grpc.on_start = fail
         path.unlink()
-        await until(lambda: len(Grpc.made) > 3)
-        await until(lambda: "restored" in server.fault)
+        await wait_until(lambda: len(Grpc.made) > 3)
+        await wait_until(lambda: "restored" in server.fault)
         assert server.fault.replace("RuntimeError('odd')", "RuntimeError: odd") == says.format(path)
         Grpc.on_start = None
-        await until(lambda: not server.fault)
+        await wait_until(lambda: not server.fault)
         assert path.exists()
         assert lost == [1]
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from dra_kubeletplugin.localcluster.kubelet.plugins import dial
 from dra_kubeletplugin.plugin.grpc import Registration, UnixServer, remove_hidden, remove_stale
 from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
 from tests.helpers.crash.harness import ROOT
+from tests.helpers.waiting import wait_until
 
 INSTANCE = "1-0123abcd"
 OTHER = "1-89abcdef"
@@ -71,12 +72,6 @@ async def name_at(path: Path) -> str:
     async with dial(path) as channel:
         info = await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=30)
         return str(info.name)
-
-
-async def until(check: Callable[[], bool], timeout: float = 30) -> None:
-    async with asyncio.timeout(timeout):
-        while not check():
-            await asyncio.sleep(0.02)
 
 
 def stale_socket(path: Path) -> os.stat_result:
@@ -207,9 +202,9 @@ async def test_a_removed_socket_is_reported_and_comes_back_while_a_call_goes_on(
         await slow.called.wait()
         before = s.inode
         path.unlink()
-        await until(path.exists)
+        await wait_until(path.exists)
         assert told == [False]
-        await until(lambda: s.inode != before and not s.fault)
+        await wait_until(lambda: s.inode != before and not s.fault)
         slow.go_on.set()
         assert (await call).name == "slow", "the call that was under way"
         assert await name_at(path) == "slow"
@@ -222,9 +217,9 @@ async def test_a_socket_whose_folder_went_is_a_fault_until_the_folder_is_back(tm
     async with kept(server(folder / "x.sock", lock_folder=tmp_path)) as s:
         (folder / "x.sock").unlink()
         folder.rmdir()
-        await until(lambda: "is not a folder" in s.fault)
+        await wait_until(lambda: "is not a folder" in s.fault)
         folder.mkdir()
-        await until(lambda: not s.fault)
+        await wait_until(lambda: not s.fault)
         assert await name_at(folder / "x.sock") == "d.example.com"
 
 
@@ -245,7 +240,7 @@ async def test_a_socket_that_cannot_be_restored_is_reported_once(
         monkeypatch.setattr(s, "_bind", counted)
         (folder / "x.sock").unlink()
         folder.rmdir()
-        await until(lambda: next(looks) > 20)
+        await wait_until(lambda: next(looks) > 20)
     assert len([r for r in caplog.records if "cannot restore a socket" in r.getMessage()]) == 1
 
 
@@ -277,8 +272,8 @@ async def test_a_socket_that_another_process_took_is_reported_and_not_fought_ove
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(str(path))
             other.listen()
-            await until(lambda: "is served by another process" in s.fault)
-        await until(lambda: not s.fault)
+            await wait_until(lambda: "is served by another process" in s.fault)
+        await wait_until(lambda: not s.fault)
         assert await name_at(path) == "d.example.com"
 
 
@@ -287,7 +282,7 @@ async def test_a_socket_that_is_removed_again_and_again_comes_back_each_time(tmp
     async with kept(server(path)):
         for _ in range(3):
             path.unlink()
-            await until(path.exists)
+            await wait_until(path.exists)
             assert await name_at(path) == "d.example.com"
 
 

@@ -468,6 +468,19 @@ def test_what_was_found_for_a_node_holds_only_as_long_as_nothing_changes_there()
     assert found() == []
 
 
+def test_the_pools_and_results_of_a_removed_node_are_deleted() -> None:
+    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
+    cache.claims.observe(claim("c"))
+    claims = read(with_claims("c"), cache)
+    assert isinstance(claims, PodClaims)
+    memory = AllocationMemory()
+    allocations = NodeAllocator(memory, cache.devices(), 2)
+    Cycle(with_claims("c"), CycleSnapshot([node("a"), node("b")], {}, {}), claims, allocations).feasible()
+    memory.keep_only({"b", "c"})
+    assert memory.pools._known.keys() == {"b"}
+    assert [results.keys() for results in memory.found.values()] == [{"b"}]
+
+
 def test_a_selector_that_fails_fails_the_pod_on_all_nodes() -> None:
     cache = cluster({"a": [{"name": "d0"}]})
     cache.claims.observe(claim("c", selectors=[{"cel": {"expression": f'device.attributes["{DRIVER}"].x == 1'}}]))

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ApiError
 from ...kube import KubeClient
-from ...kube.errors import ForbiddenError, UnauthorizedError
+from ...kube.errors import ForbiddenError, NotFoundError, UnauthorizedError
 from .findings import Finding, failure, ok, unknown, warning
 
 JSON = Mapping[str, Any]
@@ -103,7 +103,7 @@ async def _served(client: KubeClient) -> AsyncIterator[Finding]:
     try:
         found = await client.call("GET", f"/apis/{GROUP}")
     except ApiError as e:
-        if e.status == 404:
+        if isinstance(e, NotFoundError):
             yield failure(
                 "API versions",
                 f"this cluster does not serve {GROUP}",

@@ -103,10 +103,6 @@ class HttpServer:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=grace)
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._tasks)
-
     def drop_connections(self) -> None:
         """Cuts every open connection, as a failing network would."""
         for task in list(self._tasks):

@@ -36,146 +36,131 @@ further address is ``stride`` higher. By default, the parser chooses free addres
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
+
+from ...base.text import did_you_mean
 from ...base.yaml import line_numbers
-from ...errors import SettingsError
-from ..model import SPEEDS, WIDTHS, Function, Link, Machine, NumaNode, Texts, VirtualFunctions, root_of
-from ..topology import LAST, build_topology, check_functions, check_numa
-from ..validation import Faults, KeyReader
-from . import values
+from ...base.yaml.line_numbers import Place
+from ...errors import SettingsError, printable, shown
+from .model import FORMS, Function, Link, Machine, NumaNode, VirtualFunctions
+from .topology import Fault, check_functions, check_numa, with_defaults
+
+T = TypeVar("T")
+_STRUCTS = (Machine, Function, Link, VirtualFunctions, NumaNode)
+_KEYS = sorted({name for struct in _STRUCTS for name in struct.__struct_encode_fields__})
+_PATH = re.compile(r"^(?P<text>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
+_PART = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+_UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_MISSING_KEY = re.compile(r"Object missing required field (`.*`)")
+_PATTERN = re.compile(r"Expected `str` matching regex '(.*)'", re.DOTALL)
 
 
 def load(path: Path) -> Machine:
     """Reads a description from a YAML file.
 
-    Raises :class:`SettingsError` with every error and its line.
+    Raises :class:`SettingsError` with errors and their lines.
     """
     found, lines = line_numbers.read(path)
     return parse(found, str(path), lines)
 
 
-def parse(
-    data: object, source: str = "described host", lines: Mapping[line_numbers.Place, int] | None = None
-) -> Machine:
+def parse(data: object, source: str = "described host", lines: Mapping[Place, int] | None = None) -> Machine:
     """Reads a description from an object, as parsed from YAML or JSON.
 
     Args:
         source: the name of the description in error messages.
         lines: line numbers by place in the object, if known.
 
-    Raises :class:`SettingsError` with every error and its place.
+    Raises :class:`SettingsError`: the first error of each function and of the other keys. If there is none, all contradictions between
+    the functions and NUMA nodes.
     """
-    faults = Faults(source, lines or {})
-    keys = KeyReader(data, (), faults)
-    functions = keys.each("functions", _function, required=True)
-    machine = Machine(
-        functions=build_topology(functions, faults),
-        numa_nodes=keys.mapping("numa_nodes", values.node_number, _numa_node),
-        drivers=keys.items("drivers", values.word),
-        nodes=keys.mapping("nodes", values.path, values.node),
-        files=keys.mapping("files", values.path, values.text),
-    )
-    keys.end()
-    check_functions(machine, faults)
-    check_numa(machine, faults)
-    if faults.found:
-        raise SettingsError(faults.found[0], *faults.found[1:])
+    functions, rest = _split(data)
+    decoded = [_convert(item, Function, ("functions", i)) for i, item in enumerate(functions)]
+    machine = _convert(rest, Machine, ())
+    faults = [found for found in (*decoded, machine) if isinstance(found, Fault)]
+    if not faults and isinstance(machine, Machine):
+        known = [fn for fn in decoded if isinstance(fn, Function)]
+        complete, faults = with_defaults(known)
+        machine = msgspec.structs.replace(machine, functions=complete)
+        faults += [*check_functions(machine), *check_numa(machine)]
+    if faults or isinstance(machine, Fault):
+        raise SettingsError(*(_message(fault, source, lines or {}) for fault in faults))
     return machine
 
 
-def _function(keys: KeyReader) -> Function | None:
-    address = keys.take("address", values.address, required=True)
-    vendor = keys.take("vendor", values.within(0, 0xFFFF), required=True)
-    device = keys.take("device", values.within(0, 0xFFFF), required=True)
-    behind = keys.take("behind", values.address)
-    root = keys.take("root", values.root)
-    subsystem_vendor = keys.take("subsystem_vendor", values.within(0, 0xFFFF))
-    rest: dict[str, Any] = {
-        "class_code": keys.take("class", values.within(0, 0xFFFFFF)) or 0,
-        "subsystem_device": keys.take("subsystem_device", values.within(0, 0xFFFF)) or 0,
-        "revision": keys.take("revision", values.within(0, 0xFF)) or 0,
-        "driver": keys.take("driver", values.word),
-        "numa": keys.take("numa", values.within(0, 1023)),
-        "iommu_group": keys.take("iommu_group", values.within(0, 0xFFFFFF)),
-        "boot_vga": keys.take("boot_vga", values.flag) or False,
-        "link": keys.inner("link", _link),
-        "vfs": keys.inner("vfs", lambda inner: _virtual(inner, device or 0)),
-        "classes": keys.mapping("classes", values.word, _class),
-        "attributes": keys.mapping("attributes", values.attribute, values.text),
-    }
-    if (virtual := rest["vfs"]) and virtual.enabled and not rest["driver"]:
-        keys.fault("vfs", "the kernel enables virtual functions only for a function with a driver: set `driver`")
-    keys.end()
-    if address is None or vendor is None or device is None:
-        return None
-    if root is None and behind is None:
-        root = root_of(address)
-    return Function(
-        address=address,
-        vendor=vendor,
-        device=device,
-        behind=behind,
-        root=root,
-        subsystem_vendor=vendor if subsystem_vendor is None else subsystem_vendor,
-        **rest,
-    )
+def _split(data: object) -> tuple[Sequence[object], object]:
+    """Returns the functions, and the description without them, so that each function is decoded on its own."""
+    if isinstance(data, Mapping) and isinstance(functions := data.get("functions"), list | tuple):
+        return functions, {**data, "functions": []}
+    return [], data
 
 
-def _link(keys: KeyReader) -> Link | None:
-    speed = keys.take("speed", values.one_of(SPEEDS), required=True)
-    width = keys.take("width", values.one_of(WIDTHS), required=True)
-    keys.end()
-    return None if speed is None or width is None else Link(speed=float(speed), width=int(width))
+def _convert(data: object, struct: type[T], place: Place) -> T | Fault:
+    try:
+        return msgspec.convert(data, struct)
+    except msgspec.ValidationError as e:
+        return _fault(data, struct, place, str(e))
 
 
-def _virtual(keys: KeyReader, device: int) -> VirtualFunctions | None:
-    total = keys.take("total", values.within(1, LAST), required=True)
-    own = keys.take("device", values.within(0, 0xFFFF))
-    enabled = keys.take("enabled", values.within(0, LAST)) or 0
-    out = VirtualFunctions(
-        total=total or 0,
-        device=device if own is None else own,
-        enabled=enabled,
-        driver=keys.take("driver", values.word),
-        iommu_group=keys.take("iommu_group", values.within(0, 0xFFFFFF)),
-        offset=keys.take("offset", values.within(1, 0xFFFF)) or 0,
-        stride=keys.take("stride", values.within(1, 0xFFFF)) or 1,
-    )
-    if total is not None and enabled > total:
-        keys.fault("enabled", f"{enabled} virtual functions are more than the total of {total}")
-    keys.end()
-    return None if total is None else out
+def _fault(data: object, struct: type[Any], place: Place, error: str) -> Fault:
+    """Translates an error of msgspec, which ends with the path, as in ``- at `$.vfs.total```."""
+    found = _PATH.search(error)
+    assert found
+    path: list[str | int] = [name or (int(i) if i.isdigit() else i) for name, i in _PART.findall(found["path"] or "")]
+    if found["key"]:
+        path.append("...")
+    while "..." in path:
+        at = path.index("...")
+        path[at] = _culprit(data, struct, path[:at], error)
+    text = found["text"]
+    value: Any = data
+    for part in path[: -1 if found["key"] else None]:
+        value = value[part]
+    if found["key"]:
+        value = path[-1]
+    if unknown := _UNKNOWN_KEY.fullmatch(text):
+        return Fault((*place, *path, unknown[1]), f"unknown key{did_you_mean(unknown[1], _KEYS)}")
+    if missing := _MISSING_KEY.fullmatch(text):
+        return Fault((*place, *path), f"{missing[1]} is missing")
+    if pattern := _PATTERN.fullmatch(text):
+        text = f"{shown(value)} is not {FORMS[pattern[1].encode().decode('unicode_escape')]}"
+    elif text.startswith("Expected"):
+        text = f"{shown(value)}: {text[0].lower()}{text[1:]}"
+    return Fault((*place, *path), text)
 
 
-def _class(data: object) -> Mapping[str, Texts]:
-    return {name: _device(attributes) for name, attributes in values.named(data, values.word).items()}
+def _culprit(data: Any, struct: type[Any], path: list[str | int], error: str) -> Any:
+    """Returns the key of the mapping at ``path`` that has the error: msgspec writes ``[...]`` for every key.
+
+    Decodes the object again, with one key of the mapping at a time.
+    """
+    for key, reduced in _reductions(data, path):
+        try:
+            msgspec.convert(reduced, struct)
+        except msgspec.ValidationError as e:
+            if str(e) == error:
+                return key
+    raise AssertionError(f"no key of {path} has the error {error}")
 
 
-def _device(data: object) -> Texts:
-    out = {name: values.text(value) for name, value in values.named({} if data is None else data, values.path).items()}
-    if links := sorted(name for name in out if name.partition("/")[0] in {"device", "subsystem"}):
-        raise ValueError(f"{links[0]} is created for every device: remove it")
-    if "dev" in out and not values.NUMBERS.fullmatch(out["dev"]):
-        raise ValueError(f"dev {out['dev']!r} is not major:minor, such as 240:0")
-    if "devname" in out:
-        values.path(out["devname"])
-        if "dev" not in out:
-            raise ValueError("devname is the name of a device node, which needs numbers: set dev, such as 240:0")
-    return out
+def _reductions(data: Any, path: list[str | int]) -> Iterator[tuple[Any, Any]]:
+    """Yields each key of the mapping at ``path``, and ``data`` with this key alone in the mapping."""
+    if not path:
+        yield from ((key, {key: value}) for key, value in data.items())
+        return
+    for key, reduced in _reductions(data[path[0]], path[1:]):
+        copied: Any = dict(data) if isinstance(data, Mapping) else list(data)
+        copied[path[0]] = reduced
+        yield key, copied
 
 
-def _numa_node(data: object) -> NumaNode:
-    faults = Faults("", {})
-    keys = KeyReader(data, (), faults)
-    out = NumaNode(
-        cpus=keys.take("cpus", values.cpus) or "",
-        socket=keys.take("socket", values.within(0, 1023)) or 0,
-        distances=keys.items("distances", values.within(0, 255)),
-    )
-    keys.end()
-    if faults.found:
-        raise ValueError("; ".join(f.lstrip(": ") for f in faults.found))
-    return out
+def _message(fault: Fault, source: str, lines: Mapping[Place, int]) -> str:
+    place = fault.place
+    line = next((f":{lines[place[:n]]}" for n in range(len(place), -1, -1) if place[:n] in lines), "")
+    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
+    return printable(f"{source}{line}: {path}{': ' if path else ''}{fault.text}")

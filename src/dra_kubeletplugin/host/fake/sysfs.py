@@ -19,12 +19,11 @@ from typing import Any
 
 import msgspec
 
+from ...base.text import did_you_mean
 from ...errors import SettingsError, printable
-from .. import sysfs
-from ..model import Function, Machine
-from ..validation import Faults
 from . import schema, uevents
 from .marker import BOOT_ID, MARKER, is_described
+from .model import Content, Function, Machine
 
 __all__ = [
     "add_device_node", "add_function", "build", "device_numbers", "find", "function", "is_described", "load", "machines", "reboot",
@@ -58,7 +57,7 @@ def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
         if path.is_dir():
             raise SettingsError(f"{option} {name} is a folder: give a file, or one of {', '.join(known)}")
         beside = [str(Path(name).parent / p.name) for p in path.parent.glob("*.yaml")]
-        near = Faults.near(name, [*known, *beside])
+        near = did_you_mean(name, [*known, *beside])
         raise SettingsError(f"{option} {name}: neither a file nor one of {', '.join(known)}{near}")
     return path
 
@@ -100,6 +99,8 @@ def _convert_errors(root: Path) -> Iterator[None]:
     """Converts errors of the file system to SettingsError. A valid description can describe one path as a file and as a folder."""
     try:
         yield
+    except UnicodeError as e:
+        raise SettingsError(f"cannot build the described host in {root}: {e}") from None
     except OSError as e:
         place = os.path.relpath(str(e.filename), root) if e.filename else str(root)
         raise SettingsError(
@@ -216,12 +217,12 @@ def _plug(root: Path, folder: Path, function: Function, machine: Machine | None)
     _bind(root, function.address, function.driver)
 
 
-def _attributes(fn: Function, machine: Machine | None) -> dict[str, str]:
-    out = {
+def _attributes(fn: Function, machine: Machine | None) -> dict[str, Content]:
+    out: dict[str, Content] = {
         "vendor": f"0x{fn.vendor:04x}",
         "device": f"0x{fn.device:04x}",
         "class": f"0x{fn.class_code:06x}",
-        "subsystem_vendor": f"0x{fn.subsystem_vendor:04x}",
+        "subsystem_vendor": f"0x{fn.subsystem_vendor or 0:04x}",
         "subsystem_device": f"0x{fn.subsystem_device:04x}",
         "revision": f"0x{fn.revision:02x}",
         "numa_node": str(-1 if fn.numa is None else fn.numa),
@@ -238,11 +239,11 @@ def _attributes(fn: Function, machine: Machine | None) -> dict[str, str]:
             "sriov_numvfs": "0",
             "sriov_offset": str(fn.vfs.offset),
             "sriov_stride": str(fn.vfs.stride),
-            "sriov_vf_device": f"{fn.vfs.device:04x}",
+            "sriov_vf_device": f"{fn.vfs.device or 0:04x}",
         }
     if machine and machine.numa_nodes:
         near = [n for number, n in machine.numa_nodes.items() if fn.numa in {None, number}]
-        out["local_cpulist"] = ",".join(n.cpus for n in near if n.cpus)
+        out["local_cpulist"] = ",".join(str(n.cpus) for n in near if n.cpus != "")
     return out | dict(fn.attributes)
 
 
@@ -352,7 +353,8 @@ def _bind(root: Path, address: str, driver: str | None) -> None:
 def _add_devices(root: Path, folder: Path, function: Function) -> None:
     for kind, devices in function.classes.items():
         (root / "class" / kind).mkdir(parents=True, exist_ok=True)
-        for name, attributes in devices.items():
+        for name, described in devices.items():
+            attributes = described or {}
             home = folder / kind / name
             home.mkdir(parents=True, exist_ok=True)
             for attribute, text in attributes.items():
@@ -361,9 +363,9 @@ def _add_devices(root: Path, folder: Path, function: Function) -> None:
             _replace(root / "class" / kind / name, os.path.relpath(home, root / "class" / kind))
             _replace(home / "device", os.path.relpath(folder, home))
             _replace(home / "subsystem", os.path.relpath(root / "class" / kind, home))
-            if numbers := attributes.get("dev"):
+            if numbers := str(attributes.get("dev", "")):
                 major, _, minor = numbers.partition(":")
-                devname = attributes.get("devname", name)
+                devname = str(attributes.get("devname", name))
                 _file(home / "uevent", f"MAJOR={major}\nMINOR={minor}\nDEVNAME={devname}")
                 _node(root, devname, f"{'b' if kind == 'block' else 'c'} {numbers}")
             uevents.write_event(root, "add", kind, name)
@@ -374,8 +376,8 @@ def _remove_devices(root: Path, folder: Path) -> None:
         present = [name for name in devices if (root / "class" / kind / name).is_symlink()]
         for name, attributes in devices.items():
             (root / "class" / kind / name).unlink(missing_ok=True)
-            if "dev" in attributes:
-                (root / "dev" / attributes.get("devname", name)).unlink(missing_ok=True)
+            if attributes and "dev" in attributes:
+                (root / "dev" / str(attributes.get("devname", name))).unlink(missing_ok=True)
         shutil.rmtree(folder / kind, ignore_errors=True)
         for name in present:
             uevents.write_event(root, "remove", kind, name)
@@ -387,10 +389,10 @@ def _remove_devices(root: Path, folder: Path) -> None:
 def _numa(root: Path, machine: Machine) -> None:
     for number, node in machine.numa_nodes.items():
         folder = root / f"devices/system/node/node{number}"
-        _file(folder / "cpulist", node.cpus)
+        _file(folder / "cpulist", str(node.cpus))
         if node.distances:
             _file(folder / "distance", " ".join(map(str, node.distances)))
-        for cpu in sysfs.cpu_list(node.cpus):
+        for cpu in node.cpu_numbers():
             home = root / f"devices/system/cpu/cpu{cpu}"
             _file(home / "topology/physical_package_id", str(node.socket))
             _replace(home / f"node{number}", os.path.relpath(folder, home))
@@ -401,12 +403,13 @@ def _new_boot(root: Path) -> None:
 
 
 def _node(root: Path, name: str, node: str) -> None:
-    _file(root / "dev" / name, node)
+    """Writes a device node as a file with its type and numbers. Numbers alone are those of a character device."""
+    _file(root / "dev" / name, node if node[0] in "bc" else f"c {node}")
 
 
-def _file(path: Path, text: str) -> None:
+def _file(path: Path, content: Content) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
+    path.write_text(f"{int(content) if isinstance(content, bool) else content}\n")
 
 
 def _change(root: Path, path: Path, text: str) -> None:

@@ -258,12 +258,6 @@ class Storage:
             for watchers in by_value.values():
                 yield from watchers
 
-    def forget_history(self) -> None:
-        """Deletes the history, as etcd's compaction does. A watch from an older version fails."""
-        for stored_kind in self._kinds.values():
-            stored_kind.history.clear()
-        self._floor = self.version
-
     @contextlib.contextmanager
     def watch(
         self, kind: str, since: int, matches: Match, only: tuple[tuple[str, ...], str] | None = None

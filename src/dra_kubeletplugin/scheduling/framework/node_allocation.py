@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -57,6 +57,13 @@ class AllocationMemory:
     pools: PoolCache = field(default_factory=PoolCache)
     found: OrderedDict[Fingerprints, dict[str, _CachedResult]] = field(default_factory=OrderedDict)
     classes: Mapping[str, JSON] = field(default_factory=dict)
+
+    def keep_only(self, nodes: Set[str]) -> None:
+        """Deletes the pools and results of all other nodes, which were removed."""
+        self.pools.keep_only(nodes)
+        for results in self.found.values():
+            for name in results.keys() - nodes:
+                del results[name]
 
     def of(self, key: Fingerprints, classes: Mapping[str, JSON]) -> dict[str, _CachedResult]:
         if classes is not self.classes:

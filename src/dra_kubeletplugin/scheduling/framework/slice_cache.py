@@ -5,7 +5,7 @@ A node's pools stay cached until one of their slices or the node's labels change
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,7 @@ class PoolCache:
         )
         return pools
 
-    def keep_only(self, nodes: Mapping[str, NodeInfo]) -> None:
-        """Deletes the entries of removed nodes."""
-        for name in [n for n in self._known if n not in nodes]:
+    def keep_only(self, nodes: Set[str]) -> None:
+        """Deletes the pools of all other nodes, which were removed."""
+        for name in self._known.keys() - nodes:
             del self._known[name]
