@@ -73,6 +73,21 @@ def test_a_text_made_to_end_its_reader_is_one_sentence(which: str, tmp_path: Pat
         assert "Traceback" not in done.stderr
 
 
+def test_aliases_may_repeat_a_million_characters() -> None:
+    text = "x" * 998  # with the list and the value itself, an alias repeats 1000
+    (part,) = loader.parts(f"- &a [{text}]\n" + "- *a\n" * 1000)
+    assert part.value == [[text]] * 1001
+    with pytest.raises(yaml.MarkedYAMLError, match="aliases repeat more than 1000000 characters"):
+        list(loader.parts(f"- &a [{text}]\n" + "- *a\n" * 1001))
+    with pytest.raises(yaml.MarkedYAMLError, match="aliases repeat more than 1000000 characters"):
+        list(loader.parts(f"- &a {text}\n" + "- *a\n" * 1002))
+
+
+def test_a_value_without_aliases_may_have_any_size() -> None:
+    (part,) = loader.parts(f"a: [{'1, ' * 300_000}]\nb: {'x' * 2_000_000}\n")
+    assert len(part.value["a"]) == 300_000
+
+
 # --- properties ---------------------------------------------------------------------------------------
 
 WORDS = st.text(st.sampled_from("0123456789_+-.eExXoObBaAfFyYnN:<=~ "), max_size=8)

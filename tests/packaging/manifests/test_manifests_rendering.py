@@ -634,6 +634,11 @@ def test_a_template_is_read_as_helm_renders_it() -> None:
     assert workload.render({"probes"}, values) == {"kind": "DaemonSet", "spec": {"port": 8080}}
 
 
+def test_a_condition_that_kustomize_cannot_express_is_refused() -> None:
+    with pytest.raises(SourceError, match=r"kustomize has no form of '\{\{- if eq \.Values\.logLevel \"info\" \}\}'"):
+        list(source.manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
+
+
 def test_the_templates_name_only_features_and_parameters_of_the_list() -> None:
     values = dict.fromkeys(SOURCE.parameters, "1")
     for manifest in SOURCE.all:

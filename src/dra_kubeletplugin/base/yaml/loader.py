@@ -19,9 +19,8 @@ from typing import Any
 import yaml
 
 _MAX_DEPTH = 200
-_MAX_FROM_ALIASES = (
-    100_000  # values that the aliases of a document may repeat; a few lines could otherwise exceed the memory
-)
+# Characters that the aliases of a document may repeat; a value counts as one more. A few lines could otherwise exceed the memory.
+_MAX_FROM_ALIASES = 1_000_000
 _TAG = "tag:yaml.org,2002:"
 _WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
 for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
@@ -83,29 +82,31 @@ class _Builder:
 
     def __init__(self) -> None:
         self.duplicate_keys: list[tuple[str, int, int]] = []
-        self._built: dict[int, tuple[Any, int]] = {}  # value and number of values in it, by node
+        self._built: dict[int, tuple[Any, int]] = {}  # value and size, by node
         self._open: set[int] = set()
         self._size = self._from_aliases = 0
 
     def build(self, node: yaml.Node) -> Any:
-        if isinstance(node, yaml.ScalarNode):
-            self._size += 1
-            return _scalar(node)
-        if id(node) in self._built:
-            value, size = self._built[id(node)]
+        key = id(node)
+        if key in self._built:
+            value, size = self._built[key]
             self._size += size
             self._from_aliases += size
             if self._from_aliases > _MAX_FROM_ALIASES:
-                raise _fault(node, f"aliases repeat more than {_MAX_FROM_ALIASES} values: write the values out")
+                raise _fault(node, f"aliases repeat more than {_MAX_FROM_ALIASES} characters: write the values out")
             return value
-        if id(node) in self._open:
-            raise _fault(node, "an alias is inside its own anchor")
-        self._open.add(id(node))
         before = self._size
         self._size += 1
-        value = self._mapping(node) if isinstance(node, yaml.MappingNode) else [self.build(item) for item in node.value]
-        self._built[id(node)] = value, self._size - before
-        self._open.remove(id(node))
+        if isinstance(node, yaml.ScalarNode):
+            self._size += len(node.value)
+            value = _scalar(node)
+        elif key in self._open:
+            raise _fault(node, "an alias is inside its own anchor")
+        else:
+            self._open.add(key)
+            value = self._mapping(node) if isinstance(node, yaml.MappingNode) else [self.build(i) for i in node.value]
+            self._open.remove(key)
+        self._built[key] = value, self._size - before
         return value
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """Reads the one source of all manifests: ``source/parameters.yaml`` and the templates of the Helm chart in ``source/templates``.
 
 The chart contains the templates as they are, and Helm renders them. :mod:`.kustomize` needs the same objects with and without each
-feature, so this module reads the templates too. It knows four forms of Helm's language:
+feature, so this module reads the templates too. It knows these forms:
 
 - ``{{ .Values.httpPort }}`` is a parameter. ``include "dra.name" .`` is the parameter ``name``, and ``.Release.Namespace`` is the
   parameter ``namespace``. Each may have ``| quote``.
 - ``{{- if .Values.features.probes }}`` on a line of its own, also with ``not`` and ``{{- else }}``: the lines up to ``{{- end }}`` need
   the feature.
 - ``{{- define "dra.plugin" }}`` begins the object that ``{{- include "dra.workload" (list . "plugin") }}`` prints.
-- Other lines that begin with ``{{-`` are only for Helm.
+- Other lines of ``{{- include ... }}`` and comments are only for Helm.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def load() -> Source:
-    """Loads the source."""
+    """Loads the source. Raises :class:`SourceError` for a template that only Helm could render."""
     data = parse_yaml((SOURCE / "parameters.yaml").read_text())
     files = {"namespace": SOURCE / "namespace.yaml"} | {pod: TEMPLATES / f"{pod}.yaml" for pod in PODS}
     return Source(
@@ -234,4 +234,6 @@ def _lines(text: str) -> list[Line]:
             target += [Line(inner.text, {**dict(needs), **inner.needs}) for inner in defined[found[1]]]
         elif not line.lstrip().startswith("{{-"):
             target.append(Line(line, dict(needs)))
+        elif not line.startswith(("{{- include ", "{{- /*")):
+            raise SourceError(f"kustomize has no form of {line.strip()!r}: use the forms that source.py lists")
     return whole
