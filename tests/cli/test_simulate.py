@@ -96,12 +96,12 @@ async def test_a_described_cluster_has_the_slices_that_plugins_publish(driver: t
         real = [s["spec"] for s in node.cluster.slices(driver.name)]
         name = next(iter(node.cluster.nodes))
     kind = HostKind(host, "x", 1)
-    made = await asyncio.to_thread(
+    built, _ = await asyncio.to_thread(
         cluster_of, [kind], loaded(ROOT / "drivers" / folder), Settings(), allocatable(""), lambda text: None
     )
-    text = json.dumps([o["spec"] for o in made.objects if o["kind"] == "ResourceSlice"]).replace('"x-1"', f'"{name}"')
+    text = json.dumps([o["spec"] for o in built if o["kind"] == "ResourceSlice"]).replace('"x-1"', f'"{name}"')
     assert _timeless(json.loads(text)) == _timeless(real)
-    assert {o["kind"] for o in made.objects} == {"Node", "ResourceSlice", "DeviceClass"}
+    assert {o["kind"] for o in built} == {"Node", "ResourceSlice", "DeviceClass"}
 
 
 def loaded(folder: Path) -> dict[str, type[Driver]]:
@@ -228,11 +228,11 @@ def test_bad_words_get_one_sentence(
 
 
 def test_the_library_answers_what_the_command_prints(tmp_path: Path) -> None:
-    made = cluster_of(
+    built, _ = cluster_of(
         [HostKind("nvlink-server", "n", 1)], loaded(ROOT / "drivers/gpu_example"), Settings(), allocatable(""), print
     )
     objects = list(yaml.safe_load_all((Path(manifest(tmp_path, 9)) / "w.yaml").read_text()))
-    assert len(simulate(Snapshot.of(made.objects), objects).workloads[0].placed) == 8
+    assert len(simulate(Snapshot.of(built), objects).workloads[0].placed) == 8
 
 
 @pytest.mark.parametrize(

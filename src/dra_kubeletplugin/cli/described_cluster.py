@@ -80,22 +80,16 @@ def classes_of(target: str) -> list[JSON]:
     return [o for o in from_files(class_files(target)) if o["kind"] == "DeviceClass"]
 
 
-@dataclass(frozen=True)
-class DescribedCluster:
-    """Nodes, slices and classes. ``notes`` are sentences about devices that a driver would not publish."""
-
-    objects: Sequence[JSON]
-    notes: Sequence[str]
-
-
 def cluster_of(
     hosts: Sequence[HostKind],
     drivers: Mapping[str, type[Driver]],
     settings: Settings,
     free: Mapping[str, str],
     progress: Callable[[str], None],
-) -> DescribedCluster:
-    """Builds the cluster. The keys of ``drivers`` are their names on the command line.
+) -> tuple[list[JSON], list[str]]:
+    """Returns nodes, slices and classes, and sentences about devices that a driver would not publish.
+
+    The keys of ``drivers`` are their names on the command line.
 
     Raises :class:`DriverError` and :class:`SettingsError`.
     """
@@ -115,7 +109,7 @@ def cluster_of(
     for cls in drivers.values():
         if cls.pools is not Driver.pools:
             objects += _slices(cls, settings, Role.CONTROLLER, notes)
-    return DescribedCluster(objects, notes)
+    return objects, notes
 
 
 def _node(name: str, free: Mapping[str, str]) -> JSON:

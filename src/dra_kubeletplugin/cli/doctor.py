@@ -44,12 +44,9 @@ _OF_HOST = {"host_root": "--host-root", "kubelet_root": "--kubelet-root", "cdi_r
 _PERMISSIONS = {"reader": cluster.READER, "plugin": cluster.PLUGIN}
 
 
+# Both commands run without a log, because the findings contain everything important.
+@without_log("dra_kubeletplugin")
 def doctor(args: argparse.Namespace) -> int:
-    with without_log("dra_kubeletplugin"):  # no log, because the findings contain everything important
-        return _doctor(args)
-
-
-def _doctor(args: argparse.Namespace) -> int:
     if args.output == TEXT:
         return asyncio.run(_print_findings(_examination(args)))
     with Progress() as progress:
@@ -58,12 +55,8 @@ def _doctor(args: argparse.Namespace) -> int:
     return _code(findings)
 
 
+@without_log("dra_kubeletplugin")
 def gathered(args: argparse.Namespace) -> int:
-    with without_log("dra_kubeletplugin"):
-        return _write_archive(args)
-
-
-def _write_archive(args: argparse.Namespace) -> int:
     what = _examination(args)
     path = Path(args.file or time.strftime("dra-%Y%m%d-%H%M%S.tar.gz"))
     try:

@@ -158,8 +158,8 @@ def inspect(args: argparse.Namespace) -> int:
             print(recording.text(recording.record(host), "Recorded with `dra inspect --describe-host`."), end="")
             return Exit.SUCCESS
         if not args.driver:
-            found = Inspection((), {}, _functions(host, None), ())
-            put(found, args.output, lambda _: tree(host.pci(), {}, style))
+            functions = host.pci()
+            put(Inspection((), {}, _functions(functions, {}), ()), args.output, lambda _: tree(functions, {}, style))
             return Exit.SUCCESS
         # Without the log, because each fault is shown beside its device.
         with (
@@ -168,13 +168,14 @@ def inspect(args: argparse.Namespace) -> int:
         ):
             progress(f"querying the devices of {args.driver}")
             inventory, node, faults = _query(args, settings, host, root)
-        found = Inspection(_pools(inventory, node), inventory.rejected, _functions(host, inventory), tuple(faults))
+        functions, devices = host.pci(), _by_function(inventory)
+        found = Inspection(_pools(inventory, node), inventory.rejected, _functions(functions, devices), tuple(faults))
 
         def lines(_: Inspection) -> Iterator[str]:
             yield from (*listed(inventory, node, style), *(style.red(on_one_line(fault)) for fault in faults))
-            notes = _notes(inventory, style)
+            notes = {address: of_function.note(style) for address, of_function in devices.items()}
             if notes or not any(True for _ in inventory):  # no tree for a driver whose devices are not PCI functions
-                yield from tree(host.pci(), notes, style)
+                yield from tree(functions, notes, style)
 
         put(found, args.output, lines)
     return Exit.SUCCESS
@@ -248,10 +249,9 @@ def _by_function(inventory: Inventory) -> dict[str, _Devices]:
     return out
 
 
-def _functions(host: Host, inventory: Inventory | None) -> tuple[Function, ...]:
-    devices = _by_function(inventory) if inventory is not None else {}
+def _functions(functions: Iterable[PciFunction], devices: Mapping[str, _Devices]) -> tuple[Function, ...]:
     out = []
-    for fn in host.pci():
+    for fn in functions:
         of = devices.get(fn.address, _Devices())
         out.append(Function(
             fn.address, f"{fn.vendor:04x}", f"{fn.device_id:04x}", f"{fn.class_code:06x}", fn.vendor_name, fn.device_name,
@@ -275,8 +275,3 @@ def without_log(*names: str) -> Iterator[None]:
         for logger, before in loggers:
             logger.removeHandler(handler)
             logger.propagate = before
-
-
-def _notes(inventory: Inventory, style: Style) -> dict[str, str]:
-    """Returns the notes about published and rejected devices, by PCI address."""
-    return {address: devices.note(style) for address, devices in _by_function(inventory).items()}

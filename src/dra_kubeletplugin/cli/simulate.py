@@ -58,12 +58,12 @@ def _described(
     free = allocatable(args.allocatable or "")
     settings, hosts = load(given(args)), host_kinds(args.hosts)
     drivers = {target: load_driver(target) for target in args.drivers}
-    made = cluster_of(hosts, drivers, settings, free, progress)
-    refused = _refused(drivers.values(), settings.driver_name, [*made.objects, *manifests])
-    notes = list(dict.fromkeys((*made.notes, *refused)))
+    objects, unpublished = cluster_of(hosts, drivers, settings, free, progress)
+    refused = _refused(drivers.values(), settings.driver_name, [*objects, *manifests])
+    notes = list(dict.fromkeys((*unpublished, *refused)))
     if not args.allocatable:
         notes.append("cpu and memory of the nodes are unlimited: set them with --allocatable cpu=64,memory=512Gi")
-    return Snapshot.of(made.objects), args.namespace or "default", tuple(notes)
+    return Snapshot.of(objects), args.namespace or "default", tuple(notes)
 
 
 def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]) -> Iterator[str]:
