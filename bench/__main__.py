@@ -18,7 +18,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from bench import latency, memory, publish
+from bench import hops, latency, memory, publish
 from bench.apiserver import ROOT, Api, api_server
 from bench.deployed import deployed
 from bench.empty import empty_plugin
@@ -152,6 +152,8 @@ async def main() -> None:
         async with api_server(Path(account), DELAY) as api:
             if args.what in {"all", "latency"}:
                 await latencies(api, args.state_dir, args.python, args.rounds)
+                print()
+                await hops.main()
                 print(f"\n{GO}")
             if args.what in {"all", "memory"}:
                 await memories(api, args.state_dir, args.python)

@@ -338,7 +338,7 @@ def test_a_marker_s_misspelt_name_is_reported_with_the_nearest(author: pytest.Py
     author.makepyfile("import pytest\n@pytest.mark.dra(health_intervall=1.0)\ndef test_it(node): pass")
     result = run(author)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*takes no 'health_intervall': did you mean health_interval?*"])
+    result.stdout.fnmatch_lines(["*takes no 'health_intervall', did you mean 'health_interval'?*"])
 
 
 @pytest.mark.full

@@ -135,3 +135,33 @@ def test_the_root_group_is_a_valid_clos_id(tmp_path: Path) -> None:
 def test_annotations_are_texts_and_a_number_is_read_as_one(annotations: JSON, valid: bool, tmp_path: Path) -> None:
     found = cache(tmp_path, json.dumps({**spec(), "annotations": annotations}))
     assert bool(found.listed) is valid, found.errors
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+@pytest.mark.parametrize("stem", ["", ".", ".hidden", "a", "a.b", "a.json", "x" * 64])
+def test_a_file_is_a_spec_if_its_name_ends_with_a_suffix_even_without_a_stem(
+    tmp_path: Path, stem: str, suffix: str
+) -> None:
+    (tmp_path / f"{stem}{suffix}").write_text(json.dumps(spec()))
+    assert CdiCache([tmp_path]).listed == ["v.com/c=d"]
+
+
+@pytest.mark.parametrize("name", ["json", "yaml", "a", "a.", "a.JSON", "a.json.", "a.yml", ".hidden", "a.json~"])
+def test_a_file_with_another_suffix_or_none_is_no_spec(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{")
+    found = CdiCache([tmp_path])
+    assert (found.listed, found.errors) == ([], {})
+
+
+@pytest.mark.parametrize("target", ["nowhere", "."])
+def test_a_link_that_cannot_be_read_is_an_error_of_its_file(tmp_path: Path, target: str) -> None:
+    (tmp_path / "a.json").symlink_to(target)
+    assert list(CdiCache([tmp_path]).errors) == [str(tmp_path / "a.json")]
+
+
+@pytest.mark.parametrize("length", [63, 64, 65, 253, 1000])
+def test_names_have_no_maximal_length(tmp_path: Path, length: int) -> None:
+    long = "n" * length
+    found = spec(f"{long}/{long}")
+    found["devices"][0]["name"] = long
+    assert cache(tmp_path, json.dumps(found)).listed == [f"{long}/{long}={long}"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import os
 import threading
@@ -200,7 +199,7 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
         monkeypatch.setattr(store, "_attempt", attempted)
         monkeypatch.setattr(one.claims.reports, "queue", lambda key, statuses: told.append((key.uid, *statuses)))
         engine = one.claims.engine
-        engine.context = dataclasses.replace(engine.context, changed=lambda: told.append("changed"))
+        engine.context = msgspec.structs.replace(engine.context, changed=lambda: told.append("changed"))
         assert not isinstance(await one.prepare(ref), DraError)
         assert await one.records() == {"a": "Prepared"}
         assert told == ["changed", ("a", ("node", "d-0", ""))]

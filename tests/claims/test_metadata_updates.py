@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import os
 import signal
@@ -326,7 +325,7 @@ async def test_a_later_claim_of_the_same_name_gets_a_file_of_its_own(tmp_path: P
     async with running_manager(tmp_path, Net(), api) as r:
         await r.prepare(first)
         with path(r, "net").open("rb") as mounted:
-            second = dataclasses.replace(first, uid="uid-2")
+            second = first._replace(uid="uid-2")
             api.claims["c"]["metadata"]["uid"] = "uid-2"
             for result in api.claims["c"]["status"]["allocation"]["devices"]["results"]:
                 result["device"] = result["device"].replace("d-", "d-1")

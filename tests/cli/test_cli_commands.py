@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import re
@@ -33,10 +32,10 @@ ALL = pytest.mark.parametrize("command", COMMANDS)
 WITH_OUTPUT = [c for c, p in COMMANDS.items() if "text" in (getattr(p.known("-o"), "choices", None) or ())]
 
 
-@pytest.mark.parametrize("command", [*cli.COMMANDS.values(), cli.VERBS["status"]], ids=lambda c: c.function)
+@pytest.mark.parametrize("command", [*cli.COMMANDS.values(), cli.VERBS["status"]], ids=lambda c: c.target)
 def test_every_command_has_the_function_that_runs_it(command: cli.Command) -> None:
     """Strings name the function. A rename of a module or function does not change these strings."""
-    assert callable(getattr(importlib.import_module(f"dra_kubeletplugin.cli.{command.module}"), command.function))
+    assert callable(command.load())
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -104,6 +103,7 @@ def test_a_choice_that_is_none_is_reported_with_those_that_are(
     [
         ([], "dra: a COMMAND is needed; see dra --help"),
         (["-o", "json", "claims"], "dra: a command precedes its options: did you mean `dra claims -o`?"),
+        (["dev", "-o", "json", "status"], "dra: a verb precedes its options: did you mean `dra dev status -o`?"),
         (["--help", "--oops"], "dra: there is no option --oops; see dra --help"),
         (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
         (["reboot-node"], "dra: reboot-node changes a running cluster: did you mean `dra dev reboot-node`?"),

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.analysis.files import from_files
-from dra_kubeletplugin.base.yaml import documents
+from dra_kubeletplugin.base.yaml import stream
 from dra_kubeletplugin.base.yaml.manifests import ManifestError
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.localcluster.apiserver import offline, unknown_fields
@@ -164,7 +164,7 @@ def test_integers_are_read_from_yaml_and_json_as_the_api_server_stores_them(
         path = tmp_path / f"number.{suffix}"
         path.write_text(f'{{"depth": {text}}}')
         faults: list[str] = []
-        [document] = documents.read(path, faults)
+        [document] = stream.read(path, faults)
         assert (faults, document.value) == ([], {"depth": value})
         assert type(document.value["depth"]) is type(value)
 
@@ -418,7 +418,7 @@ def objects() -> list[JSON]:
     found = []
     for path in sorted(ROOT.glob("examples/*/manifest.yaml")):
         unread: list[str] = []
-        found += [d.value for d in documents.read(path, unread)]
+        found += [d.value for d in stream.read(path, unread)]
         assert not unread
     return found
 

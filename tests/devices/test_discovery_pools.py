@@ -12,7 +12,7 @@ from dra_kubeletplugin import Device, Driver, Nodes, Pool, Role
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.devices.discovery import discovery_method, query_devices
 from dra_kubeletplugin.devices.slices.pack import SliceContent
-from dra_kubeletplugin.devices.slices.plan import PoolFrame, SliceWrite
+from dra_kubeletplugin.devices.slices.slice_objects import PoolFrame, SliceWrite
 from dra_kubeletplugin.devices.validation import parse_pools
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError

@@ -22,7 +22,7 @@ from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
 from dra_kubeletplugin.devices.inventory import GONE, Inventory
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
-from dra_kubeletplugin.plugin.grpc import HealthService
+from dra_kubeletplugin.plugin.grpc.health import HealthService
 from dra_kubeletplugin.resourceapi.gated_fields import Gate
 from dra_kubeletplugin.resourceapi.nodes import Where
 from dra_kubeletplugin.resourceapi.validation.slices import validate_device
@@ -376,6 +376,17 @@ async def test_before_the_first_answer_nothing_is_known_and_an_empty_answer_is_o
     assert (inventory.known, inventory.version) == (True, 1)
 
 
+async def test_devices_count_as_known_only_with_what_is_published_of_them() -> None:
+    """A publisher that finds a driver without pools deletes all slices."""
+    inventory, device = Inventory("node"), Device("d")
+    update = asyncio.create_task(inventory.update(node([renamed(device, f"d{i}") for i in range(2048)])))
+    while not update.done():
+        assert inventory.known is bool(inventory.contents())
+        await asyncio.sleep(0)
+    assert await update
+    assert len(inventory.contents()[0].devices) == 2048
+
+
 def broken(made: str, /, **fields: object) -> Device:
     """A device that was changed after it had been checked."""
     device = Device(made)
@@ -614,6 +625,20 @@ async def test_a_device_s_own_nodes_make_every_device_of_its_pool_state_its_own(
     a, b, c = inventory.published("p")
     assert (a["nodeName"], c["allNodes"]) == ("node-1", True)
     assert b["nodeSelector"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["r1"]
+
+
+async def test_while_a_vanished_device_has_its_own_nodes_every_device_of_its_pool_has_its_own() -> None:
+    """The API server rejects a slice in which some devices have nodes and others do not."""
+    inventory = Inventory("", role=Role.CONTROLLER)
+    own, plain = Device("own", nodes=Nodes.named("node-1")), Device("plain")
+    await inventory.update([Pool("p", [own, plain], nodes=Nodes.all())])
+    await inventory.update([Pool("p", [plain], nodes=Nodes.all())], used={("p", "own"): {}})
+    (content,) = inventory.contents()
+    assert content.per_device
+    assert [d.get("nodeName") or d["allNodes"] for d in inventory.published("p")] == [True, "node-1"]
+    await inventory.update([Pool("p", [plain], nodes=Nodes.all())])
+    assert not inventory.contents()[0].per_device
+    assert inventory.published("p") == [{"name": "plain"}]
 
 
 async def test_a_device_with_own_nodes_in_a_pool_of_this_node_is_left_out_alone() -> None:

@@ -262,7 +262,7 @@ def test_an_init_that_gives_options_itself_is_refused() -> None:
         def __init__(self) -> None:
             self.options = RackOptions(shelves=1)
 
-    with pytest.raises(DriverError, match=r"Own.__init__\(\) sets self.options, which the framework has set before"):
+    with pytest.raises(DriverError, match=r"Own.__init__\(\) sets self.options, which the framework sets"):
         make(Own)
 
 

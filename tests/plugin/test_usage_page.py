@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import msgspec
 import pytest
 
 from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.plugin import usage_page
+from dra_kubeletplugin.resourceapi.usage.rows import DeviceRow, Holder, Meter, PodRow
 from tests.resourceapi.usage.test_usage import rows_of
 
 
@@ -32,6 +33,16 @@ def test_the_page_may_run_its_own_script_and_style_alone_and_has_nothing_from_el
     assert "unsafe" not in policy
     assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|\son\w+=|style=", text)
+
+
+@pytest.mark.parametrize(("variable", "kind", "of_javascript"), [
+    ("d", DeviceRow, set()), ("h", Holder, set()), ("m", Meter, set()), ("p", PodRow, {"length", "replace"}),
+])  # fmt: skip
+def test_the_script_reads_only_fields_that_the_rows_have(variable: str, kind: type, of_javascript: set[str]) -> None:
+    """A field that was renamed in the model is `undefined` in the script, and the page shows nothing in its place."""
+    script = usage_page.FILE.read_text().partition("<script>")[2]
+    read = set(re.findall(rf"(?<![\w.]){variable}\.(\w+)", script))
+    assert read - of_javascript <= {f.name for f in fields(kind)}
 
 
 def test_rows_that_the_page_has_are_not_sent_again() -> None:

@@ -73,6 +73,7 @@ class Session:
     async def step(self, step: JSON) -> tuple[int, JSON]:
         body = self._body(step["body"])
         query = {k: v for k, v in (("fieldManager", step["manager"]), ("fieldValidation", "Strict")) if v}
+        query |= step.get("params") or {}
         if step["force"]:
             query["force"] = "true"
         verb, sub = step["verb"], step.get("subresource")
@@ -116,7 +117,9 @@ async def test_managers_and_conflicts_are_those_of_kubernetes(case: JSON) -> Non
                     assert causes == {(c["reason"], c["field"]) for c in step["causes"] or []}, number
                     if any(reason == "FieldManagerConflict" for reason, _ in causes):
                         assert answer["message"] == step["message"]
-                else:
-                    assert comparable(await session.stored()) == comparable(step["object"]), number
+                # A recording has the response, or the stored object: in sequences written by hand, and after a refusal.
+                recorded_stored = code >= 400 or str(case.get("id", "")).startswith("apply-hand")
+                found = await session.stored() if recorded_stored else answer
+                assert comparable(found) == comparable(step["object"]), number
     finally:
         await server.close()

@@ -26,11 +26,9 @@ class KnownNames:
 
     def __init__(self, slices: Iterable[JSON]) -> None:
         self.names: dict[str, dict[str, set[str]]] = {}
-        self.drivers: set[str] = set()
         for found in slices:
             spec = found.get("spec")
             if isinstance(spec, Mapping) and isinstance(driver := spec.get("driver"), str):
-                self.drivers.add(driver)
                 self._add(driver, spec.get("devices"))
 
     def _add(self, driver: str, devices: Any) -> None:

@@ -35,7 +35,7 @@ class CdiCache:
         conflicts: set[str] = set()
         for priority, folder in enumerate(dirs):
             for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-                if path.suffix in {".json", ".yaml"} and path.is_file():
+                if path.name.endswith((".json", ".yaml")) and (path.is_file() or path.is_symlink()):
                     self._load(path, priority, conflicts)
         for name in conflicts:
             self.devices.pop(name, None)

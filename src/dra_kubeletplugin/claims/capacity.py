@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any, NamedTuple, Protocol
 
@@ -51,8 +50,7 @@ class Supply(Protocol):
         """Returns the amounts of a counter set by counter; None if the counter set is not known."""
 
 
-@dataclass(frozen=True)
-class Shortage:
+class Shortage(msgspec.Struct, frozen=True):
     """A counter or capacity of which a claim requests more than other claims leave available.
 
     Amounts are in billionths, see :func:`nano`. ``holders`` are the UIDs of the claims that hold some of the amount.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
@@ -18,8 +19,7 @@ from .store.store import RecordStore
 from .transitions import Transitions
 
 
-@dataclass(frozen=True)
-class PluginContext:
+class PluginContext(msgspec.Struct, frozen=True):
     """The objects that a plugin creates before its claim manager."""
 
     driver: Driver
@@ -30,8 +30,7 @@ class PluginContext:
     metrics: Metrics
 
 
-@dataclass(frozen=True)
-class ClaimContext:
+class ClaimContext(msgspec.Struct, frozen=True):
     """The objects that all work on claims needs. ``changed`` is called when a claim has taken or freed devices."""
 
     driver: Driver

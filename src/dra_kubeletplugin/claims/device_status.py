@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -41,16 +40,15 @@ _CONFLICTS = 5  # consecutive conflicts before a write counts as failed
 _MAX_MANAGER = 128  # bytes
 
 
-@dataclass
-class _PendingStatuses:
+class _PendingStatuses(msgspec.Struct):
     """The statuses of one claim that are still to be written."""
 
     claim: ClaimIdentity
-    wanted: dict[DeviceKey, DeviceStatus] = field(default_factory=dict)
-    since: float = field(default_factory=time.monotonic)
+    wanted: dict[DeviceKey, DeviceStatus] = msgspec.field(default_factory=dict)
+    since: float = msgspec.field(default_factory=time.monotonic)
     failures: int = 0
     not_before: float = 0.0
-    listeners: list[Callable[[bool], object]] = field(default_factory=list)
+    listeners: list[Callable[[bool], object]] = msgspec.field(default_factory=list)
 
     def notify(self, written: bool) -> None:
         waiting, self.listeners = self.listeners, []

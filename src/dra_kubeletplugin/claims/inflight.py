@@ -9,8 +9,9 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ..base.telemetry.logs import log_fields, operation_id, set_log_fields
 from ..base.telemetry.metrics import Metrics
@@ -32,8 +33,7 @@ class Work(enum.Enum):
         return self is not Work.TIDY
 
 
-@dataclass(frozen=True)
-class _ClaimTask:
+class _ClaimTask(msgspec.Struct, frozen=True):
     work: Work
     task: asyncio.Task[Any]
 

@@ -14,7 +14,6 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,8 +27,7 @@ _READS = 10  # attempts, 0.5 ms apart; a write takes about 0.005 ms
 _UNLOCKED = ".new"  # suffix of a file that is not locked yet: it does not count as an instance
 
 
-@dataclass(frozen=True)
-class OwnedSocket:
+class OwnedSocket(msgspec.Struct, frozen=True):
     """A socket of an instance. ``inode`` is 0 if it was not known when the socket was written to the file."""
 
     path: str
@@ -43,8 +41,7 @@ class _Content(msgspec.Struct):
     sockets: list[OwnedSocket] = []
 
 
-@dataclass(frozen=True)
-class Instance:
+class Instance(msgspec.Struct, frozen=True):
     """A living instance, read from its file.
 
     ``since`` is its start in seconds since boot. ``generation`` is the generation of the record journal that it has open, or 0.

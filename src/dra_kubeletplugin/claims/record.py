@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from ..cdi import ContainerEdits
 from ..cdi.spec import check_shape
@@ -26,8 +26,7 @@ class State(enum.StrEnum):
     UNPREPARING = "Unpreparing"
 
 
-@dataclass
-class Record:
+class Record(msgspec.Struct):
     """The record of one claim. ``doc`` is JSON; fields that this version does not know are kept.
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
@@ -43,11 +42,11 @@ class Record:
     state: State
     boot_id: str
     owner: str = ""  # the process that works on the claim; empty if none does
-    doc: JSON = field(default_factory=dict)
+    doc: JSON = msgspec.field(default_factory=dict)
     error: str = ""
     attempts: int = 0
-    created: float = field(default_factory=time.time)
-    updated: float = field(default_factory=time.time)
+    created: float = msgspec.field(default_factory=time.time)
+    updated: float = msgspec.field(default_factory=time.time)
 
     @property
     def devices(self) -> list[JSON]:
@@ -124,8 +123,7 @@ class Record:
         )
 
 
-@dataclass(frozen=True)
-class Fence:
+class Fence(msgspec.Struct, frozen=True):
     """The owner and state of a record when a writer read it. The write takes effect only if both are unchanged."""
 
     uid: str
@@ -133,8 +131,7 @@ class Fence:
     state: State
 
 
-@dataclass(frozen=True)
-class UnreadableRecord:
+class UnreadableRecord(msgspec.Struct, frozen=True):
     """A record that this version cannot read. It stays as it is, and its devices stay held."""
 
     uid: str
@@ -155,7 +152,7 @@ class InFlightRecords:
 
     def put(self, record: Record) -> None:
         # Documents are replaced and never changed in place, so a shallow copy is enough.
-        self._records[record.uid] = dataclasses.replace(record, doc=dict(record.doc))
+        self._records[record.uid] = msgspec.structs.replace(record, doc=dict(record.doc))
 
     def drop(self, uid: str) -> None:
         self._records.pop(uid, None)

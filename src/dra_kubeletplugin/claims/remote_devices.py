@@ -41,8 +41,7 @@ _TIMEOUT = 8.0  # seconds for one lookup with all its pages
 _PAGE = 100  # slices
 
 
-@dataclass(frozen=True)
-class RemoteDevice:
+class RemoteDevice(msgspec.Struct, frozen=True):
     """A device and the counter sets that it draws from: by counter set and counter, the amount."""
 
     device: Device

@@ -12,7 +12,8 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ..base.telemetry.logs import claim_fields
 from ..base.telemetry.metrics import Metrics
@@ -25,8 +26,7 @@ _MAX_CLAIMS = 1_000  # claims whose logged texts are remembered
 _MAX_TEXTS = 50  # texts of one claim
 
 
-@dataclass
-class _Retry:
+class _Retry(msgspec.Struct):
     failures: int
     due: float  # by time.monotonic()
 

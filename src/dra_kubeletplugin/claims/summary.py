@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from .record import Record, UnreadableRecord
 
 JSON = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class ClaimSummary:
+class ClaimSummary(msgspec.Struct, frozen=True):
     """A recorded claim. ``results`` are its devices, as in ``status.allocation.devices.results`` of a ResourceClaim."""
 
     namespace: str
@@ -21,8 +21,7 @@ class ClaimSummary:
     results: Sequence[JSON]
 
 
-@dataclass(frozen=True)
-class ClaimSnapshot:
+class ClaimSnapshot(msgspec.Struct, frozen=True):
     """All recorded claims at one moment. ``unreadable`` are the names of claims whose record cannot be read."""
 
     claims: Sequence[ClaimSummary] = ()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ..devices.inventory import Inventory
 from ..driver import AllocatedDevice, Driver
@@ -47,8 +48,7 @@ _LARGE = 64 * 1024  # bytes of JSON: a claim up to this size is decoded on the e
 _LARGE_AT_ONCE = 2
 
 
-@dataclass(frozen=True)
-class VerifiedClaim:
+class VerifiedClaim(msgspec.Struct, frozen=True):
     """A live, allocated claim.
 
     ``fault`` is why the claim cannot be prepared now; it is ignored if the claim is already prepared.
@@ -64,8 +64,7 @@ class VerifiedClaim:
     fault: ClaimError | None = None
 
 
-@dataclass(frozen=True)
-class FetchedClaim:
+class FetchedClaim(msgspec.Struct, frozen=True):
     """A claim as the API server sent it, with decoded and validated fields."""
 
     object: EncodedClaim | JSON

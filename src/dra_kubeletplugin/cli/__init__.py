@@ -4,78 +4,23 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from .. import __version__
-from . import analysis_args, command_args, dev_args
+from . import analysis_args, command_args, dev_args  # noqa: F401 they define the commands
 from .shell.exit_codes import Exit, epilog
 from .shell.exit_handling import ended
 from .shell.options import add_settings
-from .shell.parsing import Parser
+from .shell.parsing import COMMANDS, Command, Parser
 
 if TYPE_CHECKING:
     from ..driver import Driver
 
 
-class Command(NamedTuple):
-    """A command. ``module`` and ``function`` name the function that runs it; the module is imported when the command runs."""
-
-    help: str
-    add_arguments: Callable[[Parser], None]
-    module: str
-    function: str
-
-
-COMMANDS: Mapping[str, Command] = {
-    "run": Command("run a driver as the plugin of a node", command_args.add_run, "run", "run_command"),
-    "controller": Command(
-        "run the controller of a driver", command_args.add_controller, "controller", "controller_command"
-    ),
-    "dev": Command("run a local cluster with drivers, or change a running one", dev_args.add_dev, "dev", "dev"),
-    "claims": Command("list or forget records of prepared claims", command_args.add_claims, "claims", "claims"),
-    "cleanup": Command(
-        "remove the files and slices of an uninstalled driver from this node",
-        command_args.add_cleanup, "cleanup", "cleanup",
-    ),
-    "inspect": Command(
-        "show the PCI functions and what a driver would publish", command_args.add_inspect, "inspect", "inspect"
-    ),
-    "validate": Command(
-        "validate claims, templates, classes and pods in files", command_args.add_validate, "validate", "validate"
-    ),
-    "webhook": Command(
-        "run an admission webhook that rejects invalid parameters", command_args.add_webhook, "webhook", "webhook"
-    ),
-    "schema": Command(
-        "print the JSON Schema of a driver's opaque parameters", command_args.add_schema, "validate", "schema"
-    ),
-    "doctor": Command("check this node, its drivers and the cluster", analysis_args.add_doctor, "doctor", "doctor"),
-    "gather": Command(
-        "pack the findings of `dra doctor`, objects and logs into one file without secrets",
-        analysis_args.add_gather, "doctor", "gathered",
-    ),
-    "new": Command(
-        "create a driver's package, with tests, image, manifests and CI", command_args.add_new, "new", "new"
-    ),
-    "deploy": Command("render a driver's manifests from its values", command_args.add_deploy, "deploy", "deploy"),
-    "completion": Command(
-        "print a completion script for a shell", command_args.add_completion, "shell.completion", "completion"
-    ),
-    "explain": Command(
-        "explain why a pod or a claim waits, and which change would be enough",
-        analysis_args.add_explain, "explain", "explain_command",
-    ),
-    "simulate": Command(
-        "find out whether and where pods would fit, and how many more",
-        analysis_args.add_simulate, "simulate", "simulate_command",
-    ),
-    "top": Command("show devices, their holders and waiting pods, live", analysis_args.add_top, "top", "top"),
-}  # fmt: skip
-VERBS: Mapping[str, Command] = {
-    verb: Command(help, functools.partial(dev_args.add_verb, verb), "dev_client", "run_verb")
+VERBS = {
+    verb: Command(help, functools.partial(dev_args.add_verb, verb), "dev_client:run_verb")
     for verb, help in dev_args.VERBS.items()
 }
 _ALL = {**COMMANDS, **{f"dev {verb}": command for verb, command in VERBS.items()}}
@@ -118,9 +63,12 @@ def _run(words: Sequence[str]) -> int:
     if command is None:
         return _without_command(words)
     parser = command_parser(name)
+    verb = next((word for word in rest if word in VERBS), None) if name == "dev" else None
+    if verb and rest[0].startswith("-"):
+        parser.error(f"a verb precedes its options: did you mean `dra dev {verb} {rest[0]}`?")
     loaded = _with_own_flags(parser, rest) if name in OF_DRIVERS else {}
     args = parser.parse_args(rest, argparse.Namespace(command=name, loaded=loaded))
-    code: int = getattr(importlib.import_module(f".{command.module}", __package__), command.function)(args)
+    code: int = command.load()(args)
     return code
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from .command_args import DRIVER
 from .shell.options import add_repeated, add_settings
 from .shell.output import add_output
-from .shell.parsing import Parser
+from .shell.parsing import Parser, command
 
 
+@command("explain", "explain why a pod or a claim waits, and which change would be enough", "explain:explain_command")
 def add_explain(explain: Parser) -> None:
     explain.description = (
         "Explains why a pod or a claim waits, for each node and device, and which change would be enough; or shows its devices. "
@@ -28,6 +29,7 @@ def add_explain(explain: Parser) -> None:
     add_output(explain)
 
 
+@command("simulate", "find out whether and where pods would fit, and how many more", "simulate:simulate_command")
 def add_simulate(simulate: Parser) -> None:
     simulate.description = (
         "Finds out whether and where the pods of manifests would fit, how many more would fit, and why the others do not. It uses the "
@@ -52,6 +54,7 @@ def add_simulate(simulate: Parser) -> None:
     add_output(simulate)
 
 
+@command("top", "show devices, their holders and waiting pods, live", "top:top")
 def add_top(top: Parser) -> None:
     top.description = (
         "Shows devices by node, PCIe root, NUMA node and partition, with their holders and health, and why pods wait: live, until q. "
@@ -75,6 +78,7 @@ def _add_cluster(parser: Parser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", help=text)
 
 
+@command("doctor", "check this node, its drivers and the cluster", "doctor:doctor")
 def add_doctor(doctor: Parser) -> None:
     doctor.description = (
         "Checks the kernel, kubelet, runtime, CDI, drivers of any vendor, API server, slices and records, and changes nothing. "
@@ -83,6 +87,9 @@ def add_doctor(doctor: Parser) -> None:
     _add_examination(doctor)
 
 
+@command(
+    "gather", "pack the findings of `dra doctor`, objects and logs into one file without secrets", "doctor:gathered"
+)
 def add_gather(gather: Parser) -> None:
     gather.description = (
         "Packs findings, objects of resource.k8s.io, pods with claims, logs of drivers, CDI specs and records into a tar.gz. "

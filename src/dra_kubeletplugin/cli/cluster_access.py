@@ -1,4 +1,4 @@
-"""Selects the cluster, and runs a query with a client, for all commands that query a cluster."""
+"""Selects the cluster, and reads its objects, for all commands that query a cluster."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
+from ..analysis import Snapshot, take
 from ..base.files import at_home
 from ..kube import ApiConfig, KubeClient, load_config
+from .shell.progress import Progress
 
-T = TypeVar("T")
-_TIMEOUT = 30.0  # seconds for one page of a list
+TIMEOUT = 30.0  # seconds for one page of a list
 HOME = "~/.kube/config"
 
 
@@ -24,11 +24,21 @@ def config_of(args: argparse.Namespace) -> ApiConfig:
     return load_config(named, args.context)
 
 
-def ask(config: ApiConfig, question: Callable[[KubeClient], Awaitable[T]]) -> T:
-    """Runs a query against a cluster. Raises :class:`DraError`."""
+def namespace_of(args: argparse.Namespace, config: ApiConfig) -> str:
+    return args.namespace or config.namespace or "default"
 
-    async def query_cluster() -> T:
-        async with KubeClient(config, _TIMEOUT) as client:
-            return await question(client)
 
-    return asyncio.run(query_cluster())
+def read_cluster(
+    config: ApiConfig,
+    namespace: str,
+    progress: Progress,
+    then: Callable[[KubeClient, Snapshot], Awaitable[Snapshot]] | None = None,
+) -> Snapshot:
+    """Reads the cluster's objects. ``then`` may read more with the same client. Raises :class:`DraError`."""
+
+    async def read() -> Snapshot:
+        async with KubeClient(config, TIMEOUT) as client:
+            found = await take(client, namespace, progress=lambda plural, count: progress(f"reading {plural}: {count}"))
+            return await then(client, found) if then else found
+
+    return asyncio.run(read())

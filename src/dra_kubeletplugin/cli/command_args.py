@@ -7,25 +7,28 @@ from pathlib import Path
 from ..base.settings import ControllerSettings, WebhookSettings
 from .shell.options import add_repeated, add_settings
 from .shell.output import add_output
-from .shell.parsing import Parser
+from .shell.parsing import Parser, command
 
 KINDS = ("pci", "chardev", "sdk")
 HOST = "described host to use instead of this machine: a YAML file, or the name of one in the package"
 DRIVER = "driver: a Python file, a package's folder, or module:Class"
 
 
+@command("run", "run a driver as the plugin of a node", "run:run_command")
 def add_run(run: Parser) -> None:
     run.description = "Runs the plugin of a driver on a node until SIGTERM."
     run.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_settings(run)
 
 
+@command("controller", "run the controller of a driver", "controller:controller_command")
 def add_controller(controller: Parser) -> None:
     controller.description = "Publishes a driver's pools without a node, and binds claims, until SIGTERM."
     controller.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_settings(controller, ControllerSettings)
 
 
+@command("webhook", "run an admission webhook that rejects invalid parameters", "webhook:webhook")
 def add_webhook(webhook: Parser) -> None:
     webhook.description = (
         "Runs a validating admission webhook over HTTPS for claims, templates and classes, until SIGTERM."
@@ -34,6 +37,7 @@ def add_webhook(webhook: Parser) -> None:
     add_settings(webhook, WebhookSettings)
 
 
+@command("claims", "list or forget records of prepared claims", "claims:claims")
 def add_claims(claims: Parser) -> None:
     claims.description = (
         "Lists the records of prepared claims on this node, of one driver or of all; `forget UID` deletes a record and "
@@ -46,6 +50,7 @@ def add_claims(claims: Parser) -> None:
     add_settings(claims, only=("driver_name", "kubelet_root", "cdi_root", "lock_timeout"))
 
 
+@command("cleanup", "remove the files and slices of an uninstalled driver from this node", "cleanup:cleanup")
 def add_cleanup(cleanup: Parser) -> None:
     cleanup.description = (
         "Removes an uninstalled driver's ResourceSlices, sockets, CDI specs and records of this node, "
@@ -63,6 +68,7 @@ def add_cleanup(cleanup: Parser) -> None:
     )  # fmt: skip
 
 
+@command("inspect", "show the PCI functions and what a driver would publish", "inspect:inspect")
 def add_inspect(inspect: Parser) -> None:
     inspect.description = (
         "Shows this machine's PCI functions, the pools that a driver would publish, and why it would not publish some devices. "
@@ -83,6 +89,7 @@ def add_inspect(inspect: Parser) -> None:
     )  # fmt: skip
 
 
+@command("validate", "validate claims, templates, classes and pods in files", "validate:validate")
 def add_validate(validate: Parser) -> None:
     validate.description = (
         "Validates objects in files as an API server does, and their opaque parameters as the drivers do. Needs no cluster. "
@@ -101,6 +108,7 @@ def add_validate(validate: Parser) -> None:
     add_output(validate)
 
 
+@command("schema", "print the JSON Schema of a driver's opaque parameters", "validate:schema")
 def add_schema(schema: Parser) -> None:
     schema.description = "Prints the JSON Schema of the opaque parameters that a driver accepts."
     schema.add_argument("driver", metavar="DRIVER", help=DRIVER)
@@ -108,6 +116,7 @@ def add_schema(schema: Parser) -> None:
     schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, if the driver has several")
 
 
+@command("new", "create a driver's package, with tests, image, manifests and CI", "new:new")
 def add_new(new: Parser) -> None:
     new.description = (
         "Creates a folder with a driver's package that works at once: `cd NAME && make test && make dev`. "
@@ -126,6 +135,7 @@ def add_new(new: Parser) -> None:
     add_output(new)
 
 
+@command("deploy", "render a driver's manifests from its values", "deploy:deploy")
 def add_deploy(deploy: Parser) -> None:
     deploy.description = (
         "Writes kustomization.yaml, deviceclass.yaml and the files that they use, in the folder of VALUES "
@@ -147,6 +157,7 @@ def add_deploy(deploy: Parser) -> None:
     deploy.add_argument("--shared-dir", metavar="FOLDER", help=text)
 
 
+@command("completion", "print a completion script for a shell", "shell.completion:completion")
 def add_completion(completion: Parser) -> None:
     completion.description = (
         'Prints a completion script: `eval "$(dra completion bash)"`, '

@@ -13,7 +13,7 @@ from ..analysis import from_files
 from ..base.settings import Settings
 from ..devices.inventory import Inventory
 from ..devices.slices.pack import pack
-from ..devices.slices.plan import PoolFrame
+from ..devices.slices.slice_objects import PoolFrame
 from ..driver import Driver, Role, make
 from ..errors import SettingsError
 from ..host import Host

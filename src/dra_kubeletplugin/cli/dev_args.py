@@ -8,7 +8,7 @@ import math
 from .command_args import DRIVER, HOST
 from .shell.options import add_repeated, add_settings
 from .shell.output import add_output
-from .shell.parsing import Parser
+from .shell.parsing import Parser, command
 
 OWN_SETTINGS = frozenset({"kubeconfig", "service_account", "kubelet_root", "cdi_root", "pod_uid", "local_cluster"})
 """Settings that `dra dev` sets itself."""
@@ -39,6 +39,7 @@ _OF_NODE = frozenset({
 _OF_DRIVER = frozenset({"set-health", "kill-driver", "upgrade-driver"})
 
 
+@command("dev", "run a local cluster with drivers, or change a running one", "dev:dev")
 def add_dev(dev: Parser) -> None:
     dev.description = "Starts a local cluster in one process, with drivers on its nodes, or changes a running cluster."
     dev.epilog = "Verbs that change a cluster in another shell (`dra dev VERB --help`): " + ", ".join(VERBS)

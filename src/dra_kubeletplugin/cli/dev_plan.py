@@ -64,21 +64,7 @@ def planned(args: argparse.Namespace) -> Plan:
     options = given(args)
     settings = load(options | {"kubeconfig": ""})
     faults: list[str] = []
-    if len(drivers) > 1 and settings.driver_name:
-        faults.append("--driver-name is for one driver, but several are given")
-    if settings.http_address and (plugins := len(drivers) * args.nodes) > 1:
-        faults.append(
-            f"--http-address {settings.http_address}: {plugins} plugins, each driver on each node, cannot share one address: "
-            "leave it out, or give one driver and one node"
-        )
-    own = {target: given_own(args, driver) for target, driver in drivers.items()}
-    for target, driver in drivers.items():
-        try:
-            read_options(driver, own[target])
-        except SettingsError as e:
-            faults += [f for f in e.faults if f not in faults]  # several drivers may share a flag
-    names = [settings.driver_name or d.name for d in drivers.values()]
-    faults += [f"two drivers are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    own = _own_options(args, drivers, settings, faults)
     nodes = _nodes(args, settings, faults)
     if args.images and not args.containers:
         faults.append("--image is only for real containers: add --containers")
@@ -86,11 +72,7 @@ def planned(args: argparse.Namespace) -> Plan:
     found = _ADDRESS.fullmatch(args.api_address)
     if not found or int(found[2]) > 65535:
         faults.append(f"--api-address {args.api_address!r} is not HOST:PORT")
-    state = Path(args.state_dir).absolute() if args.state_dir else None
-    if state is not None and (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
-        faults.append(
-            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET} bytes"
-        )
+    state = _state(args.state_dir, faults)
     certificate = _certificate(args, faults)
     features = _features(args, faults)
     to_apply: list[Manifest] = []
@@ -100,28 +82,48 @@ def planned(args: argparse.Namespace) -> Plan:
         faults += e.faults
     if faults:
         raise SettingsError(*faults)
+    programs = [_plugin(target, driver, settings, options, own[target]) for target, driver in drivers.items()]
+    controllers = [_controller(target, driver, settings, options, own[target]) for target, driver in drivers.items()]
     return Plan(
-        settings,
-        [
-            _program(target, driver, settings, options, as_flags(driver, own[target]))
-            for target, driver in drivers.items()
-        ],
-        [
-            _controller(target, driver, settings, options, as_flags(driver, own[target]))
-            for target, driver in drivers.items()
-            if args.controller
-        ],
-        nodes,
+        settings, programs, controllers if args.controller else [], nodes,
         args.hosts * args.nodes if len(args.hosts) == 1 else args.hosts,
-        to_apply,
-        images,
-        args.containers,
-        state,
-        args.api_address,
-        certificate,
-        not args.no_reload,
-        features,
-    )
+        to_apply, images, args.containers, state, args.api_address, certificate, not args.no_reload, features,
+    )  # fmt: skip
+
+
+def _own_options(
+    args: argparse.Namespace, drivers: Mapping[str, type[Driver]], settings: Settings, faults: list[str]
+) -> dict[str, list[str]]:
+    """Checks options that depend on the drivers. Returns the options that the drivers define, as flags for each driver."""
+    if len(drivers) > 1 and settings.driver_name:
+        faults.append("--driver-name is for one driver, but several are given")
+    if settings.http_address and (plugins := len(drivers) * args.nodes) > 1:
+        faults.append(
+            f"--http-address {settings.http_address}: {plugins} plugins, each driver on each node, cannot share one address: "
+            "leave it out, or give one driver and one node"
+        )
+    flags = {}
+    for target, driver in drivers.items():
+        own = given_own(args, driver)
+        try:
+            read_options(driver, own)
+            flags[target] = as_flags(driver, own)
+        except SettingsError as e:
+            faults += [f for f in e.faults if f not in faults]  # several drivers may share a flag
+    names = [settings.driver_name or d.name for d in drivers.values()]
+    faults += [f"two drivers are named {name}" for name in sorted({n for n in names if names.count(n) > 1})]
+    return flags
+
+
+def _state(given_folder: str | None, faults: list[str]) -> Path | None:
+    if not given_folder:
+        return None
+    state = Path(given_folder).absolute()
+    if (over := len(os.fsencode(state)) + _BELOW - _MAX_SOCKET) > 0:
+        faults.append(
+            f"--state-dir {state} is {over} bytes too long: the paths of the sockets in it may have at most {_MAX_SOCKET} bytes"
+        )
+    return state
 
 
 def _features(args: argparse.Namespace, faults: list[str]) -> Features:
@@ -201,7 +203,7 @@ def _certificate(args: argparse.Namespace, faults: list[str]) -> tuple[Path, Pat
     return Path(args.api_cert_file), Path(args.api_private_key_file)
 
 
-def _program(
+def _plugin(
     target: str, driver: type[Driver], settings: Settings, options: Mapping[str, str], own: Sequence[str]
 ) -> DriverProgram:
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]

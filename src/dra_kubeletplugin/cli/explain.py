@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..analysis import Explanation, ExplanationState, Snapshot, explain, take, waiting, with_events
+from ..analysis import Explanation, ExplanationState, Snapshot, explain, waiting, with_events
 from ..analysis.explanation.explain import parse
 from ..base.terminal import on_one_line
 from ..base.text import counted
 from ..kube import KubeClient
-from .cluster_access import ask, config_of
+from .cluster_access import config_of, namespace_of, read_cluster
 from .explain_text import text
 from .manifest_args import from_files
 from .shell.exit_codes import Exit
@@ -81,10 +81,9 @@ def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:
     """Reads the cluster, and the events of the object on the command line. Returns the snapshot and the namespace."""
     config = config_of(args)
-    namespace = args.namespace or config.namespace or "default"
+    namespace = namespace_of(args, config)
 
-    async def question(client: KubeClient) -> Snapshot:
-        snapshot = await take(client, namespace, progress=lambda plural, count: progress(f"reading {plural}: {count}"))
+    async def read_events(client: KubeClient, snapshot: Snapshot) -> Snapshot:
         kind, name = parse(args.what) if args.what else ("", "")
         for obj in snapshot.pods if kind == "pod" else snapshot.claims if kind else ():
             meta = obj["metadata"]
@@ -92,4 +91,4 @@ def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot,
                 return await with_events(client, snapshot, namespace, str(meta["uid"]))
         return snapshot
 
-    return ask(config, question), namespace
+    return read_cluster(config, namespace, progress, then=read_events), namespace

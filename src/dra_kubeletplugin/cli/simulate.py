@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..analysis import Fit, Simulation, Snapshot, simulate, take
+from ..analysis import Fit, Simulation, Snapshot, simulate
 from ..base.settings import load
 from ..base.text import counted, join_names
 from ..driver import Driver, load_driver, make
 from ..driver.config import objects as opaque
 from ..errors import SettingsError, printable
-from ..kube import KubeClient
-from .cluster_access import ask, config_of
+from .cluster_access import config_of, namespace_of, read_cluster
 from .described_cluster import allocatable, cluster_of, host_kinds
 from .explain_text import text
 from .manifest_args import from_files
@@ -79,12 +78,8 @@ def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]
 
 def _live(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:
     config = config_of(args)
-    namespace = args.namespace or config.namespace or "default"
-
-    async def question(client: KubeClient) -> Snapshot:
-        return await take(client, namespace, progress=lambda plural, count: progress(f"reading {plural}: {count}"))
-
-    return ask(config, question), namespace, ()
+    namespace = namespace_of(args, config)
+    return read_cluster(config, namespace, progress), namespace, ()
 
 
 def shown(found: Simulation, style: Style) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ..base import text as wording
 from ..base.settings import load
 from ..base.terminal import indented
 from ..base.text import did_you_mean
-from ..base.yaml import documents, manifests
+from ..base.yaml import manifests, stream
 from ..base.yaml.manifests import Manifest
 from ..driver import Driver, Role, load_driver, make
 from ..driver.config import objects as opaque
@@ -74,7 +74,7 @@ def validate(args: argparse.Namespace) -> int:
     readers = [opaque.ConfigReader.of(d, args.driver_name or "") for d in drivers]
     unreadable: list[str] = []
     try:
-        files = list(documents.files([Path(f) for f in args.files]))
+        files = list(stream.files([Path(f) for f in args.files]))
         found = [ValidatedFile(m) for m in manifests.read(files, unreadable)]
     except FileNotFoundError as e:
         raise SettingsError(f"{e.filename}: {e.strerror}") from None
@@ -114,7 +114,7 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
     A document in a folder may be no object, such as values of Helm: it gets a warning. A file that the user named is always validated.
     """
     folders = [Path(f) for f in given if Path(f).is_dir()]
-    in_folders = {str(file) for folder in folders for file in documents.files([folder])}.difference(given)
+    in_folders = {str(file) for folder in folders for file in stream.files([folder])}.difference(given)
     kustomizations = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
     shown: list[ValidatedFile] = []
     objects: list[ValidatedFile] = []

@@ -1,4 +1,7 @@
-"""Calls the driver's ``devices()`` or ``pools()``: at start, after events, and at intervals; one call at a time."""
+"""Calls the driver's ``devices()`` or ``pools()``: at start, after events, and at intervals; one call at a time.
+
+The result goes to :meth:`Inventory.update`.
+"""
 
 from __future__ import annotations
 

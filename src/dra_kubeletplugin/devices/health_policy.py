@@ -10,6 +10,7 @@ from ..base.settings import HEALTH_TIMEOUT, HEALTHY_AFTER, UNHEALTHY_AFTER
 from ..driver import Health
 from ..errors import DriverError, describe, printable, shown
 from ..resourceapi.types import Taint
+from .pool_state import DeviceKey
 
 JSON = Mapping[str, Any]
 
@@ -39,6 +40,17 @@ class HealthPolicy:
         if taint is None:
             return None
         return {**taint.json(), **({"effect": self.effect} if self.effect else {})}
+
+    def taints(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, JSON]]:
+        """Returns the taints of all unhealthy devices, by pool and device."""
+        made: dict[Taint | None, JSON | None] = {}  # thousands of devices may have the same taint
+        out: dict[str, dict[str, JSON]] = {}
+        for key, fault in ((key, d.fault) for key, d in decisions.items() if d.fault is not None):
+            if fault.taint not in made:
+                made[fault.taint] = self.taint_for(fault)
+            if (taint := made[fault.taint]) is not None:
+                out.setdefault(key.pool, {})[key.device] = taint
+        return out
 
 
 @dataclass(frozen=True)

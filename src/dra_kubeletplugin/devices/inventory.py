@@ -1,8 +1,7 @@
 """Keeps the validated devices of this process with their health and taints, and wakes tasks that wait for a change.
 
-``discovery.py`` passes each result of ``Driver.pools()`` to :meth:`Inventory.update`. ``validation.py`` validates the devices,
-``pool_state.py`` combines them with the devices that vanished in use, and ``pool_content.py`` renders each pool as it is published. The
-publisher in ``slices/`` reads :meth:`Inventory.contents`. Work on many devices runs in a thread, so that it does not block the event loop.
+:meth:`Inventory.update` processes a result of ``Driver.pools()``: ``parse_pools``, then ``updated_pool`` and ``render_pool`` for each pool.
+The publisher reads :meth:`Inventory.contents`. Work on many devices runs in a thread, so that it does not block the event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -25,8 +24,9 @@ from ..errors import DriverError, printable
 from ..resourceapi.gated_fields import Gate
 from ..resourceapi.nodes import Where
 from ..resourceapi.pools import Pool
-from ..resourceapi.types import Device, Taint
+from ..resourceapi.types import Device
 from ..resourceapi.validation.slices import MAX_DEVICES
+from .background import compute
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
 from .pool_content import GONE, PoolContent, render_pool, sample_devices
@@ -39,8 +39,6 @@ JSON = Mapping[str, Any]
 _NO_CLAIMS: Held = MappingProxyType({})
 _NO_EFFECT = HealthPolicy()
 _NO_POOL = PoolState("")
-_FEW = 64  # devices that are processed on the event loop, because a thread would cost more
-T = TypeVar("T")
 
 
 class Inventory:
@@ -166,7 +164,7 @@ class Inventory:
 
     def samples(self) -> dict[frozenset[Gate], JSON]:
         """Returns one device for each set of feature gates that devices depend on, ignoring the gates that are off."""
-        taints = self._taints(self._decisions)
+        taints = self._policy.taints(self._decisions)
         published = (s for s in self._states.values() if not s.fault)
         return dict(pair for s in published for pair in sample_devices(s, taints.get(s.name, {})))
 
@@ -198,7 +196,7 @@ class Inventory:
         result = parse_pools(pools, method)
         async with self._change:
             count = sum(len(p.devices) for p in result.values())
-            states = await self._compute(count, lambda: self._updated_states(result, used))
+            states = await compute(count, lambda: self._updated_states(result, used))
             changed = (
                 not self.known
                 or list(states) != list(self._states)
@@ -207,8 +205,8 @@ class Inventory:
             decisions = {
                 k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
             }
-            awaited, self.update_pending, self.known = self.update_pending, False, True
-            await self._apply(states, decisions, self.gates_off, published=changed or awaited)
+            published = changed or self.update_pending
+            await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
         return changed
 
     def _updated_states(self, result: Mapping[str, Pool], used: Held | None) -> dict[str, PoolState]:
@@ -268,35 +266,28 @@ class Inventory:
         off: frozenset[Gate],
         *,
         published: bool,
+        from_driver: bool = False,
     ) -> None:
-        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks."""
+        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks.
+
+        Args:
+            published: whether :meth:`contents` changes.
+            from_driver: whether ``states`` are a new result of the driver.
+        """
 
         def render() -> dict[str, PoolContent]:
-            taints = self._taints(decisions)
+            taints = self._policy.taints(decisions)
             return {n: render_pool(s, taints.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
 
-        self._contents = await self._compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
+        self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
         self._states, self._decisions, self.gates_off = states, decisions, off
+        if from_driver:
+            self.known, self.update_pending = True, False
         self._note_rejected()
         await self._notify(published=published)
 
-    async def _compute(self, devices: int, work: Callable[[], T]) -> T:
-        """Calls a function that processes ``devices`` devices. A thread calls it if it would block the event loop for milliseconds."""
-        return work() if devices <= _FEW else await asyncio.to_thread(work)
-
-    def _taints(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, JSON]]:
-        """Returns the taints for bad health, by pool and device."""
-        made: dict[Taint | None, JSON | None] = {}  # thousands of devices may have the same taint
-        out: dict[str, dict[str, JSON]] = {}
-        for key, fault in ((key, d.fault) for key, d in decisions.items() if d.fault is not None):
-            if fault.taint not in made:
-                made[fault.taint] = self._policy.taint_for(fault)
-            if (taint := made[fault.taint]) is not None:
-                out.setdefault(key.pool, {})[key.device] = taint
-        return out
-
     def _note_rejected(self) -> None:
-        """Collects :attr:`rejected`. Logs once what is not published and why, and once when the reason is gone."""
+        """Collects :attr:`rejected`. Logs each unpublished device once with the reason, and once when the device is published again."""
         out = {}
         for name, content in self._contents.items():
             if fault := self.taken.get(name) or content.fault:
@@ -394,8 +385,7 @@ class Inventory:
             DriverError: the report is not a mapping of names to :class:`Health`; then nothing changes.
         """
         async with self._change:
-            decisions = await self._compute(len(self), lambda: self._decide(report, at))
-            changed = self._taints(self._decisions) != self._taints(decisions)
+            decisions, changed = await compute(len(self), lambda: self._decide(report, at))
             self._reported_at = at
             if changed:
                 await self._apply(self._states, decisions, self.gates_off, published=True)
@@ -403,12 +393,13 @@ class Inventory:
                 self._decisions = decisions
                 await self._notify(published=False)
 
-    def _decide(self, report: object, at: float) -> dict[DeviceKey, HealthDecision]:
-        """Returns the health decision for each device after a report, and logs the changes."""
+    def _decide(self, report: object, at: float) -> tuple[dict[DeviceKey, HealthDecision], bool]:
+        """Returns the health decision for each device after a report, and whether taints change. Logs changes of health."""
         reports = self.rejected_reports.taintable(checked_report(report))
+        healthy = Health(True)
         out, failed, recovered = {}, list[tuple[DeviceKey, Health]](), list[DeviceKey]()
         for key, _ in self.items():
-            health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or Health(True)
+            health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or healthy
             before, when = self._decisions.get(key), self._measured(health, at)
             now = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
             out[key] = now
@@ -424,7 +415,7 @@ class Inventory:
             lambda f: printable(f[1].message or "no reason given"), lambda f: f[0]._asdict(),
         )  # fmt: skip
         log_sample(log, logging.INFO, "device is healthy again", recovered, None, lambda key: key._asdict())
-        return out
+        return out, self._policy.taints(self._decisions) != self._policy.taints(out)
 
     def _measured(self, health: Health, at: float) -> float:
         """Treats a measurement in the future as one of now; otherwise the report would never expire."""

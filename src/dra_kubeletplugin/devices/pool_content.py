@@ -1,7 +1,7 @@
 """Renders a pool's state into the form in which it is published, as a pure function.
 
 Devices get the framework's taints: for bad health, and for devices that vanished in use. If the API server has feature gates off,
-devices lose the fields that depend on these gates, or are not published. The slices' publisher reads the result, a :class:`PoolContent`.
+devices lose the fields that depend on these gates, or are not published.
 """
 
 from __future__ import annotations

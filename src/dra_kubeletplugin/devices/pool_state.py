@@ -1,6 +1,6 @@
 """The state of one pool: its devices, the devices that vanished in use, its counter sets, and what cannot be published.
 
-The inventory keeps one :class:`PoolState` per pool. ``pool_content.py`` renders it into the form in which it is published.
+:func:`updated_pool` makes the state from the author's pool and the state before. The inventory keeps one state for each pool.
 """
 
 from __future__ import annotations

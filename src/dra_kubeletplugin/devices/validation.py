@@ -2,7 +2,6 @@
 
 If one device of a slice is invalid, the API server rejects the entire slice, so an invalid device must never get into a slice.
 :func:`validate_device` turns each of the author's devices into a :class:`DeviceEntry`, with the reason if the device is invalid.
-``pool_state.py`` collects the entries of a pool.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar, overload
+
+import msgspec
 
 from ..base.signals import Interrupted
 from ..errors import DraError, DriverError, DriverFailedError, describe, printable
@@ -269,16 +270,14 @@ class Calls:
                 log.exception("unexpected exception after the driver's last call; please report it")
 
 
-@dataclass
-class _Running:
+class _Running(msgspec.Struct):
     number: int
     name: str
     since: float
     parts: int = 0  # how many of its caller, thread and task have not ended; at 0 the call has ended
 
 
-@dataclass
-class _Logged:
+class _Logged(msgspec.Struct):
     """The last failure of a method that was logged in full, and how often it occurred."""
 
     text: str
@@ -286,8 +285,7 @@ class _Logged:
     times: int = 1
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(msgspec.Struct, frozen=True):
     value: Any = None
     error: BaseException | None = None
 
@@ -318,7 +316,7 @@ async def _guarded(work: Callable[[], Awaitable[Any]]) -> _Outcome:
 async def _resolve(value: Any) -> Any:
     """Awaits and reads a method's result until it is a plain value."""
     for _ in range(_NESTED):
-        if _is_awaitable(value):
+        if inspect.isawaitable(value):
             value = await value
         elif isinstance(value, AsyncIterable):
             value = await _read(value)
@@ -362,11 +360,7 @@ def _check_length(length: int) -> None:
 
 
 def _is_async(value: Any) -> bool:
-    return _is_awaitable(value) or isinstance(value, AsyncIterable)
-
-
-def _is_awaitable(value: Any) -> bool:
-    return inspect.isawaitable(value)
+    return inspect.isawaitable(value) or isinstance(value, AsyncIterable)
 
 
 def _driver_error(error: BaseException) -> DraError | None:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import functools
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from ..base.text import did_you_mean
-from ..errors import DraError, DriverError, DriverFailedError, shown
+from ..errors import DriverError, DriverFailedError, shown
 from ..resourceapi.types import Taint
 from .config.model import FORMS, Config, converted, given_as_default
 from .contract import Driver, Role
-from .diagnostics.author_errors import explained, located, place
+from .diagnostics.author_errors import author_code, place
 from .diagnostics.names import SET, check_config_names, check_names, near_config_name
 from .options import declared, read_options
 
-T = TypeVar("T")
 _CLAIM = ("claim",)
 # Methods that the framework calls, with their arguments.
 _CALLED: dict[str, tuple[str, ...]] = {
@@ -51,26 +49,18 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
     """
     check(cls, role)
     own = read_options(cls, options)
-    driver = called(f"{cls.__name__}()", functools.partial(_made, cls, own), _hint)
+    with author_code(f"{cls.__name__}()", DriverError, hint=_hint):
+        driver: Any = cls.__new__(cls)
+        if own is not None:
+            driver.options = own  # before __init__, which would otherwise read the class's defaults
+        driver.__init__()
+    taken = [name for name in SET if name in vars(driver)]
     if own is not None and vars(driver).get("options") is not own:
+        taken.append("options")
+    if taken:
         raise DriverError(
-            f"{cls.__name__}.__init__() sets self.options, which the framework has set before: rename your attribute"
+            f"{cls.__name__}.__init__() sets self.{taken[0]}, which the framework sets: rename your attribute"
         )
-    for name in SET:
-        if name in vars(driver):
-            raise DriverError(
-                f"{cls.__name__}.__init__() sets self.{name}, which the framework sets afterwards: rename your attribute"
-            )
-    return driver
-
-
-def _made(cls: type[Driver], own: object) -> Driver:
-    """Creates the object. Its options are set before ``__init__``, which would otherwise read the class's defaults."""
-    if own is None:
-        return cls()
-    driver: Any = cls.__new__(cls)
-    driver.options = own
-    driver.__init__()
     made: Driver = driver
     return made
 
@@ -109,22 +99,6 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
     for kind in kinds:
         _check_config(cls, kind)
     _check_distinct(kinds)
-
-
-def called(what: str, make: Callable[[], T], hint: Callable[[BaseException], str] = lambda e: "") -> T:
-    """Runs an author's code outside of :class:`Calls`, before the framework starts.
-
-    Raises:
-        DriverError: the code raised anything other than :class:`DraError` or ``KeyboardInterrupt``, also ``SystemExit``.
-    """
-    try:
-        return make()
-    except DraError as e:
-        raise located(e) from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as e:  # there is no await in this block, so the author's code raised it, also SystemExit
-        raise DriverError(f"{what} raised {explained(e)}{hint(e)}") from e
 
 
 def _hint(e: BaseException) -> str:
@@ -310,21 +284,17 @@ def _check_class_attributes(kind: type[Config]) -> None:
 
 
 def _check_methods(kind: type[Config]) -> None:
-    _check_signature(kind, "check", ("self",))
-    _check_signature(kind, "convert_from", ("older",))
-    for method in ("check", "convert_from"):
-        if inspect.iscoroutinefunction(getattr(kind, method)):  # no code would await it, and all parameters would pass
+    if not isinstance(inspect.getattr_static(kind, "convert_from"), classmethod):
+        raise DriverError(
+            f"{kind.__name__}.convert_from() creates an object of its class: decorate it with @classmethod"
+        )
+    for name, given, call in (("check", ("self",), "check()"), ("convert_from", ("older",), "convert_from(older)")):
+        method = getattr(kind, name)
+        _check_callable(method, given, f"{kind.__name__}.{name}", call)
+        if inspect.iscoroutinefunction(method):  # no code would await it, and all parameters would pass
             raise DriverError(
-                f"{kind.__name__}.{method}() is async: make it a plain method, it is called wherever parameters are read"
+                f"{kind.__name__}.{name}() is async: make it a plain method, it is called wherever parameters are read"
             )
-
-
-def _check_signature(kind: type[Config], name: str, given: tuple[str, ...]) -> None:
-    written = inspect.getattr_static(kind, name)
-    if name == "convert_from" and not isinstance(written, classmethod):
-        raise DriverError(f"{kind.__name__}.{name}() creates an object of its class: decorate it with @classmethod")
-    shown = ", ".join(n for n in given if n != "self")
-    _check_callable(getattr(kind, name), given, f"{kind.__name__}.{name}", f"{name}({shown})")
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:

@@ -19,8 +19,8 @@ from typing import TypeGuard, TypeVar
 
 from ..base.text import did_you_mean
 from ..errors import DriverError
-from .class_validation import called
 from .contract import Driver
+from .diagnostics.author_errors import author_code
 
 T = TypeVar("T")
 _importing: ContextVar[bool] = ContextVar("importing", default=False)
@@ -115,7 +115,8 @@ def _imported(what: str | Path, load: Callable[[], T]) -> T:
     """Calls ``load``, which imports a file or a module, and returns its result. Meanwhile :func:`importing` is True."""
     token = _importing.set(True)
     try:
-        return called(f"importing {what}", load, functools.partial(_hint, what))
+        with author_code(f"importing {what}", DriverError, hint=functools.partial(_hint, what)):
+            return load()
     finally:
         _importing.reset(token)
 

@@ -30,7 +30,7 @@ from ..base.settings.values import as_text
 from ..base.settings.values import option as setting
 from ..base.text import did_you_mean
 from ..errors import DriverError, SettingsError, printable, shown
-from .diagnostics.author_errors import explained
+from .diagnostics.author_errors import author_code
 from .option_types import TAKEN, option_type
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -179,11 +179,10 @@ def _unknown(cls: type, name: object, known: Iterable[str]) -> str:
 def _made(cls: type, defaults: Any, values: Mapping[str, Any]) -> object:
     """Creates the options object; the author's ``__post_init__`` runs here."""
     try:
-        return dataclasses.replace(defaults, **values)
+        with author_code(f"{type(defaults).__name__}.__post_init__()", DriverError, ValueError):
+            return dataclasses.replace(defaults, **values)
     except ValueError as e:
         raise SettingsError(f"the options of {cls.__name__}: {printable(e)}") from None
-    except Exception as e:
-        raise DriverError(f"{type(defaults).__name__}.__post_init__() raised {explained(e)}") from e
 
 
 def as_flags(cls: type, given: object) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,15 +9,13 @@ from typing import Any
 import msgspec
 
 from ..errors import DriverError, InvalidObjectError, clip, printable
-from ..resourceapi.validation import names
+from ..resourceapi.validation.field_errors import FieldError
 from .data import plain_json
 
 JSON = Any
 MAX_CONDITIONS = 8
 MAX_STATUS_DATA_BYTES = 10_240
-_MAX_TYPE = 316
-_MAX_REASON, _MAX_MESSAGE = 1_024, 32_768
-_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+_MAX_MESSAGE = 32_768
 
 
 @dataclass(frozen=True)
@@ -41,16 +38,15 @@ class Condition:
     message: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.type, str) or len(self.type) > _MAX_TYPE or _type_faults(self.type):
-            raise InvalidObjectError(
-                f"Condition: type {printable(self.type)!r} is not a qualified name such as Ready or example.com/Attached"
-            )
+        from ..resourceapi.validation.claim_status import (
+            condition_faults,  # imported here: not every driver reports a status
+        )
+
+        if not all(isinstance(text, str) for text in (self.type, self.reason)):
+            raise InvalidObjectError("Condition: type and reason are texts")
         if self.status is not None and not isinstance(self.status, bool):
-            raise InvalidObjectError(f"Condition {self.type}: status is True, False, or None for unknown")
-        if not isinstance(self.reason, str) or len(self.reason) > _MAX_REASON or not _REASON.fullmatch(self.reason):
-            raise InvalidObjectError(
-                f"Condition {self.type}: reason {printable(self.reason)!r} is not a word in CamelCase such as NoPort"
-            )
+            raise InvalidObjectError(f"Condition {printable(self.type)}: status is True, False, or None for unknown")
+        _refuse(condition_faults, self.json(None, "now"), "Condition")
 
     def json(self, before: Mapping[str, Any] | None, time: str) -> dict[str, Any]:
         """Returns the condition as the claim contains it.
@@ -97,12 +93,7 @@ class NetworkData:
         for name in ("interface_name", "hardware_address"):
             if not isinstance(getattr(self, name), str):
                 raise InvalidObjectError(f"NetworkData: {name} is {printable(getattr(self, name))!r}, not text")
-        try:
-            faults = [f"{f.field}: {f.message}" for f in network_data(self.json(), "NetworkData")]
-        except UnicodeEncodeError as e:
-            faults = [f"NetworkData: {e}"]
-        if faults:
-            raise InvalidObjectError(printable("; ".join(faults)))
+        _refuse(network_data, self.json(), "NetworkData")
 
     def json(self) -> dict[str, Any]:
         out = {"interfaceName": self.interface_name, "ips": list(self.ips), "hardwareAddress": self.hardware_address}
@@ -194,8 +185,11 @@ class ReportedStatus:
         return self.block()
 
 
-def _type_faults(value: str) -> bool:
-    domain, slash, name = value.rpartition("/")
-    if slash and names.subdomain(domain):
-        return True
-    return not names.QUALIFIED.fullmatch(name) or len(name) > names.MAX_LABEL
+def _refuse(validate: Callable[[JSON, str], list[FieldError]], value: JSON, name: str) -> None:
+    """Raises :class:`InvalidObjectError` with every fault that ``validate`` finds."""
+    try:
+        faults = [f"{fault.field}: {fault.message}" for fault in validate(value, name)]
+    except UnicodeEncodeError as e:
+        faults = [f"{name}: {e}"]
+    if faults:
+        raise InvalidObjectError(printable("; ".join(faults)))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
+
+import msgspec
 
 MAX_HEAD = 64 * 1024
 _TARGET = re.compile(r"[!-~]+")
@@ -26,8 +27,7 @@ class MalformedResponseError(Exception):
     """The peer does not speak HTTP, or a response exceeds a limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpResponse:
+class HttpResponse(msgspec.Struct, frozen=True):
     """A response. Header names are in lower case."""
 
     status: int

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import msgspec
 
 from ..errors import ApiError, DraError, SettingsError, describe, printable
 from .credential_process import CredentialProcess, check_installed
@@ -136,7 +137,7 @@ class Kubeconfig(Credentials):
             raise ApiError(f"{where} returned no credentials: {describe(e)}") from None
         files = selected.files
         if found.cert and found.key:
-            files = dataclasses.replace(files, cert=found.cert, key=found.key)
+            files = msgspec.structs.replace(files, cert=found.cert, key=found.key)
         return _Loaded(header, files, selected.content, found.expires)
 
     def _renewed(self, renewing: asyncio.Future[_Loaded]) -> None:

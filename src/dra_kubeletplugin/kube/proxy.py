@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
+
+import msgspec
 
 from ..errors import SettingsError
 
 
-@dataclass(frozen=True)
-class Proxy:
+class Proxy(msgspec.Struct, frozen=True):
     """An HTTP proxy that opens tunnels (CONNECT). ``authorization`` is the value of the Proxy-Authorization header, or empty."""
 
     host: str

@@ -7,8 +7,9 @@ import logging
 import ssl
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ..errors import ApiError, printable
 
@@ -18,8 +19,7 @@ Source = Path | bytes
 """PEM data, or the file that contains it."""
 
 
-@dataclass(frozen=True)
-class TlsFiles:
+class TlsFiles(msgspec.Struct, frozen=True):
     """The certificates of a connection, or the files that contain them.
 
     Args:

@@ -39,7 +39,6 @@ from ..kube import ApiConfig, KubeClient, load_config
 from ..kube.event_recorder import EventRecorder
 from ..resourceapi.validation.slices import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
 from .grpc import (
-    HealthService,
     NodeService,
     Registration,
     UnixServer,
@@ -83,18 +82,7 @@ class Plugin:
         self.client = KubeClient(
             api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
         )
-        # A device that may get a taint needs a slice with the lower device limit; otherwise devices would have to move later.
-        full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
-        policy = HealthPolicy(
-            taint=driver.unhealthy_taint,
-            effect=settings.unhealthy_effect,
-            unhealthy_after=settings.unhealthy_after,
-            healthy_after=settings.healthy_after,
-            timeout=settings.health_timeout,
-        )
-        look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
-        self.inventory = Inventory(settings.node_name, policy, look_timeout, full=full)
-        self.inventory.depends_on_gates = driver.uses_pools
+        self.inventory = _inventory(driver, settings)
         self.health = HealthMonitor(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
         self.events = EventRecorder(self.client, settings.driver_name, settings.node_name, self.metrics)
         self.process = InstanceLock(settings.plugin_dir / "processes")
@@ -126,6 +114,8 @@ class Plugin:
         )
         served = [NodeService(self.claims, self.metrics).add_to]
         if driver.reports_health:
+            from .grpc.health import HealthService  # imported here, because it loads two more gRPC services
+
             served.append(HealthService(self.inventory).add_to)
         self._dra = UnixServer(self.paths.dra, self.process.id, served)
         self._registrar = UnixServer(
@@ -316,3 +306,20 @@ class Plugin:
         await self.claims.measure()
         for health, count in self.inventory.health_counts().items():
             self.metrics.set("devices", count, health=health)
+
+
+def _inventory(driver: Driver, settings: Settings) -> Inventory:
+    """Creates the driver's inventory with the health policy of its class and of the settings."""
+    # A device that may get a taint needs a slice with the lower device limit; otherwise devices would have to move later.
+    full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+    policy = HealthPolicy(
+        taint=driver.unhealthy_taint,
+        effect=settings.unhealthy_effect,
+        unhealthy_after=settings.unhealthy_after,
+        healthy_after=settings.healthy_after,
+        timeout=settings.health_timeout,
+    )
+    look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
+    inventory = Inventory(settings.node_name, policy, look_timeout, full=full)
+    inventory.depends_on_gates = driver.uses_pools
+    return inventory

@@ -7,9 +7,9 @@ waits has both forms.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..driver import Driver
 from ..localcluster.cluster import LocalCluster
@@ -19,11 +19,10 @@ from ..plugin.node import Plugin
 from .api import TIMEOUT, AsyncApi
 from .cluster import controller_on, plugin_on
 from .node import D, DriverNode, env_of, oci_of
-from .sync_async import LoopThread, Scope, both
+from .sync_async import LoopThread, Scope, both, in_loop
 
 JSON = dict[str, Any]
 T = TypeVar("T")
-P = ParamSpec("P")
 S = TypeVar("S")
 _CHECK_INTERVAL = 0.02  # seconds between checks
 _Node = DriverNode[Any]
@@ -35,16 +34,6 @@ class _Handle(Generic[S]):
     def __init__(self, thread: LoopThread, inner: S) -> None:
         self.thread = thread
         self.inner = inner
-
-    def _call(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Calls ``work`` in the cluster's thread and returns its result."""
-        __tracebackhide__ = True
-
-        async def call_in_loop() -> T:
-            __tracebackhide__ = True
-            return work(*args, **kwargs)
-
-        return self.thread.run(call_in_loop())
 
 
 class Api(_Handle[AsyncApi]):
@@ -81,37 +70,12 @@ class Api(_Handle[AsyncApi]):
             time.sleep(_CHECK_INTERVAL)
         return found
 
-    def conflict(self, times: int = 1) -> None:
-        """Makes the server reject the next ``times`` updates with 409, as if another client had changed the object."""
-        __tracebackhide__ = True
-        self._call(self.inner.conflict, times)
-
-    def throttle(self, times: int = 1) -> None:
-        """Makes the server reject the next ``times`` requests with 429 and a Retry-After header."""
-        __tracebackhide__ = True
-        self._call(self.inner.throttle, times)
-
-    def drop(self, *fields: str) -> None:
-        """Makes the server drop these fields of slices, as with a disabled gate. A call without arguments ends this."""
-        __tracebackhide__ = True
-        self._call(self.inner.drop, *fields)
-
-    def serve(self, *versions: str) -> None:
-        """Makes the server serve only these versions of ``resource.k8s.io``, as a different Kubernetes release does.
-
-        No argument restores all versions.
-        """
-        __tracebackhide__ = True
-        self._call(self.inner.serve, *versions)
-
-    def delay(self, seconds: float) -> None:
-        """Makes the server wait ``seconds`` before each response. 0 ends this."""
-        __tracebackhide__ = True
-        self._call(self.inner.delay, seconds)
-
-    def cut_watch(self) -> None:
-        """Ends every watch that is open, as a proxy with a time limit does."""
-        self._call(self.inner.cut_watch)
+    conflict = in_loop(AsyncApi.conflict)
+    throttle = in_loop(AsyncApi.throttle)
+    drop = in_loop(AsyncApi.drop)
+    serve = in_loop(AsyncApi.serve)
+    delay = in_loop(AsyncApi.delay)
+    cut_watch = in_loop(AsyncApi.cut_watch)
 
     def outage(self) -> Scope[None]:
         """Makes the server respond with 503 to every request inside ``with`` or ``async with``."""
@@ -162,20 +126,8 @@ class Cluster(_Handle[LocalCluster]):
         """Runs the driver's controller during the block, which begins when the controller is the leader and has published."""
         return Scope(self.thread, controller_on(self.inner, driver, **settings), f"the controller of {driver.name}")
 
-    def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-        """Returns the OCI spec of a pod's container as the runtime received it.
-
-        Args:
-            pod: the object, or the name of a pod in namespace ``default``.
-            container: by default the first one.
-        """
-        __tracebackhide__ = True
-        return oci_of(self.inner, pod, container)
-
-    def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-        """Returns the environment variables of a container; arguments as for :meth:`oci`."""
-        __tracebackhide__ = True
-        return env_of(self.inner, pod, container)
+    oci = in_loop(oci_of)
+    env = in_loop(env_of)
 
 
 class Node(_Handle[DriverNode[D]], Generic[D]):
@@ -216,6 +168,8 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
     allocated = both(_Node.allocated)
     delete_pod = both(_Node.delete_pod)
     leftovers = both(_Node.leftovers)
+    oci = in_loop(_Node.oci)
+    env = in_loop(_Node.env)
 
     def controller(self, **settings: Any) -> Scope[Controller]:
         """Runs the driver's controller during the block, which begins when the controller is the leader and has published."""
@@ -223,21 +177,6 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
         return Scope(
             self.thread, controller_on(self.inner.cluster, driver, **settings), f"the controller of {driver.name}"
         )
-
-    def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-        """Returns the OCI spec of a pod's container as the runtime received it.
-
-        Args:
-            pod: the object, or the name of a pod in namespace ``default``.
-            container: by default the first one.
-        """
-        __tracebackhide__ = True
-        return self.inner.oci(pod, container)
-
-    def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-        """Returns the environment variables of a container; arguments as for :meth:`oci`."""
-        __tracebackhide__ = True
-        return self.inner.env(pod, container)
 
 
 __all__ = ["Api", "Cluster", "Kubelet", "Node"]

@@ -37,7 +37,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -56,69 +55,56 @@ _HOST = "virtual-machine"
 _THIS_MACHINE = "this machine"
 
 
-@dataclass(frozen=True)
+_OWN = ("driver", "host", "nodes", "timers", "options", "environment", "process", "kubernetes", "feature_gates")
+
+
+@dataclass(frozen=True, kw_only=True)
 class _TestConfig:
     """The configuration of one test from its markers and the ini file. The nearest marker wins."""
 
     driver: type[Driver] | str
     host: Any
-    nodes: tuple[str, ...]
-    timers: Timers | None
-    options: Any
-    environment: dict[str, str]
-    process: bool
+    nodes: Collection[str] = ("node-1",)
+    timers: Timers | None = None
+    options: Any = None
+    environment: dict[str, str] = field(default_factory=dict)
+    process: bool = False
     kubernetes: str
-    feature_gates: dict[str, bool]
-    settings: dict[str, Any] = field(default_factory=dict)
-    base_folder: Path = Path()  # relative paths of files start here
-    origins: dict[str, str] = field(default_factory=dict)  # where the driver and the host were configured
+    feature_gates: dict[str, bool] = field(default_factory=dict)
+    settings: dict[str, Any]
+    base_folder: Path  # relative paths of files start here
+    origins: dict[str, str]  # where the driver and the host were configured
 
     @classmethod
     def of(cls, request: pytest.FixtureRequest) -> _TestConfig:
-        arguments: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for marker in request.node.iter_markers("dra"):  # pytest yields the nearest marker first
             if marker.args:
                 _fail(f"@pytest.mark.dra takes keyword arguments only, not {marker.args[0]!r}")
-            arguments = marker.kwargs | arguments
-        _check_names(arguments)
-        _check_types(arguments)
+            settings = marker.kwargs | settings
+        _check_names(settings)
+        _check_types(settings)
         config = request.config
         base_folder = config.inipath.parent if config.inipath else config.rootpath
         ini = f"{config.inipath}: " if config.inipath else ""
-        origins = {n: f"@pytest.mark.dra: {n}" if arguments.get(n) else f"{ini}dra_{n}" for n in ("driver", "host")}
-        driver: type[Driver] | str = arguments.pop("driver", None) or config.getini("dra_driver")
-        host = arguments.pop("host", None) or config.getini("dra_host")
-        return cls(
-            _driver_path(driver, base_folder) if isinstance(driver, str) else driver,
-            None if host == _THIS_MACHINE else host,
-            tuple(arguments.pop("nodes", ("node-1",))),
-            arguments.pop("timers", None),
-            arguments.pop("options", None),
-            arguments.pop("environment", {}),
-            arguments.pop("process", False),
-            arguments.pop("kubernetes", "") or config.getoption("kubernetes"),
-            arguments.pop("feature_gates", {}),
-            arguments,
-            base_folder,
-            origins,
-        )
+        origins = {n: f"@pytest.mark.dra: {n}" if settings.get(n) else f"{ini}dra_{n}" for n in ("driver", "host")}
+        own = {name: settings.pop(name) for name in _OWN if name in settings}
+        driver = own.get("driver") or config.getini("dra_driver")
+        host = own.get("host") or config.getini("dra_host")
+        own["driver"] = _driver_path(driver, base_folder) if isinstance(driver, str) else driver
+        own["host"] = None if host == _THIS_MACHINE else host
+        own["kubernetes"] = own.get("kubernetes") or config.getoption("kubernetes")
+        return cls(**own, settings=settings, base_folder=base_folder, origins=origins)
 
 
 def _check_names(arguments: Collection[str]) -> None:
     from ..base.settings import Settings
+    from ..base.text import did_you_mean
 
-    own_names = [
-        f.name for f in dataclasses.fields(_TestConfig) if f.name not in {"settings", "base_folder", "origins"}
-    ]
-    known = [*own_names, *(f.name for f in dataclasses.fields(Settings))]
+    known = [*_OWN, *(f.name for f in dataclasses.fields(Settings))]
     for name in arguments:
         if name not in known:
-            matches = difflib.get_close_matches(name, known, 1)
-            hint = (
-                f": did you mean {matches[0]}?"
-                if matches
-                else f", only {', '.join(own_names)} and the options of the plugin"
-            )
+            hint = did_you_mean(name, known) or f", only {', '.join(_OWN)} and the options of the plugin"
             _fail(f"@pytest.mark.dra takes no {name!r}{hint}")
 
 
@@ -231,7 +217,7 @@ def local_cluster(
 
     async def create() -> LocalCluster:
         return LocalCluster(
-            wanted.nodes,
+            tuple(wanted.nodes),
             kubeconfig=_dra_server,
             timers=wanted.timers,
             features=Features.of(wanted.kubernetes, wanted.feature_gates),

@@ -326,15 +326,11 @@ class DriverNode(Generic[D]):
         await self.api.delete_pod(name)
 
     def oci(self, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-        """Returns the OCI spec of a pod's container as the runtime received it; by default the first container.
-
-        ``pod`` is the object, or the name of a pod in namespace ``default``.
-        Raises :class:`FaultError` if the container was not started on a node of this cluster.
-        """
+        """Returns the OCI spec of a pod's container; arguments and errors as for :func:`oci_of`."""
         return oci_of(self.cluster, pod, container)
 
     def env(self, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-        """Returns the environment variables of a container; arguments and errors as for :meth:`oci`."""
+        """Returns the environment variables of a container; arguments and errors as for :func:`oci_of`."""
         return env_of(self.cluster, pod, container)
 
     async def leftovers(self) -> Leftovers:
@@ -346,7 +342,11 @@ class DriverNode(Generic[D]):
 
 
 def oci_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-    """Returns the OCI spec of a container, as :meth:`DriverNode.oci`."""
+    """Returns the OCI spec of a pod's container as the runtime received it; by default the first container.
+
+    ``pod`` is the object, or the name of a pod in namespace ``default``.
+    Raises :class:`FaultError` if the container was not started on a node of this cluster.
+    """
     __tracebackhide__ = True
     if isinstance(pod, str):
         pod = _find_pod(cluster, pod)
@@ -369,7 +369,7 @@ def _find_pod(cluster: LocalCluster, name: str) -> JSON:
 
 
 def env_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-    """Returns the environment variables of a container, as :meth:`DriverNode.env`."""
+    """Returns the environment variables of a container; arguments and errors as for :func:`oci_of`."""
     return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
 
 

@@ -149,6 +149,22 @@ class both(Generic[S, P, T]):
         return call
 
 
+def in_loop(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Placed[S], P], T]:
+    """Exposes a plain method of the inner object as a method of the outer object. It runs in the loop's thread."""
+
+    @functools.wraps(method)
+    def blocking(self: Placed[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        __tracebackhide__ = True
+
+        async def call() -> T:
+            __tracebackhide__ = True
+            return method(self.inner, *args, **kwargs)
+
+        return self.thread.run(call())
+
+    return blocking
+
+
 class Scope(Generic[T]):
     """Makes an async context manager of the loop's thread usable with ``with`` and ``async with``."""
 
@@ -188,4 +204,4 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-__all__ = ["LoopThread", "Scope", "SyncAsyncCall", "both"]
+__all__ = ["LoopThread", "Scope", "SyncAsyncCall", "both", "in_loop"]

@@ -15,8 +15,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.base.yaml import documents, stream
 from dra_kubeletplugin.base.yaml import loader as kubectl_yaml
+from dra_kubeletplugin.base.yaml import stream
 
 MARK = "\ufeff"
 JSON = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "%s"}}'
@@ -134,7 +134,7 @@ def test_utf_16_is_read_where_its_mark_reports_it(tmp_path: Path) -> None:
 def test_lines_of_a_later_document_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
     path.write_text(f"{A}---\n# c\n{B}kind: ConfigMap\n---\n{JSON % 'c'}\n")
-    first, second, third = documents.read(path, [])
+    first, second, third = stream.read(path, [])
     assert [d.place("metadata.name").rpartition(":")[2] for d in (first, second, third)] == ["3", "8", "11"]
     assert second.faults == [
         (f"{path}:9", "the key 'kind' was already used in line 7: one of the values is lost"),
@@ -240,10 +240,10 @@ def test_any_lines_are_taken_apart_as_by_a_reader_that_looks_at_one_after_the_ot
     fault = False
     try:
         for part in stream.parts(text):
-            node = part.node()
+            node = part.node
             assert node is not None
             if part.value is not None:
-                found.append((part.line + node.start_mark.line, as_text(part.value)))
+                found.append((part.first_line + node.start_mark.line, as_text(part.value)))
     except stream.StreamFault:
         fault = True
     assert (found, fault) == model(text)
@@ -270,17 +270,13 @@ def test_documents_that_are_written_are_read_with_their_lines(
         text += MARK if marked else ""
         text += "".join(f"{line}\n" for line in gap)
         lines.append(text.count("\n") + 1)
-        text += (
-            f" {json.dumps(value)}\n"
-            if as_json and len(written) > 1 and lines[1:]
-            else yaml.dump(value, Dumper=kubectl_yaml.Dumper)
-        )
+        text += f" {json.dumps(value)}\n" if as_json and len(written) > 1 and lines[1:] else kubectl_yaml.dump(value)
         text += after
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f"
         path.write_bytes(text.replace("\n", end).encode(encoding))
         faults: list[str] = []
-        found = documents.read(path, faults)
+        found = stream.read(path, faults)
         places = [int(d.place().rpartition(":")[2]) for d in found]
     assert (faults, [d.value for d in found], places) == ([], [w[0] for w in written], lines)
 
@@ -314,7 +310,7 @@ def test_no_bytes_are_more_than_documents_and_one_sentence_with_a_line(raw: byte
         path = Path(folder) / "f"
         path.write_bytes(raw)
         faults: list[str] = []
-        found = documents.read(path, faults)
+        found = stream.read(path, faults)
         assert len(faults) <= 1
         assert all(re.match(rf"{re.escape(str(path))}:\d+(:\d+)?: [^\n]+\Z", f) for f in faults), faults
         assert all(re.fullmatch(rf"{re.escape(str(path))}:\d+", d.place()) for d in found)

@@ -103,7 +103,7 @@ async def test_a_job_that_goes_on_does_so_after_its_first_part_is_committed(tmp_
         assert await store.all() == []
 
 
-async def test_a_claim_takes_two_hops_to_prepare_and_one_or_two_to_unprepare(tmp_path: Path) -> None:
+async def test_a_claim_takes_two_hops_to_prepare_one_to_repeat_and_one_or_two_to_unprepare(tmp_path: Path) -> None:
     for driver, hops in ((Plain(), 1), (Careful(), 2)):
         api, folder = FakeApiServer(), tmp_path / type(driver).__name__
         refs = [api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER) for i in range(8)]
@@ -114,6 +114,9 @@ async def test_a_claim_takes_two_hops_to_prepare_and_one_or_two_to_unprepare(tmp
             before = store.transactions
             await one.claims.prepare(refs)
             assert store.transactions - before == 2
+            before = store.transactions
+            await one.claims.prepare(refs)
+            assert store.transactions - before == 1
             before = store.transactions
             await one.claims.unprepare(refs)
             assert store.transactions - before == hops

@@ -109,9 +109,9 @@ async def test_records_that_may_not_be_opened_fail_claims_and_are_not_replaced(m
             patch.setattr(forks, "open_file", fail)
             await node.start()
             error = (await prepare_call(node, ref(found))).claims[uid].error
-            assert "see its permissions" in error, error
+            assert "see its owner and mode" in error, error
             assert (await unprepare_call(node, ref(found))).claims[uid].error
-            assert any("see its permissions" in line for line in await node.plugin.not_ready())
+            assert any("see its owner and mode" in line for line in await node.plugin.not_ready())
         assert node.settings.records_path.stat().st_ino == inode
         assert (await prepare_call(node, ref(found))).claims[uid].error == ""
         assert (await node.leftovers())["records"] == [uid]

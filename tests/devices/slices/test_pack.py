@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device
-from dra_kubeletplugin.devices.slices.digest import digest
 from dra_kubeletplugin.devices.slices.pack import PublishedNames, SliceContent, pack
-from dra_kubeletplugin.devices.slices.plan import PoolFrame, WritePlan, existing_slice, first_frame, make_plan
+from dra_kubeletplugin.devices.slices.plan import WritePlan, first_frame, make_plan
+from dra_kubeletplugin.devices.slices.slice_objects import PoolFrame, digest, existing_slice
 from dra_kubeletplugin.devices.validation import DeviceEntry, recalled_device
 
 DEVICE = Device("d")

@@ -26,9 +26,9 @@ from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
+from dra_kubeletplugin.devices.slices.leadership import WriteLock
 from dra_kubeletplugin.devices.slices.sync import SupersededError, Syncer
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
-from dra_kubeletplugin.devices.slices.write_lock import WriteLock
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ConflictError, InvalidError, NotFoundError
 from dra_kubeletplugin.kube.resource import SLICES

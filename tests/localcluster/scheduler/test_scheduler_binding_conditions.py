@@ -16,6 +16,7 @@ JSON = dict[str, Any]
 DRIVER = "sim.example.com"
 ATTACHED, FAILED = f"{DRIVER}/attached", f"{DRIVER}/failed"
 OTHER = {"apiGroup": "tests.example.com", "resource": "tests", "name": "test", "uid": "test"}
+REFUSED = 'FailedScheduling: running PreBind plugin "DynamicResources":'
 PENDING = "BindingConditionsPending: waiting for binding conditions for device on node node-a"
 
 
@@ -128,7 +129,7 @@ async def test_a_failure_takes_the_allocation_back_and_the_pod_is_tried_again(cl
     await cluster.apply(pool("node-a", [bound("d0")]), *workload())
     first = await waiting(cluster)
     await say(cluster, FAILED, ["d0"], reason="NoPort")
-    told = 'FailedScheduling: device binding failed: claim=c, reason=NoPort, message="m"'
+    told = f'{REFUSED} device binding failed: claim=c, reason=NoPort, message="m"'
 
     async def again() -> JSON | None:
         found = await claim(cluster)
@@ -167,7 +168,7 @@ async def test_who_is_not_ready_in_time_loses_the_allocation() -> None:
         await waiting(cluster)
 
         async def told() -> bool:
-            return "FailedScheduling: device binding timeout" in cluster.events("bp")
+            return f"{REFUSED} device binding timeout" in cluster.events("bp")
 
         await cluster.wait("the timeout", told)
 

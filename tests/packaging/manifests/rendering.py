@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
-from dra_kubeletplugin.localcluster.apiserver import certificate
 from dra_kubeletplugin.packaging.manifests import driver, pod_fields
 from dra_kubeletplugin.packaging.manifests.source import load, parse_yaml
 from dra_kubeletplugin.packaging.manifests.values import merged, read
+from tests.helpers.shared_folders import shared_folder
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[3]
@@ -48,13 +52,14 @@ NEEDS = {
     "webhookCABundle": ("webhook", "webhookCABundle"),
 }
 """Features that are not for themselves."""
-CA, _ = certificate.make(["npu-webhook.npu-system.svc"])
+CA = (Path(__file__).parent / "ca.crt").read_bytes()
+"""Any certificate. It is the same for all workers, so that they share renderings."""
 
 
 def with_features(*names: str, **more: Any) -> JSON:
     """``LEAST`` with these features and no others."""
     features = {f: f in names for f in SOURCE.features}
-    needed = {"nodeLabel": "example.com/npu", "webhookCABundle": base64.b64encode(CA.encode()).decode()}
+    needed = {"nodeLabel": "example.com/npu", "webhookCABundle": base64.b64encode(CA).decode()}
     return merged(LEAST, {"features": features, **needed, **more})
 
 
@@ -104,6 +109,28 @@ def helmed(given: JSON, folder: Path, *files: Path) -> list[JSON]:
     return documents(
         _run("helm", "template", "release", str(CHART), "-n", given["namespace"], "-f", str(path), *on_top)
     )
+
+
+class Renderings:
+    """Renders each set of values once in a run of pytest, for all workers."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+
+    def kustomized(self, given: JSON) -> list[JSON]:
+        return self._once("kustomize", [given], lambda folder: kustomized(given, folder))
+
+    def helmed(self, given: JSON, *files: Path) -> list[JSON]:
+        return self._once("helm", [given, *map(str, files)], lambda folder: helmed(given, folder, *files))
+
+    def _once(self, form: str, key: object, render: Callable[[Path], list[JSON]]) -> list[JSON]:
+        name = f"{form}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
+        file = "rendered.json"
+        folder = shared_folder(
+            self._factory, name, lambda folder: (folder / file).write_text(json.dumps(render(folder / "in")))
+        )
+        found: list[JSON] = json.loads((folder / file).read_text())
+        return found
 
 
 def _run(*command: str) -> str:

@@ -20,7 +20,7 @@ from tests.packaging.manifests.rendering import (
     JSON,
     ROOT,
     SOURCE,
-    helmed,
+    Renderings,
     kustomized,
     plain,
     values_of,
@@ -130,9 +130,9 @@ async def test_an_update_goes_through(features: list[str], tmp_path: Path) -> No
 
 @pytest.mark.kubectl
 @pytest.mark.helm
-async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubectl, tmp_path: Path) -> None:
+async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubectl, renderings: Renderings) -> None:
     await kubectl("create", "namespace", EVERYTHING["namespace"])
-    manifests = helmed(EVERYTHING, tmp_path)
+    manifests = renderings.helmed(EVERYTHING)
     said = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=text(manifests))
     assert said.count("serverside-applied") == len(manifests), said
 

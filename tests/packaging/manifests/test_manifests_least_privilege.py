@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,9 +35,8 @@ from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import DriverNode
 from tests.helpers.api_server import ApiCaller
-from tests.helpers.shared_folders import shared_folder
 from tests.packaging.manifests.deployed import Deployed
-from tests.packaging.manifests.rendering import LEAST, kustomized
+from tests.packaging.manifests.rendering import LEAST, Renderings
 
 pytestmark = pytest.mark.kubectl
 JSON = dict[str, Any]
@@ -92,21 +90,10 @@ def as_at_the_start() -> None:
     Fabric.local, Fabric.remote, Fabric.sick = [local("l0"), local("l1")], [attached("f0")], set()
 
 
-@pytest.fixture(scope="session")
-def rendered(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The manifests as JSON, because each test changes its copy."""
-    folder = shared_folder(
-        tmp_path_factory,
-        "least-privilege",
-        lambda folder: (folder / "manifests.json").write_text(json.dumps(kustomized(VALUES, folder / "overlay"))),
-    )
-    return (folder / "manifests.json").read_text()
-
-
 @pytest.fixture
-async def deployed(rendered: str) -> AsyncIterator[Deployed]:
+async def deployed(renderings: Renderings) -> AsyncIterator[Deployed]:
     async with LocalCluster(nodes=("node-1", "node-2"), features=Features.of(runtime_config=OLDER)) as cluster:
-        yield await Deployed.on(cluster, json.loads(rendered))
+        yield await Deployed.on(cluster, renderings.kustomized(VALUES))
 
 
 @contextlib.asynccontextmanager

@@ -26,10 +26,10 @@ from tests.packaging.manifests.rendering import (
     NEEDS,
     ROOT,
     SOURCE,
+    Renderings,
     built,
     by_id,
     container,
-    helmed,
     kustomized,
     one,
     plain,
@@ -126,30 +126,28 @@ WANTED: dict[str, JSON] = {
 @pytest.mark.cases(6)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("wanted", WANTED)
-def test_kustomize_makes_of_it_what_the_source_states(wanted: str, tmp_path: Path) -> None:
-    assert by_id(kustomized(WANTED[wanted], tmp_path / "driver")) == by_id(plain(WANTED[wanted]))
+def test_kustomize_makes_of_it_what_the_source_states(wanted: str, renderings: Renderings) -> None:
+    assert by_id(renderings.kustomized(WANTED[wanted])) == by_id(plain(WANTED[wanted]))
 
 
 @pytest.mark.cases(6)
 @pytest.mark.helm
 @pytest.mark.parametrize("wanted", WANTED)
-def test_helm_makes_of_it_what_the_source_states(wanted: str, tmp_path: Path) -> None:
+def test_helm_makes_of_it_what_the_source_states(wanted: str, renderings: Renderings) -> None:
     expected = by_id(plain(merged(WANTED[wanted], {"features": {"namespace": False}})))
-    assert by_id(helmed(WANTED[wanted], tmp_path)) == expected
+    assert by_id(renderings.helmed(WANTED[wanted])) == expected
 
 
 @pytest.mark.cases(2)
 @pytest.mark.helm
 @pytest.mark.kubectl
 @pytest.mark.parametrize("distribution", SOURCE.distributions.values(), ids=lambda d: d.name)
-def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, tmp_path: Path) -> None:
+def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, renderings: Renderings) -> None:
     below = merged(values_of("gpu_example"), {"features": {"namespace": False}})
     expected = by_id(plain(merged(below, distribution.values)))
-    assert (
-        by_id(helmed(below, tmp_path / "helm", ROOT / f"deploy/helm/distributions/{distribution.name}.yaml"))
-        == expected
-    )
-    assert by_id(kustomized(merged(below, distribution.values), tmp_path / "kustomize")) == expected
+    on_top = ROOT / f"deploy/helm/distributions/{distribution.name}.yaml"
+    assert by_id(renderings.helmed(below, on_top)) == expected
+    assert by_id(renderings.kustomized(merged(below, distribution.values))) == expected
 
 
 @pytest.mark.cases(2)
@@ -225,13 +223,10 @@ def test_a_base_without_parameters_is_no_valid_set_of_objects() -> None:
 
 @pytest.mark.kubectl
 @pytest.mark.helm
-def test_changed_options_change_the_pods(tmp_path: Path) -> None:
+def test_changed_options_change_the_pods(renderings: Renderings) -> None:
     changed = merged(LEAST, {"options": {"NPU_COUNT": "9"}})
-    for render in (kustomized, helmed):
-        before, after = (
-            one(render(v, tmp_path / f"{render.__name__}{i}"), "DaemonSet")["spec"]["template"]
-            for i, v in enumerate((LEAST, changed))
-        )
+    for render in (renderings.kustomized, renderings.helmed):
+        before, after = (one(render(v), "DaemonSet")["spec"]["template"] for v in (LEAST, changed))
         assert before != after
 
 

@@ -215,9 +215,8 @@ async def test_a_permanent_error_is_reported_to_the_scheduler_which_tries_again(
         await scheduled(cluster, "pod-c")
     assert [what for what, _ in driver.calls_made] == ["bind", "unbind", "bind"]
     events = await told(cluster, "pod-c")
-    assert (
-        'FailedScheduling: device binding failed: claim=c, reason=BindingFailed, message="port 3 is broken"' in events
-    )
+    failed = 'device binding failed: claim=c, reason=BindingFailed, message="port 3 is broken"'
+    assert f'FailedScheduling: running PreBind plugin "DynamicResources": {failed}' in events
     freed = "1 resourceclaim not available on the node. deallocation of ResourceClaim completed"
     assert [e for e in events if e.startswith("FailedScheduling") and freed in e]
 

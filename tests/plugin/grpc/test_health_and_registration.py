@@ -21,7 +21,6 @@ from dra_kubeletplugin.base import flock as locks
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.inventory import DeviceHealth, DeviceKey, Inventory
 from dra_kubeletplugin.plugin.grpc import (
-    HealthService,
     NodeService,
     Registration,
     lock_of,
@@ -29,6 +28,7 @@ from dra_kubeletplugin.plugin.grpc import (
     remove_temporary,
 )
 from dra_kubeletplugin.plugin.grpc import path_lock as path_lock_module
+from dra_kubeletplugin.plugin.grpc.health import HealthService
 from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
 
 MIB = 1024 * 1024

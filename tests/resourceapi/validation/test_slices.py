@@ -169,3 +169,19 @@ def test_a_field_of_another_type_is_named_with_what_to_give(given: dict[str, Any
 def test_taints_may_come_from_a_generator_and_stay() -> None:
     device = Device("d", taints=(Taint(key=k) for k in "ab"))  # type: ignore[arg-type]
     assert device.json() == device.json() and len(device.json()["taints"]) == 2
+
+
+EMPTY_SPEC_ERRORS = ["spec.driver", "spec.pool.name", "spec.pool.resourceSliceCount"]
+
+
+@pytest.mark.parametrize("node", [None, "n1"])
+@pytest.mark.parametrize("pool", ["", "p"])
+@pytest.mark.parametrize("driver", ["", "d.example.com"])
+def test_errors_of_an_empty_spec_have_the_order_of_the_server(driver: str, pool: str, node: str | None) -> None:
+    empty = schema.decode({"metadata": {"name": "s"}, "spec": {}}, "ResourceSlice")["spec"]
+    assert [f.field for f in validate_spec(empty, "spec")] == [*EMPTY_SPEC_ERRORS, "spec"]
+    old = {**empty, "driver": driver, "pool": {**empty["pool"], "name": pool}} | ({"nodeName": node} if node else {})
+    # The immutable fields that the update empties come after the pool, and before the choice of nodes.
+    changed = [("spec.pool.name", pool), ("spec.driver", driver), ("spec.nodeName", node)]
+    immutable = [field for field, before in changed if before]
+    assert [f.field for f in validate_spec(empty, "spec", old)] == [*EMPTY_SPEC_ERRORS, *immutable, "spec"]

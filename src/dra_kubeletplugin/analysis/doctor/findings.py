@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import functools
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
-
-from ...errors import printable
 
 
 class Level(StrEnum):
@@ -33,24 +31,12 @@ class Finding:
     text: str
     todo: str = ""
 
-    def json(self) -> dict[str, Any]:
-        return {k: printable(v) for k, v in asdict(self).items()}
 
-
-def ok(topic: str, text: str) -> Finding:
-    return Finding(Level.OK, topic, text)
-
-
-def unknown(topic: str, text: str, todo: str = "") -> Finding:
-    return Finding(Level.UNKNOWN, topic, text, todo)
-
-
-def warning(topic: str, text: str, todo: str = "") -> Finding:
-    return Finding(Level.WARNING, topic, text, todo)
-
-
-def failure(topic: str, text: str, todo: str = "") -> Finding:
-    return Finding(Level.FAILURE, topic, text, todo)
+# Each takes topic, text and todo.
+ok = functools.partial(Finding, Level.OK)
+unknown = functools.partial(Finding, Level.UNKNOWN)
+warning = functools.partial(Finding, Level.WARNING)
+failure = functools.partial(Finding, Level.FAILURE)
 
 
 def denied(topic: str, e: OSError) -> Finding:

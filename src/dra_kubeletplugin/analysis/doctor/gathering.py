@@ -10,6 +10,7 @@ import re
 import tarfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ async def gather(
 ) -> None:
     """Writes all parts into ``archive``. Calls ``progress`` with the name of each part before it is gathered."""
     progress("findings")
-    archive.add_json("findings.json", [f.json() for f in findings])
+    archive.add_json("findings.json", [asdict(f) for f in findings])
     archive.add_json(
         "about.json",
         {

@@ -12,7 +12,7 @@ from ...resourceapi.quantity import Quantity, canonical, parse
 from ...scheduling import cel
 from ...scheduling.allocator import capacity, selection
 from ...scheduling.allocator.faults import AllocationError
-from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId, PoolKey
+from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId, PoolKey, key_of
 from ...scheduling.allocator.results import PickedRequest
 from ...scheduling.allocator.search import plus
 from ...scheduling.allocator.taints import tolerates
@@ -71,10 +71,9 @@ class NodeDevices:
                     ReasonKind.POOL_INVALID, "a pool contradicts itself", change, f"pool {pool}: {pool.invalid}"
                 )
             elif pool.incomplete:
-                yield _incomplete(pool.key, self.view)
-        for key in {key for sl in self.view.slices.local.get(self.node.name, ()) if (key := _key(sl)) not in known}:
-            if _is_incomplete(key, self.view):
-                yield _incomplete(key, self.view)
+                yield from _incomplete(pool.key, self.view)
+        for key in {key for sl in self.view.slices.local.get(self.node.name, ()) if (key := key_of(sl)) not in known}:
+            yield from _incomplete(key, self.view)
 
     # --- one device -----------------------------------------------------------------------------
 
@@ -170,30 +169,18 @@ class NodeDevices:
         )
 
 
-def _key(sl: JSON) -> PoolKey:
-    return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
-
-
-def _newest(key: PoolKey, view: SchedulerView) -> tuple[int, int, int]:
-    """Returns the newest generation of a pool, the number of its slices that exist, and the number that should exist."""
+def _incomplete(key: PoolKey, view: SchedulerView) -> Iterator[DeviceFault]:
+    """Yields a fault if slices of the pool's newest generation are missing."""
     slices = view.slices.by_pool.get(key, ())
     newest = max(int(s["spec"]["pool"].get("generation", 0)) for s in slices)
     current = [s for s in slices if int(s["spec"]["pool"].get("generation", 0)) == newest]
-    return newest, len(current), int(current[0]["spec"]["pool"]["resourceSliceCount"])
-
-
-def _is_incomplete(key: PoolKey, view: SchedulerView) -> bool:
-    _, there, wanted = _newest(key, view)
-    return there != wanted
-
-
-def _incomplete(key: PoolKey, view: SchedulerView) -> DeviceFault:
-    generation, there, wanted = _newest(key, view)
-    detail = f"pool {key[0]}/{key[1]}, generation {generation}: {there} of {wanted} slices"
-    change = "the driver has to publish the rest of the pool: see its log where that takes long"
-    return DeviceFault(
-        ReasonKind.POOL_INCOMPLETE, "a pool is being updated: not all of its slices are there", change, detail
-    )
+    wanted = int(current[0]["spec"]["pool"]["resourceSliceCount"])
+    if len(current) != wanted:
+        detail = f"pool {key[0]}/{key[1]}, generation {newest}: {len(current)} of {wanted} slices"
+        change = "the driver has to publish the rest of the pool: see its log where that takes long"
+        yield DeviceFault(
+            ReasonKind.POOL_INCOMPLETE, "a pool is being updated: not all of its slices are there", change, detail
+        )
 
 
 def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,7 +164,7 @@ class _Simulator:
             self._progress(self._done, total)
             if stopped is not None and not workload.per_node:
                 continue  # the workload's pods are alike, and no device is freed, so no further pod fits
-            found, why = self._place(pod, [])
+            found, why = self._place(pod, ExitStack())
             if found is not None:
                 placed.append(found)
             stopped = stopped or why
@@ -173,24 +174,22 @@ class _Simulator:
         """Counts further pods that would fit, and undoes their placement."""
         if workload.per_node:
             return fit
-        undo: list[Callable[[], None]] = []
         more = 0
         why = None
-        while fit.fits and more < MAX_MORE and why is None:
-            found, why = self._place(workload.pod(workload.count + more), undo)
-            more += found is not None
-            self._progress(more, MAX_MORE)
-        for step in reversed(undo):
-            step()
+        with ExitStack() as undo:
+            while fit.fits and more < MAX_MORE and why is None:
+                found, why = self._place(workload.pod(workload.count + more), undo)
+                more += found is not None
+                self._progress(more, MAX_MORE)
         return replace(fit, more=more, limited=more >= MAX_MORE, stopped=fit.stopped or why)
 
     # --- one pod --------------------------------------------------------------------------------
 
-    def _place(self, pod: JSON, undo: list[Callable[[], None]]) -> tuple[Placement | None, Explanation | None]:
+    def _place(self, pod: JSON, undo: ExitStack) -> tuple[Placement | None, Explanation | None]:
         """Places a pod. Returns the placement, or the explanation of why it fits nowhere.
 
         Args:
-            undo: the functions that undo the placement are appended to this list.
+            undo: gets the calls that undo the placement. The placement stays if the stack is never closed.
         """
         pod = self._with_claims(pod, undo)
         info = pod_info.read(pod)
@@ -211,10 +210,10 @@ class _Simulator:
         )
         devices = self._take(info, claims, node.name, undo)
         cache.place(info, node.name)
-        undo.append(lambda: _ignore(cache.displace(info.uid)))
+        undo.callback(cache.displace, info.uid)
         return Placement(info.key, node.name, tuple(devices)), None
 
-    def _with_claims(self, pod: JSON, undo: list[Callable[[], None]]) -> JSON:
+    def _with_claims(self, pod: JSON, undo: ExitStack) -> JSON:
         """Creates the pod's claims from templates. Returns the pod with the claims' names in its status."""
         made = []
         for entry in pod["spec"].get("resourceClaims") or []:
@@ -223,11 +222,11 @@ class _Simulator:
                 continue
             claim = claim_for(pod, entry, template)
             self.view.set_claim(claim)
-            undo.append(lambda claim=claim: self.view.remove_claim(claim))  # type: ignore[misc]
+            undo.callback(self.view.remove_claim, claim)
             made.append({"name": entry["name"], "resourceClaimName": claim["metadata"]["name"]})
         return {**pod, "status": {**pod["status"], "resourceClaimStatuses": made}}
 
-    def _take(self, pod: PodInfo, claims: PodClaims, node: str, undo: list[Callable[[], None]]) -> list[str]:
+    def _take(self, pod: PodInfo, claims: PodClaims, node: str, undo: ExitStack) -> list[str]:
         """Writes the node's offer into the claims. Returns descriptions of the devices."""
         offer = claims.offers.get(node)
         results = dict(zip(offer.indices, offer.results, strict=True)) if offer else {}
@@ -242,18 +241,12 @@ class _Simulator:
             allocation = results.get(index) or claim["status"]["allocation"]
             after = allocated(claim, allocation, pod)
             self.view.set_claim(after)
-            undo.append(self._undo_claim(before, after))
+            if extended.is_draft(before):
+                undo.callback(self.view.remove_claim, after)
+            else:
+                undo.callback(self.view.set_claim, before)
             shown += [f"{r['request']}: {r['driver']}/{r['pool']}/{r['device']}" for r in results_of(after)]
         return shown
-
-    def _undo_claim(self, before: JSON, after: JSON) -> Callable[[], None]:
-        if extended.is_draft(before):
-            return lambda: self.view.remove_claim(after)
-        return lambda: self.view.set_claim(before)
-
-
-def _ignore(_: object) -> None:
-    return None
 
 
 __all__ = ["Fit", "Placement", "Simulation", "simulate"]

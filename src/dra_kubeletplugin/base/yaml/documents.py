@@ -1,44 +1,35 @@
-"""Reads files as YAML and JSON documents. A document knows the line of each value; a fault has file, line and column."""
+"""One document of a file, which knows the line of each value in it."""
 
 from __future__ import annotations
 
-import codecs
 import functools
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from . import stream
 
-STDIN = Path("-")
-_SUFFIXES = (".yaml", ".yml", ".json")
-
-
+@dataclass
 class YamlDocument:
     """One document, or one item of a list.
 
     Attributes:
-        duplicate_keys: duplicate keys of mappings: the line and the message of each.
+        first_line: the line of the file, from 0, at which the lines of ``node`` start.
+        find_node: returns the YAML node with the positions; None if the positions are unknown.
+        duplicate_keys: duplicate keys of mappings: the line (from 1, in the file) and the message of each.
     """
 
-    def __init__(
-        self,
-        file: str,
-        value: Any,
-        line: int,
-        node: Callable[[], yaml.Node | None],
-        duplicate_keys: Iterable[tuple[int, str]] = (),
-    ) -> None:
-        self.file, self.value, self._line, self._find = file, value, line, node
-        self.duplicate_keys = list(duplicate_keys)
+    file: str
+    value: Any
+    first_line: int
+    find_node: Callable[[], yaml.Node | None]
+    duplicate_keys: list[tuple[int, str]] = field(default_factory=list)
 
     @functools.cached_property
     def node(self) -> yaml.Node | None:
-        """The YAML node with the positions, if known. Computed on demand, because most files have no faults."""
-        return self._find()
+        """The YAML node with the positions. Computed on demand, because most files have no faults."""
+        return self.find_node()
 
     @property
     def faults(self) -> list[tuple[str, str]]:
@@ -47,7 +38,7 @@ class YamlDocument:
 
     def place(self, path: str = "") -> str:
         """Returns ``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``, or of its nearest existing parent."""
-        return f"{self.file}:{self._line + _line_of(self.node, path) + 1}"
+        return f"{self.file}:{self.first_line + _line_of(self.node, path) + 1}"
 
     def items(self, key: str) -> list[YamlDocument]:
         """Returns the items of the list at a key. A duplicate key belongs to the last item that begins before its line."""
@@ -59,50 +50,13 @@ class YamlDocument:
             return node.value if isinstance(node, yaml.SequenceNode) else [node] * len(self.value[key])
 
         out = [
-            YamlDocument(self.file, value, self._line, lambda i=i: nodes()[i])  # type: ignore[misc]
+            YamlDocument(self.file, value, self.first_line, lambda i=i: nodes()[i])  # type: ignore[misc]
             for i, value in enumerate(self.value[key])
         ]
         for line, text in self.duplicate_keys if out else ():
-            before = [d for d in out if d.node is not None and self._line + d.node.start_mark.line < line]
+            before = [d for d in out if d.node is not None and self.first_line + d.node.start_mark.line < line]
             (before or out[:1])[-1].duplicate_keys.append((line, text))
         return out
-
-
-def files(paths: list[Path]) -> Iterator[Path]:
-    """Yields each file, and for a folder its .yaml, .yml and .json files. Raises ``FileNotFoundError`` for a folder without any."""
-    for path in paths:
-        if path == STDIN or not path.is_dir():
-            yield path
-            continue
-        found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
-        if not found:
-            raise FileNotFoundError(0, f"no file in it ends in {', '.join(_SUFFIXES)}", str(path))
-        yield from found
-
-
-def read(path: Path, faults: list[str]) -> list[YamlDocument]:
-    """Returns the non-empty documents of a file. Faults are added to ``faults``; documents before a fault are returned."""
-    name = "standard input" if path == STDIN else str(path)
-    try:
-        raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
-    except OSError as e:
-        faults.append(f"{name}: {e.strerror or e}")
-        return []
-    encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "UTF-8"
-    try:
-        text = raw.decode("utf-8-sig" if encoding == "UTF-8" else encoding)
-    except UnicodeDecodeError as e:
-        line = raw[: e.start].count(b"\n") + 1
-        faults.append(f"{name}:{line}: byte 0x{raw[e.start]:02x} is not {encoding}: save the file as UTF-8")
-        return []
-    out: list[YamlDocument] = []
-    try:
-        for part in stream.parts(text):
-            if part.value is not None:
-                out.append(YamlDocument(name, part.value, part.line, part.node, part.duplicate_keys))
-    except stream.StreamFault as e:
-        faults.append(f"{name}:{e}")
-    return out
 
 
 def _line_of(node: yaml.Node | None, path: str) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import SettingsError
 
 Place = tuple[str | int, ...]
+_MAX_VALUES = 1_000_000
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+)")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -45,6 +46,8 @@ def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
 
     def value(node: Any, place: Place) -> Any:
         lines[place] = node.start_mark.line + 1
+        if len(lines) > _MAX_VALUES:
+            raise SettingsError(f"{source}:{lines[place]}: more than {_MAX_VALUES} values: write the aliases out")
         if isinstance(node, yaml.MappingNode):
             out: dict[Any, Any] = {}
             for key_node, value_node in node.value:
@@ -61,14 +64,13 @@ def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
         return _scalar(node)
 
     try:
-        roots = [node for node, _ in loader.composed(text)]
-    except yaml.YAMLError as e:
+        roots = list(loader.composed(text))
+        if len(roots) > 1:
+            second = roots[1].start_mark.line + 1
+            raise SettingsError(f"{source}:{second}: a second document: put everything into one document")
+        return (value(roots[0], ()) if roots else None), lines
+    except (yaml.YAMLError, RecursionError) as e:
         raise SettingsError(f"{source}:{stream.parse_fault(text, e)}") from None
-    if len(roots) > 1:
-        raise SettingsError(
-            f"{source}:{roots[1].start_mark.line + 1}: a second document: put everything into one document"
-        )
-    return (value(roots[0], ()) if roots else None), lines
 
 
 def _scalar(node: Any) -> Any:

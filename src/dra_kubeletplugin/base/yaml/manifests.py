@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import QuestionError, printable
 from ..terminal import on_one_line
 from ..text import did_you_mean
-from . import documents
+from . import stream
 from .documents import YamlDocument
 
 JSON = dict[str, Any]
@@ -77,8 +77,8 @@ def read(paths: Iterable[Path], unreadable: list[str]) -> list[Manifest]:
     """
     return [
         m
-        for file in documents.files(list(paths))
-        for document in documents.read(file, unreadable)
+        for file in stream.files(list(paths))
+        for document in stream.read(file, unreadable)
         for m in _split_lists(document, whole=True)
     ]
 

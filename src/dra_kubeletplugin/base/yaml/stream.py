@@ -1,4 +1,4 @@
-"""Splits a text into documents as kubectl does: JSON values, or YAML between lines of ``---``.
+"""Reads files, and splits them into documents as kubectl does: JSON values, or YAML between lines of ``---``.
 
 Source: k8s.io/apimachinery/pkg/util/yaml of Kubernetes 1.36 and cli-runtime; the tests compare with their results. kubectl
 silently ignores some text; this module reports such text as a fault.
@@ -6,18 +6,23 @@ silently ignores some text; this module reports such text as a fault.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ...errors import clip, printable
 from . import loader
+from .documents import YamlDocument
 
+STDIN = Path("-")
+_SUFFIXES = (".yaml", ".yml", ".json")
 _LINE = re.compile(r"[^\S\n]*\n?")
 _BLANK = re.compile(r"[ \t\r\n]*")
 _MARK = "\ufeff"  # byte order mark: ignored at the start of a document, text anywhere else
@@ -50,28 +55,49 @@ class StreamFault(Exception):
         super().__init__(f"{line}:{column}: {text}")
 
 
-@dataclass
-class StreamPart:
-    """One document.
-
-    Attributes:
-        line: line of the text, from 0, at which line numbers of ``node`` start.
-        node: returns the node with the positions; None if they are unknown.
-        duplicate_keys: duplicate keys of mappings: the line (from 1, in the whole text) and the message of each.
-    """
-
-    value: Any
-    line: int
-    node: Callable[[], yaml.Node | None]
-    duplicate_keys: list[tuple[int, str]] = field(default_factory=list)
+def files(paths: list[Path]) -> Iterator[Path]:
+    """Yields each file, and for a folder its .yaml, .yml and .json files. Raises ``FileNotFoundError`` for a folder without any."""
+    for path in paths:
+        if path == STDIN or not path.is_dir():
+            yield path
+            continue
+        found = sorted(p for p in path.rglob("*") if p.suffix in _SUFFIXES and p.is_file())
+        if not found:
+            raise FileNotFoundError(0, f"no file in it ends in {', '.join(_SUFFIXES)}", str(path))
+        yield from found
 
 
-def parts(text: str) -> Iterator[StreamPart]:
+def read(path: Path, faults: list[str]) -> list[YamlDocument]:
+    """Returns the non-empty documents of a file. Faults are added to ``faults``; documents before a fault are returned."""
+    name = "standard input" if path == STDIN else str(path)
+    try:
+        raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
+    except OSError as e:
+        faults.append(f"{name}: {e.strerror or e}")
+        return []
+    encoding = "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "UTF-8"
+    try:
+        text = raw.decode("utf-8-sig" if encoding == "UTF-8" else encoding)
+    except UnicodeDecodeError as e:
+        line = raw[: e.start].count(b"\n") + 1
+        faults.append(f"{name}:{line}: byte 0x{raw[e.start]:02x} is not {encoding}: save the file as UTF-8")
+        return []
+    out: list[YamlDocument] = []
+    try:
+        for document in parts(text, name):
+            if document.value is not None:
+                out.append(document)
+    except StreamFault as e:
+        faults.append(f"{name}:{e}")
+    return out
+
+
+def parts(text: str, file: str = "") -> Iterator[YamlDocument]:
     """Yields the documents of a text, also empty ones. Raises :class:`StreamFault` after the documents before the fault."""
     line = end = found = 0
     if text.lstrip().startswith("{"):
         try:
-            for part, after in _json_parts(text):
+            for part, after in _json_parts(text, file):
                 yield part
                 found, end = found + 1, after
             return
@@ -85,10 +111,10 @@ def parts(text: str) -> Iterator[StreamPart]:
             line = text.count("\n", 0, rest.end())
             text = text[rest.end() :]
     for chunk, first in _chunks(text, line):
-        yield from _yaml_parts(chunk, first)
+        yield from _yaml_parts(chunk, first, file)
 
 
-def _json_parts(text: str) -> Iterator[tuple[StreamPart, int]]:
+def _json_parts(text: str, file: str) -> Iterator[tuple[YamlDocument, int]]:
     """Yields each value and its end. Raises ``ValueError`` and ``RecursionError`` for invalid JSON."""
     again: list[bool] = []
 
@@ -105,7 +131,7 @@ def _json_parts(text: str) -> Iterator[tuple[StreamPart, int]]:
     while (start := end + len(_BLANK.match(text, end)[0])) < len(text):  # type: ignore[index]
         line += text.count("\n", end, start)
         value, end = decoder.raw_decode(text, start)
-        part = StreamPart(value, line, lambda start=start, end=end: _places(text[start:end])[0])  # type: ignore[misc]
+        part = YamlDocument(file, value, line, lambda start=start, end=end: _places(text[start:end])[0])  # type: ignore[misc]
         if again:
             part.duplicate_keys += _duplicate_messages(line, _places(text[start:end])[1])
             again.clear()
@@ -167,10 +193,12 @@ def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
     yield text[start:], line
 
 
-def _yaml_parts(chunk: str, line: int) -> Iterator[StreamPart]:
+def _yaml_parts(chunk: str, line: int, file: str) -> Iterator[YamlDocument]:
     chunk = chunk.removeprefix(_MARK)
-    if _MARK in chunk and (stray := _stray(chunk)) is not None:
-        raise _at(chunk, stray, "a byte order mark inside a document, which kubectl reads as text: delete it", line)
+    if stray := _STRAY.search(chunk):
+        raise _at(
+            chunk, stray.start(), "a byte order mark inside a document, which kubectl reads as text: delete it", line
+        )
     found = loader.parts(chunk)
     try:
         part = next(found, None)
@@ -179,7 +207,7 @@ def _yaml_parts(chunk: str, line: int) -> Iterator[StreamPart]:
     if part is None:
         return
     node = part.node
-    yield StreamPart(part.value, line, lambda: node, list(_duplicate_messages(line, part.duplicate_keys)))
+    yield YamlDocument(file, part.value, line, lambda: node, list(_duplicate_messages(line, part.duplicate_keys)))
     try:
         if next(found, None) is None:
             return
@@ -188,21 +216,6 @@ def _yaml_parts(chunk: str, line: int) -> Iterator[StreamPart]:
     end = _NOTHING.match(chunk, node.end_mark.index)
     assert end is not None  # matches an empty text too
     raise _at(chunk, end.end(), "kubectl ignores this text: begin a document with '---' on a line of its own", line)
-
-
-def _stray(chunk: str) -> int | None:
-    """Returns the position of the first byte order mark at the start of a line, outside quoted text and blocks."""
-    marks = [m.start() for m in _STRAY.finditer(chunk)]
-    if not marks:
-        return None
-    inside: list[tuple[int, int]] = []
-    try:
-        for token in yaml.scan(chunk, loader.Loader):
-            if isinstance(token, yaml.ScalarToken) and token.style:
-                inside.append((token.start_mark.index, token.end_mark.index))
-    except yaml.YAMLError:
-        pass  # all marks after the fault count as outside of quoted text
-    return next((m for m in marks if not any(start <= m < end for start, end in inside)), None)
 
 
 def _at(text: str, index: int, message: str, line: int = 0) -> StreamFault:

@@ -405,6 +405,12 @@ def as_records_error(e: Exception, path: Path) -> RecordsError:
         return e
     if isinstance(e, OSError) and e.errno in {errno.ENOSPC, errno.EDQUOT}:
         return RecordsError(f"{path} cannot be written, the disk is full: free space below the kubelet's root")
-    if isinstance(e, OSError) and e.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return RecordsError(f"{path} is read-only: mount the kubelet's root read-write and see its permissions")
+    if isinstance(e, OSError) and e.errno == errno.EROFS:
+        return RecordsError(f"{path} is read-only: mount the kubelet's root read-write")
+    if isinstance(e, PermissionError):
+        return RecordsError(
+            f"{path} may not be read or written ({e.strerror}): see its owner and mode, and the node's security policy, such as SELinux"
+        )
+    if isinstance(e, IsADirectoryError):
+        return RecordsError(f"{e.filename or path} is a directory: move it away, and the plugin writes its records again")
     return RecordsError(f"{path} cannot be used: {describe(e) if not isinstance(e, OSError) else printable(e)}")

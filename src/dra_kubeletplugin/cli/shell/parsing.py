@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TextIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TextIO
 
 from ...base.text import did_you_mean
 from .exit_codes import Exit
@@ -105,6 +106,36 @@ class Parser(argparse.ArgumentParser):
         self.exit(
             Exit.USAGE, f"dra: {sentence}\n" if sentence.endswith("?") else f"dra: {sentence}; see {self.prog} --help\n"
         )
+
+
+class Command(NamedTuple):
+    """A command. ``target`` names the function that runs it as ``module:function``; the module is imported when the command runs."""
+
+    help: str
+    add_arguments: Callable[[Parser], None]
+    target: str
+
+    def load(self) -> Callable[[argparse.Namespace], int]:
+        """Returns the function that runs the command."""
+        module, _, function = self.target.partition(":")
+        found: Callable[[argparse.Namespace], int] = getattr(
+            importlib.import_module(f"..{module}", __package__), function
+        )
+        return found
+
+
+COMMANDS: dict[str, Command] = {}
+"""Every command by its name, in the order of `dra --help`."""
+
+
+def command(name: str, help: str, target: str) -> Callable[[Callable[[Parser], None]], Callable[[Parser], None]]:
+    """Adds a command. The decorated function adds the command's arguments to its parser."""
+
+    def add(add_arguments: Callable[[Parser], None]) -> Callable[[Parser], None]:
+        COMMANDS[name] = Command(help, add_arguments, target)
+        return add_arguments
+
+    return add
 
 
 class _Formatter(argparse.HelpFormatter):

@@ -10,9 +10,7 @@ import time
 from dataclasses import replace
 
 from ...analysis.explanation.explain import explain_pod
-from ...analysis.reader import EVERYTHING, take
 from ...analysis.scheduler_view import SchedulerView
-from ...analysis.snapshot import Snapshot
 from ...analysis.top.arranging import matching, matching_pods
 from ...analysis.top.live import LiveOverview
 from ...analysis.top.overview import overview
@@ -20,7 +18,7 @@ from ...errors import SettingsError, clip
 from ...kube import ApiConfig, KubeClient
 from ...resourceapi.usage.rows import Overview
 from ...scheduling.framework import pod_info
-from ..cluster_access import ask, config_of
+from ..cluster_access import TIMEOUT, config_of, namespace_of, read_cluster
 from ..shell.exit_codes import Exit
 from ..shell.output import TEXT, put
 from ..shell.progress import Progress
@@ -28,7 +26,6 @@ from ..shell.style import Style
 from .table import table
 
 _EXPLAIN_SECONDS = 10.0  # seconds after which no further waiting pod is explained
-_TIMEOUT = 30.0  # seconds for one page of a list
 _ABSENT = (
     "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
     "or use the table: dra top --once"
@@ -38,9 +35,10 @@ _ABSENT = (
 def top(args: argparse.Namespace) -> int:
     """Prints the table or runs the live screen. Raises :class:`DraError`."""
     config = config_of(args)
-    namespace = args.namespace or config.namespace or "default"
+    namespace = namespace_of(args, config)
     if args.once or args.output != TEXT:
-        found = _once(config, namespace, args.node)
+        with Progress() as progress:
+            found = _read_overview(config, namespace, args.node, progress)
         devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
         shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
         put(shown, args.output, lambda shown: table(shown, Style.of(sys.stdout)))
@@ -55,16 +53,8 @@ def top(args: argparse.Namespace) -> int:
     return Exit.SUCCESS
 
 
-def _once(config: ApiConfig, namespace: str, node: str) -> Overview:
-    with Progress() as progress:
-        return _read_overview(config, namespace, node, progress)
-
-
 def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progress) -> Overview:
-    async def question(client: KubeClient) -> Snapshot:
-        return await take(client, namespace, EVERYTHING, lambda plural, count: progress(f"reading {plural}: {count}"))
-
-    snapshot = ask(config, question)
+    snapshot = read_cluster(config, namespace, progress)
     found = overview(snapshot, node)
     view, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
     end = time.monotonic() + _EXPLAIN_SECONDS
@@ -89,7 +79,7 @@ async def _run_screen(config: ApiConfig, namespace: str, args: argparse.Namespac
 
     # The screen shows faults instead of the log.
     logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())
-    async with KubeClient(config, _TIMEOUT) as client:
+    async with KubeClient(config, TIMEOUT) as client:
         live = LiveOverview(client, args.node, namespace)
         async with live.running():
             screen = Top(live, config.server, args.filter)

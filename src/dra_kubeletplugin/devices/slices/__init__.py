@@ -1,13 +1,12 @@
 """ResourceSlices: packs devices into slices, and keeps the API server's slices equal to the inventory."""
 
-from .leadership import Leadership
+from .leadership import Leadership, WriteLock
 from .pack import SliceContent, pack
 from .publisher import Publisher
 from .rejection_events import RejectionEvents
 from .scope import ClusterScope, NodeScope, Scope
 from .status import PoolStatus, PublisherStatus
 from .taint_times import TaintTimes
-from .write_lock import WriteLock
 
 __all__ = [
     "ClusterScope",

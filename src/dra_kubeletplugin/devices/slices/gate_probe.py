@@ -55,7 +55,8 @@ class GateProbe:
         self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> frozenset[Gate]:
         bare = [{k: v for k, v in d.items() if k not in _NODES} for d in samples]
-        off = await self._dropped(resource, {**self._scope.somewhere(), **options}, bare)
+        somewhere: JSON = {"nodeName": self._scope.node} if self._scope.node else {"allNodes": True}
+        off = await self._dropped(resource, {**somewhere, **options}, bare)
         if any(f in d for d in samples for f in _NODES):
             off |= await self._dropped(resource, {"perDeviceNodeSelection": True}, [{"name": "d", "allNodes": True}])
         return off

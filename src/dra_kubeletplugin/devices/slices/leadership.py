@@ -1,15 +1,70 @@
-"""Decides whether this instance may write slices: only one plugin instance on a node, or one replica of a controller, writes them."""
+"""Decides whether this instance may write slices: only one plugin instance on a node, or one replica of a controller, writes them.
+
+A lock between processes keeps a newer instance from reading slices while an older instance's write is in flight. The lock is on a folder
+that all instances on a node share; the kernel releases it when the process ends. Source: flock(2).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
 import logging
-from collections.abc import Callable
+import os
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ...base import forks
 from ...errors import describe
-from .write_lock import WriteLock
 
 log = logging.getLogger(__name__)
+# Seconds to wait: an instance that was stopped while it holds the lock must not block the other instances forever.
+_TIMEOUT = 15.0
+_LOOK = 0.005  # seconds between two attempts
+
+
+class WriteLock:
+    """``folder`` is the locked folder; None if there are no other instances. ``timeout`` is the time limit of a wait, in seconds."""
+
+    def __init__(self, folder: Path | None = None, timeout: float = _TIMEOUT) -> None:
+        self._folder = folder
+        self._timeout = timeout
+        self._reported = ""
+
+    @contextlib.asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Holds the lock. If it cannot be taken, logs that once and continues without it, because a node needs its slices."""
+        with contextlib.ExitStack() as stack:
+            if self._folder is not None:
+                try:
+                    fd = forks.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+                    stack.callback(forks.close, fd)
+                    await self._lock(fd)
+                    self._reported = ""
+                except OSError as e:
+                    if (fault := str(e)) != self._reported:
+                        log.warning(
+                            "cannot take the slice write lock %s: %s; continuing without it", self._folder, fault
+                        )
+                    self._reported = fault
+            yield
+
+    async def _lock(self, fd: int) -> None:
+        """Takes the lock. Raises ``OSError`` if that fails, or takes too long."""
+        # after a failure, do not wait again before each write
+        until = time.monotonic() + (0.0 if self._reported else self._timeout)
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TimeoutError(
+                        f"another instance of the plugin has held the lock for more than {self._timeout:g}s"
+                    ) from None
+            await asyncio.sleep(_LOOK)
 
 
 @dataclass(frozen=True)

@@ -1,145 +1,21 @@
-"""Plans which slices of a pool to delete, update and create, as pure functions."""
+"""Plans which slices of a pool to delete, update and create, as pure functions.
+
+A reader of slices uses a pool's newest generation, and only if it has all its slices. So the order of the writes decides which devices
+a reader sees after each write: :func:`make_plan`.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import msgspec
-
-from ...resourceapi.conversion import GROUP
-from .digest import device_digest, digest, spec_digest
+from ..validation import DeviceEntry
 from .pack import PublishedNames, SliceContent
+from .slice_objects import JSON, ExistingSlice, PoolFrame, SliceWrite
 
-JSON = dict[str, Any]
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
-_MAX_PREFIX = 240  # bytes; with the API server's suffix a name stays below 253
-
-
-@dataclass(frozen=True, slots=True)
-class ExistingSlice:
-    """A listed slice without its devices, which are not kept in memory."""
-
-    metadata: JSON
-    pool: str
-    generation: int
-    count: int
-    held: PublishedNames  # names of devices or of counter sets, in order
-    timed: Mapping[str, list[JSON]]  # device → its taints, if one has a time
-    digest: bytes
-
-    @property
-    def name(self) -> str:
-        return str(self.metadata["name"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.metadata["uid"])
-
-    @property
-    def version(self) -> str:
-        return str(self.metadata["resourceVersion"])
-
-
-def existing_slice(obj: JSON, known: bytes | None = None) -> ExistingSlice:
-    """Reads a slice in v1. ``known`` is its digest, if the caller has it.
-
-    Raises:
-        KeyError, TypeError, AttributeError: the object lacks a field that we read.
-    """
-    spec, meta = obj["spec"], obj["metadata"]
-    pool = spec["pool"]
-    texts = (pool["name"], meta["name"], meta["uid"], meta["resourceVersion"])
-    numbers = (pool["generation"], pool["resourceSliceCount"])
-    if not all(isinstance(t, str) for t in texts) or not all(isinstance(n, int) for n in numbers):
-        raise TypeError(f"{meta['name']!r} has fields of other types")
-    devices = spec.get("devices") or []
-    names = tuple(d["name"] for d in devices)
-    if not all(isinstance(n, str) for n in names):
-        raise TypeError(f"{meta['name']!r} has devices without a name")
-    return ExistingSlice(
-        metadata={k: v for k, v in meta.items() if k != "managedFields"},
-        pool=pool["name"],
-        generation=pool["generation"],
-        count=pool["resourceSliceCount"],
-        held=PublishedNames(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
-        timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
-        digest=known or digest(spec),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PoolFrame:
-    """The common fields of a pool's slices. ``fields`` contains the nodes and the options of all devices."""
-
-    driver: str
-    pool: str
-    fields: JSON
-    generation: int
-    count: int
-
-    def _head(self) -> JSON:
-        pool = {"name": self.pool, "generation": self.generation, "resourceSliceCount": self.count}
-        return {"driver": self.driver, **self.fields, "pool": pool}
-
-    def digest(self, content: SliceContent) -> bytes:
-        """Returns the digest of the spec that ``content`` is sent as. Decodes one device at a time."""
-        devices = (device_digest(msgspec.json.decode(d.encoded)) for d in content.devices)
-        return spec_digest(self._head(), devices, content.counter_sets)
-
-    def mark(self, content: SliceContent) -> bytes:
-        """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`.
-
-        Two contents with different texts can have the same digest, because the digest ignores the order of fields.
-        """
-        out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
-        for device in content.devices:
-            out.update(device.encoded)
-        return out.digest()
-
-    def spec(self, content: SliceContent, timed: Mapping[str, list[JSON]]) -> JSON:
-        """Returns the spec that is sent. A taint that stays keeps the time when it was added, which ``timed`` contains."""
-        if content.counter_sets:
-            return {**self._head(), "sharedCounters": content.counter_sets}
-        devices = [msgspec.json.decode(d.encoded) for d in content.devices]
-        for device in devices:
-            if device.get("taints"):
-                device["taints"] = [_timed(t, timed.get(device["name"], [])) for t in device["taints"]]
-        return {**self._head(), "devices": devices}
-
-
-@dataclass(frozen=True, slots=True)
-class SliceWrite:
-    """A slice to send: an update of the existing slice ``over``, or a new slice if ``over`` is None.
-
-    ``index`` is its number in the order of the pool.
-    """
-
-    content: SliceContent
-    over: ExistingSlice | None
-    index: int
-
-    def object(self, frame: PoolFrame, middle: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
-        """Returns the whole slice. It is built when it is sent, so that only one is in memory.
-
-        Args:
-            frame: the common fields.
-            middle: part of a new slice's name, after the driver.
-            metadata: its metadata without the name; labels of other writers are kept.
-            timed: device → taints with the times when they were added.
-        """
-        if self.over is None:
-            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{middle}-" if middle else "")
-            meta = {"generateName": _cut(prefix), **metadata}
-        else:
-            labels = {**(self.over.metadata.get("labels") or {}), **metadata.get("labels", {})}
-            meta = {**self.over.metadata, **metadata, **({"labels": labels} if labels else {})}
-        spec = frame.spec(self.content, {**timed, **self.over.timed} if self.over else timed)
-        return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +67,8 @@ def make_plan(
     """
     by_name = {s.name: s for s in existing}
     keys = {c.key for c in contents if c.key}
-    current = {s.name: s for s in existing if s.generation == newest(existing)}
+    generation = newest(existing)
+    current = {s.name: s for s in existing if s.generation == generation}
     bad = [i for i, c in enumerate(contents) if c.key in current and c.key in changed]
     missing = [i for i, c in enumerate(contents) if c.key not in current]
     obsolete = [s for name, s in sorted(by_name.items()) if name not in keys]
@@ -211,10 +88,10 @@ def make_plan(
             return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
         return WritePlan(frame, obsolete, order, [], devices)
     # Another writer has used the last generation: all slices are deleted, and the generation restarts at 1.
-    if newest(existing) >= _LAST_GENERATION:
+    if generation >= _LAST_GENERATION:
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
         return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
-    new_frame = replace(frame, generation=max(newest(existing) + 1, frame.generation))
+    new_frame = replace(frame, generation=max(generation + 1, frame.generation))
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
     every.sort(key=lambda w: w.over is None)
@@ -224,12 +101,6 @@ def make_plan(
 def is_numbered(name: str) -> bool:
     """Whether a slice's name begins with its number in the order of the pool, as all names that we create do."""
     return bool(_NUMBERED.match(name))
-
-
-def in_order_of_names(contents: Sequence[SliceContent]) -> list[SliceContent]:
-    """Returns the slices in the order of their names; a new slice's name begins with its number."""
-    names = [c.key or f"{n:05x}-" for c, n in zip(contents, _numbers(contents), strict=True)]
-    return [contents[i] for i in sorted(range(len(names)), key=names.__getitem__)]
 
 
 def _numbers(contents: Sequence[SliceContent]) -> list[int]:
@@ -268,18 +139,43 @@ def newest(existing: Sequence[ExistingSlice]) -> int:
 
 def is_complete(existing: Sequence[ExistingSlice]) -> bool:
     """Whether the newest generation of a pool has all its slices."""
-    current = [s for s in existing if s.generation == newest(existing)]
+    generation = newest(existing)
+    current = [s for s in existing if s.generation == generation]
     return bool(current) and len(current) == current[0].count
 
 
-def _cut(prefix: str) -> str:
-    """Shortens a ``generateName`` that is too long for the API server."""
-    return prefix if len(prefix) <= _MAX_PREFIX else prefix[:_MAX_PREFIX].rstrip("-.") + "-"
+def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[SliceContent]) -> bool:
+    """Whether the allocator, which reads slices in the order of their names, meets the devices in the author's order.
+
+    The name of a new slice begins with its number.
+    """
+    place = {d.name: i for i, d in enumerate(devices)}
+    names = [c.key or f"{n:05x}-" for c, n in zip(slices, _numbers(slices), strict=True)]
+    by_name = [slices[i] for i in sorted(range(len(names)), key=names.__getitem__)]
+    order = [place[d.name] for s in by_name for d in s.devices]
+    return order == sorted(order)
 
 
-def _timed(taint: Mapping[str, Any], before: list[JSON]) -> JSON:
-    identity = [taint.get(k, "") for k in ("key", "value", "effect")]
-    for old in before:
-        if [old.get(k, "") for k in ("key", "value", "effect")] == identity and old.get("timeAdded"):
-            return {**taint, "timeAdded": old["timeAdded"]}
-    return dict(taint)
+def previous_contents(
+    existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedNames]
+) -> tuple[dict[str, PublishedNames], set[str]]:
+    """Returns the previous content of slices, and the names of deleted slices, which are created again with the same content.
+
+    If several slices contain a device, the slice of the newest generation keeps it. Among slices of one generation, it is the slice that
+    had the device when all slices were as wanted. A slice that loses all its content in this way is left out.
+    """
+    rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
+    devices_of = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
+    gone = {name for name in layout if name not in devices_of}
+    devices_of |= {name: layout[name] for name in sorted(gone)}
+    out: dict[str, PublishedNames] = {}
+    assigned: set[tuple[bool, str]] = set()
+    for name, held in devices_of.items():
+        rest = PublishedNames(
+            [d for d in held.devices if (False, d) not in assigned],
+            [c for c in held.counter_sets if (True, c) not in assigned],
+        )
+        assigned |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}
+        if rest.devices or rest.counter_sets or (name not in gone and not held.devices and not held.counter_sets):
+            out[name] = rest
+    return dict(sorted(out.items())), gone

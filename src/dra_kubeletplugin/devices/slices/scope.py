@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from ...errors import printable
 from ...kube import KubeClient
 from ...kube.resource import NODES
-from ...resourceapi.nodes import Nodes
 
 JSON = dict[str, Any]
 _PUBLISHER = "dra-kubeletplugin.dev/publisher"
@@ -23,14 +22,14 @@ class Scope(Protocol):
     Attributes:
         driver: the driver's name.
         selector: field selectors of its list and watch.
+        node: the name of the only node; empty if the pools belong to no single node.
         exact: whether only the slice's own content decides if it is in the scope. An unchanged slice then stays in the scope.
-        middle: part of the slices' names.
     """
 
     driver: str
     selector: str
+    node: str
     exact: bool
-    middle: str
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
         """Whether the publisher may change or delete a slice (v1). ``pools`` are the pools that it publishes.
@@ -44,12 +43,6 @@ class Scope(Protocol):
 
         Raises as :meth:`owns`. Call it for slices outside this scope.
         """
-
-    def nodes(self, nodes: Nodes) -> JSON:
-        """Returns the fields of a slice that name the nodes of its devices."""
-
-    def somewhere(self) -> JSON:
-        """Returns valid values of these fields for a slice whose nodes do not matter."""
 
     async def metadata(self, client: KubeClient) -> JSON:
         """Returns the metadata of each slice, without its name.
@@ -68,7 +61,6 @@ class NodeScope:
         self.driver = driver
         self.node = node
         self.selector = f"spec.driver={driver},spec.nodeName={node}"
-        self.middle = node
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
         # An API server that ignores field selectors must not make us change other slices.
@@ -77,12 +69,6 @@ class NodeScope:
 
     def rival(self, obj: Mapping[str, Any]) -> str:
         return ""
-
-    def nodes(self, nodes: Nodes) -> JSON:
-        return dict(nodes.of_slice(self.node))
-
-    def somewhere(self) -> JSON:
-        return {"nodeName": self.node}
 
     async def metadata(self, client: KubeClient) -> JSON:
         node = await client.get(NODES, self.node)
@@ -103,13 +89,13 @@ class ClusterScope:
     """
 
     exact = False
+    node = ""
 
     def __init__(self, driver: str, namespace: str, owner: Mapping[str, Any] | None = None) -> None:
         self.driver = driver
         self.namespace = namespace
         self.owner = owner
         self.selector = f"spec.driver={driver},spec.nodeName="  # excludes the slices of all nodes of a large cluster
-        self.middle = ""
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
         spec = obj["spec"]
@@ -127,12 +113,6 @@ class ClusterScope:
             f"spec.driver={self.driver} -l "
             f"{_NAMESPACE}={printable(by)}"
         )
-
-    def nodes(self, nodes: Nodes) -> JSON:
-        return dict(nodes.of_slice(""))
-
-    def somewhere(self) -> JSON:
-        return {"allNodes": True}
 
     async def metadata(self, client: KubeClient) -> JSON:
         owners = {"ownerReferences": [dict(self.owner)]} if self.owner else {}

@@ -1,6 +1,7 @@
-"""One synchronisation with the API server: list, compare, write.
+"""One synchronisation with the API server: list the slices, compare them with the content of pools, write.
 
-The state that is kept between two synchronisations only saves writes.
+:meth:`Syncer.plan` packs the devices of each pool and plans the writes; :meth:`Syncer.carry_out` sends them. The state that is kept
+between two synchronisations only saves writes.
 """
 
 from __future__ import annotations
@@ -20,32 +21,19 @@ from ...kube import KubeClient, Resource
 from ...kube.decoding import Bare
 from ...kube.errors import ForbiddenError, NotFoundError
 from ...resourceapi.gated_fields import gate_of
+from ..background import compute
 from ..inventory import Inventory, PoolContent
 from ..validation import decoded
-from .digest import digest
 from .leadership import Leadership
 from .pack import PublishedNames, SliceContent, assign_existing, pack
-from .plan import (
-    ExistingSlice,
-    PoolFrame,
-    SliceWrite,
-    WritePlan,
-    existing_slice,
-    first_frame,
-    in_order_of_names,
-    is_numbered,
-    make_plan,
-    newest,
-)
+from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, newest, previous_contents
 from .scope import Scope
 from .server_response import REFUSED, as_sent, in_v1, lost, refused_devices
+from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
 from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_MANY = 1024  # more devices than this are packed in a thread, so that other tasks run
-
-
 _Age = tuple[str, str]  # creation time and UID of a slice; the smaller value is the older slice
 
 
@@ -94,16 +82,14 @@ class Syncer:
         self._metrics = metrics
         self._times = times
         self._leadership = leadership
-        # slice → digests of the spec that was sent, and of the spec that the API server stored
-        self._stored_digests: dict[str, tuple[bytes, bytes]] = {}
+        # slice → mark of the content that needs no write, and digest of the stored spec, which may lack fields of the content
+        self._accepted: dict[str, tuple[bytes, bytes]] = {}
         # pool → slice → its content when all slices were as wanted
         self._layout: dict[str, dict[str, PublishedNames]] = {}
         self._metadata: JSON | None = None
         self._found: dict[str, ExistingSlice] = {}  # slices as last listed
         # pools of which another publisher has slices, each with a message
         self._other_publishers: Mapping[str, str] = {}
-        # slice → its version, and the mark of the content that it was found equal to
-        self._known_equal: dict[str, tuple[str, bytes]] = {}
 
     def forget(self) -> None:
         """Forgets the metadata of other objects, such as the Node, which may have changed."""
@@ -111,7 +97,7 @@ class Syncer:
 
     def forget_server_behavior(self) -> None:
         """Forgets what the API server kept and dropped, because it may behave differently now; all slices are compared again."""
-        self._found, self._known_equal, self._stored_digests = {}, {}, {}
+        self._found, self._accepted = {}, {}
         self.dropped.clear()
         self.settled_at = -1  # so the next write does not count as a conflict with another writer
 
@@ -178,73 +164,66 @@ class Syncer:
         version, contents, existing = await self.look(resource)
         self._times.learn(existing)
         names = {s.name for s in existing}
-        self._stored_digests = {n: e for n, e in self._stored_digests.items() if n in names}
-        self._known_equal = {n: g for n, g in self._known_equal.items() if n in names}
-        wanted = {c.name for c in contents}
-        plans = []
-        # Removed pools, and pools that lose a device, come first, because the device may have moved to another pool.
-        for pool in sorted({s.pool for s in existing} - wanted):
-            frame = PoolFrame(self._scope.driver, pool, {}, newest([s for s in existing if s.pool == pool]), 0)
-            plans.append(make_plan([], [s for s in existing if s.pool == pool], frame, ()))
-        rest: list[WritePlan] = []
-        for content in contents:
-            of_pool = [s for s in existing if s.pool == content.name]
-            stay = {d.name for d in content.devices}
-            has_removals = any(name not in stay for s in of_pool for name in s.held.devices)
-            (plans if has_removals else rest).append(await self._plan_pool(content, of_pool))
-        return Sync([*plans, *rest], len(plans), existing, version)
+        self._accepted = {n: a for n, a in self._accepted.items() if n in names}
+        plans, with_removals = await compute(
+            sum(len(c.devices) for c in contents), lambda: self._plan_pools(contents, existing)
+        )
+        return Sync(plans, with_removals, existing, version)
 
-    async def _plan_pool(self, pool: PoolContent, existing: list[ExistingSlice]) -> WritePlan:
+    def _plan_pools(
+        self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
+    ) -> tuple[list[WritePlan], int]:
+        """Returns the plans, and how many of them come first because they remove devices, which may have moved to another pool."""
+        of_pool: dict[str, list[ExistingSlice]] = {c.name: [] for c in contents}
+        for slice_ in existing:
+            of_pool.setdefault(slice_.pool, []).append(slice_)
+        removals, others = list[WritePlan](), list[WritePlan]()
+        for pool in sorted(of_pool.keys() - {c.name for c in contents}):
+            frame = PoolFrame(self._scope.driver, pool, {}, newest(of_pool[pool]), 0)
+            removals.append(make_plan([], of_pool[pool], frame, ()))
+        for content in contents:
+            stay = {d.name for d in content.devices}
+            removes = any(name not in stay for s in of_pool[content.name] for name in s.held.devices)
+            (removals if removes else others).append(self._plan_pool(content, of_pool[content.name]))
+        return [*removals, *others], len(removals)
+
+    def _plan_pool(self, pool: PoolContent, existing: list[ExistingSlice]) -> WritePlan:
         by_name = {s.name: s for s in existing}
         filled = pool.devices or pool.counter_sets
-        before, gone = _before(existing, self._layout.get(pool.name, {}) if filled else {})
-        slices = await self._packed(pool, before)
-        if not all(is_numbered(name) for name in before) and not _in_order(pool, slices):
+        before, gone = previous_contents(existing, self._layout.get(pool.name, {}) if filled else {})
+        slices = pack(pool.devices, pool.counter_sets, before, self._inventory.full)
+        if not all(is_numbered(name) for name in before) and not is_in_order(pool.devices, slices):
             # Another writer's names do not sort in the author's order, so all slices are created again, once, with numbered names.
-            slices = await self._packed(pool, {})
+            slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.full)
             before = {}
         for slice_ in slices:
             if slice_.key in gone:
                 slice_.key = None  # create it again with the same content
-        nodes = {"perDeviceNodeSelection": True} if pool.per_device else self._scope.nodes(pool.nodes)
+        nodes = {"perDeviceNodeSelection": True} if pool.per_device else pool.nodes.of_slice(self._scope.node)
         fields = {**nodes, **pool.options}
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
-        changed, touch = set(), set()
-        for slice_ in slices:
-            if slice_.key:
-                have = by_name[slice_.key]
-                if not self._as_wanted(have, slice_, frame):
-                    changed.add(slice_.key)
-                elif not self._has_metadata(have):
-                    touch.add(slice_.key)
-                await asyncio.sleep(0)
+        kept = [(by_name[s.key], s) for s in slices if s.key]
+        changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, frame)}
+        touch = {have.name for have, _ in kept if have.name not in changed and not self._has_metadata(have)}
         plan = make_plan(slices, existing, frame, changed, touch)
         if not plan.rewrites_all or not before:
             return plan
         # All slices are written anyway, so the author's order costs no further write.
-        slices = await self._packed(pool, {})
+        slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.full)
         assign_existing(slices, {name: held for name, held in before.items() if name in by_name})
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
         ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
-    async def _packed(self, pool: PoolContent, before: Mapping[str, PublishedNames]) -> list[SliceContent]:
-        if len(pool.devices) < _MANY:
-            return pack(pool.devices, pool.counter_sets, before, self._inventory.full)
-        return await asyncio.to_thread(pack, pool.devices, pool.counter_sets, before, self._inventory.full)
-
-    def _as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
+    def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
         """Whether a slice's spec needs no write.
 
         The API server may store a spec differently from the request, for example without unknown fields. Such a spec is not written again.
         """
-        mark = (have.version, frame.mark(content))
-        if self._known_equal.get(have.name) == mark:
-            return True
-        want = frame.digest(content)
-        if want != have.digest and self._stored_digests.get(have.name) != (want, have.digest):
+        accepted = (frame.mark(content), have.digest)
+        if self._accepted.get(have.name) != accepted and frame.digest(content) != have.digest:
             return False
-        self._known_equal[have.name] = mark
+        self._accepted[have.name] = accepted
         return True
 
     def _has_metadata(self, have: ExistingSlice) -> bool:
@@ -291,22 +270,22 @@ class Syncer:
 
     async def _carry_out_pool(self, plan: WritePlan, resource: Resource, settled: dict[str, str]) -> None:
         layout = self._layout.setdefault(plan.frame.pool, {})
-        for slice_ in plan.first:
-            async with self._writing():
-                await self._delete(resource, slice_)
-            settled.pop(slice_.name, None)
-            layout.pop(slice_.name, None)
+
+        async def delete(slices: Sequence[ExistingSlice]) -> None:
+            for slice_ in slices:
+                async with self._writing():
+                    await self._delete(resource, slice_)
+                settled.pop(slice_.name, None)
+                layout.pop(slice_.name, None)
+
+        await delete(plan.first)
         for write in plan.writes:
             async with self._writing():
                 name, version = await self._write(resource, write, plan.frame)
             settled[name] = version
             devices = [d.name for d in write.content.devices]
             layout[name] = PublishedNames(devices, [c["name"] for c in write.content.counter_sets])
-        for slice_ in plan.last:
-            async with self._writing():
-                await self._delete(resource, slice_)
-            settled.pop(slice_.name, None)
-            layout.pop(slice_.name, None)
+        await delete(plan.last)
         if plan.count:
             made = sum(w.over is None for w in plan.writes)
             log.info(
@@ -328,7 +307,7 @@ class Syncer:
 
     async def _write(self, resource: Resource, write: SliceWrite, frame: PoolFrame) -> tuple[str, str]:
         await asyncio.sleep(0)
-        obj = write.object(frame, self._scope.middle, self._metadata or {}, self._times.of(frame.pool))
+        obj = write.object(frame, self._scope.node, self._metadata or {}, self._times.of(frame.pool))
         sent = as_sent(obj, resource)
         try:
             response = await (
@@ -354,12 +333,10 @@ class Syncer:
 
     async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, frame: PoolFrame) -> None:
         """Compares the stored spec with the sent spec. The API server silently drops unknown fields; each such field is logged once."""
-        want, same = frame.digest(content), sent["spec"] == stored["spec"]
-        has = want if same else digest(stored["spec"])
-        have = existing_slice(stored, has)
-        self._stored_digests[have.name], self._found[have.name] = (want, has), have
-        self._known_equal[have.name] = (have.version, frame.mark(content))
-        if same:
+        have = existing_slice(stored)
+        self._found[have.name] = have
+        self._accepted[have.name] = (frame.mark(content), have.digest)
+        if sent["spec"] == stored["spec"]:
             return
         paths = lost(sent["spec"], stored["spec"])
         off = self._inventory.gates_off | {gate for path in paths if (gate := gate_of(path))}
@@ -378,35 +355,3 @@ class Syncer:
 
 def _age(metadata: Mapping[str, Any]) -> _Age:
     return str(metadata.get("creationTimestamp") or "~"), str(metadata.get("uid") or "")
-
-
-def _in_order(pool: PoolContent, slices: Sequence[SliceContent]) -> bool:
-    """Whether the allocator, which reads slices in the order of their names, meets the devices in the author's order."""
-    place = {d.name: i for i, d in enumerate(pool.devices)}
-    order = [place[d.name] for s in in_order_of_names(slices) for d in s.devices]
-    return order == sorted(order)
-
-
-def _before(
-    existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedNames]
-) -> tuple[dict[str, PublishedNames], set[str]]:
-    """Returns the previous content of slices, and the names of deleted slices, which are created again with the same content.
-
-    If several slices contain a device, the slice of the newest generation keeps it. Among slices of one generation, it is the slice that
-    had the device when all slices were as wanted. A slice that loses all its content in this way is left out.
-    """
-    rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
-    devices_of = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
-    gone = {name for name in layout if name not in devices_of}
-    devices_of |= {name: layout[name] for name in sorted(gone)}
-    out: dict[str, PublishedNames] = {}
-    assigned: set[tuple[bool, str]] = set()
-    for name, held in devices_of.items():
-        rest = PublishedNames(
-            [d for d in held.devices if (False, d) not in assigned],
-            [c for c in held.counter_sets if (True, c) not in assigned],
-        )
-        assigned |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}
-        if rest.devices or rest.counter_sets or (name not in gone and not held.devices and not held.counter_sets):
-            out[name] = rest
-    return dict(sorted(out.items())), gone

@@ -7,34 +7,26 @@ the slice, and the kubelet deletes the slices while the plugin is away.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ...cdi.directory import content_of, write_file
 from ...errors import describe
-from .plan import ExistingSlice
+from .slice_objects import ExistingSlice
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)
 Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
 
 
-def _is_timed(taint: JSON) -> bool:
-    """Whether a taint in the file has a valid time; the API server rejects the whole slice for an invalid one."""
-    time = taint.get("timeAdded")
-    if not isinstance(time, str) or not _TIME.fullmatch(time):
-        return False
-    try:
-        datetime.fromisoformat(time)
-    except ValueError:
-        return False
-    return True
+class _StoredTaint(msgspec.Struct, rename="camel"):
+    """A taint in the file. The API server rejects a whole slice if one time is invalid."""
+
+    time_added: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
 class TaintTimes:
@@ -80,8 +72,9 @@ class TaintTimes:
             return
         self._read = True
         try:
-            found = msgspec.json.decode(content_of(str(self._path)), type=Times)
-            self._times = {p: {d: [t for t in ts if _is_timed(t)] for d, ts in ds.items()} for p, ds in found.items()}
+            content = content_of(str(self._path))
+            msgspec.json.decode(content, type=dict[str, dict[str, list[_StoredTaint]]])
+            self._times = msgspec.json.decode(content)
         except FileNotFoundError:
             pass
         except (OSError, ValueError, RecursionError) as e:

@@ -5,20 +5,19 @@ Source: KEP-4381, "Implementing optional resources"; ``status.allocation.devices
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import msgspec
 
-from ...base.signals import Interrupted
 from ...base.structs import NamedStructMeta
-from ...errors import DraError, DriverError, DriverFailedError, clip, printable, shown
+from ...errors import DriverError, DriverFailedError, clip, printable, shown
 from ...resourceapi.amounts import Capacity, RequestPolicy
 from ...resourceapi.quantity import Quantity
 from ...resourceapi.version import Version
-from ..diagnostics.author_errors import defined, explained, located
+from ..diagnostics.author_errors import author_code, defined
 
 Steps = tuple[str | int, ...]  # keys and list positions, from the top
 MAX_FAULTS = 10
@@ -188,18 +187,13 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
         return checked(config) if check else config
 
 
-@contextlib.contextmanager
-def author_checks(cls: type[Config]) -> Iterator[None]:
+def author_checks(cls: type[Config]) -> AbstractContextManager[None]:
     """Converts exceptions of the author's checks, other than ValueError, to DriverFailedError. The block must not await."""
-    try:
-        yield
-    except (ValueError, Interrupted):
-        raise
-    except DraError as e:
-        raise located(e) from None
-    except BaseException as e:  # there is no await in the block, so the author's code raised it
-        hint = ": raise ValueError(...) to reject parameters" if isinstance(e, AssertionError) else ""
-        raise DriverFailedError(f"the checks of {cls.__name__} raised {explained(e)}{hint}") from e
+    return author_code(f"the checks of {cls.__name__}", DriverFailedError, ValueError, hint=_hint)
+
+
+def _hint(e: BaseException) -> str:
+    return ": raise ValueError(...) to reject parameters" if isinstance(e, AssertionError) else ""
 
 
 class ConfigRefused(ValueError):

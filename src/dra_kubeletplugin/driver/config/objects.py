@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...base.text import did_you_mean
 from ...errors import DraError, printable
 from ...resourceapi.encoded import from_json
 from .. import Config, Driver
@@ -170,18 +171,14 @@ def _at(obj: JSON, steps: Sequence[str]) -> Any:
 
 def unread_entries(obj: JSON, readers: Sequence[ConfigReader]) -> list[str]:
     """Returns a sentence for every entry whose driver is not among ``readers``, so that its parameters were not checked."""
-    import difflib  # imported here, because only tools that check users' files need it
-
     names = [r.driver for r in readers]
     out = []
     for path, entry in _entries(obj):
         name = entry.get("driver")
         if not isinstance(name, str) or name in names:
             continue
-        if near := difflib.get_close_matches(name, names, 1, 0.8):
-            out.append(
-                f"{path}.driver: {printable(name)!r} is not one of {', '.join(names)}: did you mean {near[0]!r}?"
-            )
+        if hint := did_you_mean(name, names, 0.8):
+            out.append(f"{path}.driver: {printable(name)!r} is not one of {', '.join(names)}{hint}")
         else:
             out.append(f"{path}: parameters of {printable(name)!r} are not validated: add that driver with --driver")
     return out

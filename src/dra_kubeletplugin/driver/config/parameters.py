@@ -8,25 +8,23 @@ Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from ...base.signals import Interrupted
 from ...base.text import join_names
-from ...errors import ConfigError, DraError, DriverFailedError, clip
+from ...errors import ConfigError, DriverFailedError, clip
 from ...resourceapi.encoded import from_json
 from ..data import plain_json
-from ..diagnostics.author_errors import explained, without_frames
+from ..diagnostics.author_errors import author_code, without_frames
 from ..diagnostics.config_errors import MORE, Fault, all_faults, refusal
 from .merge_patch import Layer, difference, merge, merge_into, provenance
-from .model import MAX_FAULTS, Config, ConfigRefused, as_json, checked, converted
+from .model import MAX_FAULTS, Config, ConfigRefused, as_json, author_checks, checked, converted
 from .versions import name_of, unknown_kind, versions
 
 JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
-T = TypeVar("T")
 MAX_LAYERED_BYTES = 65_536
 """Bytes of JSON of all layers of one request together. The API server accepts 10 KiB in each of 64 entries."""
 
@@ -47,14 +45,12 @@ class GivenParameters(NamedTuple):
         fields: the (merged) fields.
         layers: the fields of each entry with its place, the lowest layer first.
         size: bytes of JSON of all layers.
-        content: the JSON of a single entry; None for merged entries.
     """
 
     cls: type[Config]
     fields: JSON
     layers: tuple[Layer, ...]
-    size: int = 0
-    content: bytes | None = None
+    size: int
 
     @property
     def where(self) -> str:
@@ -75,12 +71,10 @@ class Parameters:
         self.remaining_faults = MAX_FAULTS  # faults that may still be reported
         self._stopped = False  # the search ended before the last entry
         self._versions = versions(kinds)
-        self._results: dict[tuple[str, bytes], Any] = {}
-        # By content, for kinds that are not layered: `_valid` has the valid entries; `_configs` has the decoded configurations of
-        # entries that applied to a request, so that further requests use them again.
-        self._valid: set[bytes] = set()
-        self._configs: dict[bytes, Config] = {}
-        self._resolved: dict[tuple[int, ...], Resolved] = {}
+        # By content: the kind of each entry that was checked (None for a kind of another driver), and the sentences of its faults.
+        self._checked: dict[bytes, tuple[type[Config] | None, Sequence[str]]] = {}
+        # By the contents of the entries that are merged for a request.
+        self._configs: dict[tuple[bytes | None, ...], Config] = {}
 
     def is_within(self, entries: Sequence[JSON], limit: int) -> bool:
         """Whether all parameters for the driver together have at most ``limit`` bytes of JSON."""
@@ -103,11 +97,8 @@ class Parameters:
             opaque = entry.get("opaque")
             if opaque and opaque.get("driver") == self.driver and applies(entry.get("requests") or (), request):
                 source = str(entry.get("source", ""))
-                found.append((i, ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters"))))
-        key = tuple(i for i, _ in found)
-        if key not in self._resolved:
-            self._resolved[key] = self.merge_entries(entry for _, entry in found)
-        return self._resolved[key]
+                found.append(ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters")))
+        return self.merge_entries(found)
 
     def merge_entries(self, entries: Iterable[ConfigEntry]) -> Resolved:
         """Returns the parameters that result from all entries for one request.
@@ -122,54 +113,47 @@ class Parameters:
             ConfigError: an entry is invalid; the message has the path of each wrong field.
             DriverFailedError: the author's checks raised an exception other than ``ValueError``.
         """
-        found: Config | None = None
-        origin = ""
-        below: GivenParameters | None = None
-        whole: ConfigEntry | None = None  # the last entry, if its kind is not layered
+        applied: list[ConfigEntry] = []
         wrong: list[ConfigError] = []
         for entry in entries:
             if not self.remaining_faults:
                 self._stopped = True
                 break
-            content = content_of(entry.parameters)
-            if content is not None and content in self._valid:
-                found, origin, below, whole = None, entry.source, None, entry
-                continue
             try:
-                read = self._given(entry.parameters, entry.where)
-                if read is None:
-                    continue
-                found, origin = None, entry.source
-                if not read.cls.LAYERED:
-                    found, below, whole = self._newest(read), None, entry
-                    self._valid.update({content} if content else ())
-                    continue
-                self._validate_partial(read)  # so that a fault is reported with its entry
-                if whole:  # the entries before are of another version, which is not layered
-                    below, whole = self._given(whole.parameters, whole.where), None
-                below = self._layer(below, read) if below else read._replace(fields=merge({}, read.fields))
+                cls = self._check(entry)
             except ConfigError as e:
                 wrong.append(without_frames(e))  # the frames keep decoded entries, in a cycle with this list
                 continue
-            if below.size > MAX_LAYERED_BYTES:
-                wrong.append(self._refusal([_too_large(below)], ""))
-                break
+            if cls is not None:
+                applied = [*applied, entry] if cls.LAYERED else [entry]
         if wrong or self._stopped:
             raise self._combine_errors(wrong)
-        return found or self._applied(below, whole), origin
-
-    def _applied(self, below: GivenParameters | None, whole: ConfigEntry | None) -> Config | None:
-        """Returns the configuration of entries that passed the checks; without entries, the default."""
-        if whole:
-            content = content_of(whole.parameters) or b""
-            if content not in self._configs and (given := self._given(whole.parameters, whole.where)):
-                self._configs[content] = self._newest(given)
-            return self._configs[content]
-        if below:
-            return self._newest(below)
+        if applied:
+            return self._merged(applied), applied[-1].source
         with contextlib.suppress(msgspec.ValidationError):
-            return converted({}, self.kinds[0]) if self.kinds else None
-        return None
+            return (converted({}, self.kinds[0]) if self.kinds else None), ""
+        return None, ""
+
+    def _merged(self, entries: Sequence[ConfigEntry]) -> Config:
+        """Returns the configuration of entries that passed the checks: of one entry, or of several layers."""
+        key = tuple(content_of(entry.parameters) for entry in entries)
+        if key not in self._configs:
+            try:
+                self._configs[key] = self._newest(self._layers(entries))
+            except _Faults as e:
+                raise self._refusal(e.sentences, e.where) from None
+        return self._configs[key]
+
+    def _layers(self, entries: Sequence[ConfigEntry]) -> GivenParameters:
+        first, *rest = (given for entry in entries if (given := self._given(entry)))
+        if not rest and not first.cls.LAYERED:
+            return first
+        below = first._replace(fields=merge({}, first.fields))
+        for above in rest:
+            below = self._layer(below, above)
+            if below.size > MAX_LAYERED_BYTES:
+                raise _Faults([_too_large(below)], "")
+        return below
 
     def validate(self, parameters: object, where: str) -> None:
         """Checks one entry of a claim or a class before anything is allocated.
@@ -180,70 +164,71 @@ class Parameters:
             ConfigError: the entry is invalid; the message has the path of each wrong field.
             DriverFailedError: as for :meth:`merge_entries`.
         """
-        read = self._given(parameters, where)
-        if read is None:
-            return
-        if read.cls.LAYERED:
-            self._validate_partial(read)
-        else:
-            self._newest(read)
+        self._check(ConfigEntry(where, "", parameters))
 
     # --- one entry ------------------------------------------------------------------------------
 
-    def _given(self, parameters: object, where: str) -> GivenParameters | None:
-        """Reads one entry; None for a kind of another driver."""
-        content = content_of(parameters)
+    def _check(self, entry: ConfigEntry) -> type[Config] | None:
+        """Checks one entry alone, once for each content. Returns its kind; None for a kind of another driver.
 
-        def read() -> GivenParameters | None:
-            nonlocal parameters
+        Raises:
+            ConfigError: the entry is invalid.
+        """
+        content = content_of(entry.parameters)
+        found = self._checked.get(content) if content is not None else None
+        if found is None:
+            try:
+                given = self._given(entry)
+                if given and given.cls.LAYERED:
+                    self._validate_partial(given)
+                elif given:
+                    self._newest(given)
+                found = given.cls if given else None, ()
+            except _Faults as e:
+                found = None, e.sentences
+            if content is not None:
+                self._checked[content] = found
+        cls, sentences = found
+        if sentences:
+            raise self._refusal(sentences, entry.where)
+        return cls
+
+    def _given(self, entry: ConfigEntry) -> GivenParameters | None:
+        """Reads one entry; None for a kind of another driver."""
+        content = content_of(entry.parameters)
+        if content in self._checked:
+            given = from_json(content)
+        else:
+            parameters = entry.parameters
             if isinstance(parameters, msgspec.Raw):
                 parameters = from_json(parameters)
             if not isinstance(parameters, Mapping):
-                raise _Faults(["opaque.parameters must be an object"])
+                raise _Faults(["opaque.parameters must be an object"], entry.where)
             try:
                 given = plain_json(dict(parameters), "parameters")
             except ValueError as e:
-                raise _Faults([clip(e)]) from None
+                raise _Faults([clip(e)], entry.where) from None
+        fields = dict(given)
+        api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
+        cls = self._choose(api_version, kind)
+        if cls is None:
+            return None
+        if {"apiVersion", "kind"}.intersection(cls.__struct_encode_fields__):
             fields = dict(given)
-            api_version, kind = str(fields.pop("apiVersion", "")), str(fields.pop("kind", ""))
-            cls = self._choose(api_version, kind)
-            if cls is None:
-                return None
-            if {"apiVersion", "kind"}.intersection(cls.__struct_encode_fields__):
-                fields = dict(given)
-            return GivenParameters(cls, fields, (Layer("", fields),), len(content or b""), content)
-
-        found = self._once("given", content, where, read)
-        if found:
-            # Decoded fields take 20 times the memory of their JSON, and most entries are read once.
-            del self._results["given", content or b""]
-        return found and found._replace(layers=(Layer(where, found.fields),))
+        return GivenParameters(cls, fields, (Layer(entry.where, fields),), len(content or b""))
 
     def _newest(self, given: GivenParameters) -> Config:
         """Returns the typed parameters, converted to the version that the driver's code uses."""
-
-        def newest() -> Config:
-            config = self._decoded(given)
-            for target in self._version_chain(given.cls)[1:]:
-                config = _converted_to(target, config, given)
-            return config
-
-        if given.content in self._valid:
-            return newest()
-        found = self._once("newest", given.content, given.where, newest)
-        if not given.cls.LAYERED:
-            del self._results["newest", given.content or b""]  # most entries are only checked, and apply to no request
-        return found
+        config = self._decoded(given)
+        for target in self._version_chain(given.cls)[1:]:
+            config = _converted_to(target, config, given)
+        return config
 
     def _validate_partial(self, given: GivenParameters) -> None:
         """Checks names and types of one entry's fields, also in nested objects. Another layer may contain the missing fields."""
-
-        def check() -> None:
-            fields = merge({}, given.fields)
-            if found := all_faults(fields, given.cls, self.remaining_faults + 1, partial=True):
-                raise _Faults(_sentences(given, found))
-
-        self._once("partial", given.content, given.where, check)
+        fields = merge({}, given.fields)
+        if found := all_faults(fields, given.cls, self.remaining_faults + 1, partial=True):
+            raise _Faults(_sentences(given, found), given.where)
 
     def _decoded(self, given: GivenParameters) -> Config:
         try:
@@ -252,20 +237,7 @@ class Parameters:
             found = all_faults(given.fields, given.cls, self.remaining_faults + 1)
         except ConfigRefused as e:
             found = [Fault(place, text) for place, text in e.refusals]
-        raise _Faults(_sentences(given, found))
-
-    def _once(self, step: str, content: bytes | None, where: str, work: Callable[[], T]) -> T:
-        """Runs ``work`` once for each content and returns its result. If ``work`` found faults, each call raises them, with ``where``."""
-        key = (step, content or b"")
-        if content is None or key not in self._results:
-            try:
-                self._results[key] = work()
-            except _Faults as e:
-                self._results[key] = _Wrong(e.sentences)  # not the exception, whose traceback keeps the document
-        found = self._results[key]
-        if isinstance(found, _Wrong):
-            raise self._refusal(found.sentences, where)
-        return found  # type: ignore[no-any-return]
+        raise _Faults(_sentences(given, found), given.where)
 
     # --- versions and layers --------------------------------------------------------------------
 
@@ -296,8 +268,8 @@ class Parameters:
             return given.fields
         set_fields = self._as_newest(given)
         try:
-            unset = self._as_newest(given._replace(fields={}, content=b"{}" + given.cls.API_VERSION.encode()))
-        except ConfigError:
+            unset = self._as_newest(given._replace(fields={}))
+        except _Faults:
             return set_fields
         return difference(unset, set_fields, given.fields)
 
@@ -306,15 +278,11 @@ class Parameters:
         *_, newest = chain = self._version_chain(given.cls)
         if newest is given.cls:
             return given.fields
-
-        def as_newest() -> JSON:
-            config = self._decoded(given._replace(fields=merge({}, given.fields)))
-            for target in chain[1:]:
-                config = _converted_to(target, config, given, check=target is not newest)
-            out: JSON = as_json(config)
-            return out
-
-        return self._once("as newest", given.content, given.where, as_newest)
+        config = self._decoded(given._replace(fields=merge({}, given.fields)))
+        for target in chain[1:]:
+            config = _converted_to(target, config, given, check=target is not newest)
+        out: JSON = as_json(config)
+        return out
 
     def _version_chain(self, cls: type[Config]) -> list[type[Config]]:
         """Returns the chain of conversions: ``cls``, each version that follows, and last the version that the driver's code uses."""
@@ -326,7 +294,7 @@ class Parameters:
     def _choose(self, api_version: str, kind: str) -> type[Config] | None:
         """Returns the class for an API version and a kind; None for a kind of another driver."""
         if not self.kinds:
-            raise _Faults([f"{self.driver} takes no parameters: remove this entry"])
+            raise _Faults([f"{self.driver} takes no parameters: remove this entry"], "")
         if not kind and not api_version and len(self.kinds) == 1:
             return self.kinds[0]
         known = self._versions
@@ -337,7 +305,7 @@ class Parameters:
         own = {cls.API_VERSION.partition("/")[0] for cls in known} - {""}
         if "/" in api_version and group not in own and group != self.driver and not group.endswith("." + self.driver):
             return None
-        raise _Faults([unknown_kind(api_version, kind, self.driver, known)])
+        raise _Faults([unknown_kind(api_version, kind, self.driver, known)], "")
 
     # --- faults ---------------------------------------------------------------------------------
 
@@ -363,17 +331,12 @@ def content_of(parameters: object) -> bytes | None:
 
 
 class _Faults(Exception):
-    """Faults of one entry, without its place, because several entries may have the same content."""
+    """Faults of one entry, or of merged entries. ``where`` is the entry's place; empty if the sentences name the layers."""
 
-    def __init__(self, sentences: Sequence[str]) -> None:
+    def __init__(self, sentences: Sequence[str], where: str) -> None:
         self.sentences = sentences
+        self.where = where
         super().__init__("; ".join(sentences))
-
-
-class _Wrong(NamedTuple):
-    """The stored result for an entry with faults."""
-
-    sentences: Sequence[str]
 
 
 def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
@@ -389,24 +352,23 @@ def applies(requests: Sequence[str], request: str) -> bool:
 
 def _converted_to(target: type[Config], older: Config, given: GivenParameters, *, check: bool = True) -> Config:
     """Converts parameters with the author's ``convert_from``."""
-    step = f"{name_of(type(older))} as {name_of(target)}"
+    what = f"convert_from() of {target.__name__}"
     try:
-        config = target.convert_from(older)
-        if type(config) is target:
-            return checked(config) if check else config
+        with author_code(what, DriverFailedError, ValueError):
+            config = target.convert_from(older)
+        if type(config) is not target:
+            raise DriverFailedError(f"{what} returned {type(config).__name__}: it must return {target.__name__}")
+        if check:
+            with author_checks(target):
+                checked(config)
     except ValueError as e:
         of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
         texts = [clip(e)]
         if isinstance(e, ConfigRefused):
             texts = [f"{place.path}: {text}" for place, text in e.refusals]
-        raise _Faults([f"{step}: {text}{of}" for text in texts]) from None
-    except (DraError, Interrupted):
-        raise
-    except BaseException as e:  # there is no await in this block, so the author's code raised it
-        raise DriverFailedError(f"convert_from() of {target.__name__} raised {explained(e)}") from e
-    raise DriverFailedError(
-        f"convert_from() of {target.__name__} returned {type(config).__name__}: it must return {target.__name__}"
-    )
+        step = f"{name_of(type(older))} as {name_of(target)}"
+        raise _Faults([f"{step}: {text}{of}" for text in texts], given.where) from None
+    return config
 
 
 def _too_large(given: GivenParameters) -> str:

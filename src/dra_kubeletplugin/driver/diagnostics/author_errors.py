@@ -100,6 +100,32 @@ def reading_result(method: Callable[..., Any]) -> Iterator[None]:
         raise DriverError(f"the result of {name}() cannot be read: {explained(e)}") from e
 
 
+@contextlib.contextmanager
+def author_code(
+    what: str, kind: type[DraError], *passed: type[Exception], hint: Callable[[BaseException], str] = lambda e: ""
+) -> Iterator[None]:
+    """Converts exceptions of an author's code that the framework calls outside of :class:`Calls`, also ``SystemExit``.
+
+    The block must not await. ``DraError`` and ``KeyboardInterrupt`` pass.
+
+    Args:
+        what: the code, for the message.
+        kind: the exception to raise.
+        passed: more exceptions that pass.
+        hint: returns the end of the message.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except passed:
+        raise
+    except DraError as e:
+        raise located(e) from None
+    except BaseException as e:
+        raise kind(f"{what} raised {explained(e)}{hint(e)}") from e
+
+
 def own_traceback(e: BaseException) -> BaseException | None:
     """Removes the framework's frames from the traceback. Returns the exception if the rest shows more than :func:`place`; else None.
 

@@ -113,14 +113,12 @@ def dry_run(request: Request, options: Mapping[str, Any] | None = None) -> bool:
 # --- objects ----------------------------------------------------------------------------------------
 
 
-def new_metadata(meta: JSON, *, counts: bool = False) -> JSON:
-    """Returns the metadata of a new object, with UID and creation time. With ``counts``, it also gets generation 1."""
+def new_metadata(meta: JSON) -> JSON:
+    """Returns the metadata of a new object, with UID and creation time."""
     kept = {k: v for k, v in meta.items() if k not in {"resourceVersion", "selfLink", "managedFields"}}
     kept.pop("deletionTimestamp", None)
     kept.pop("deletionGracePeriodSeconds", None)
-    kept.pop("generation", None)
-    made = kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
-    return made | {"generation": 1} if counts else made
+    return kept | {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
 
 
 def managed_of(obj: JSON) -> Any:

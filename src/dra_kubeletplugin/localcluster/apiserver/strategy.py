@@ -163,11 +163,24 @@ def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> J
             obj["status"] = {}
         elif (first := defaulting.initial_status(kind, obj)) is not None:
             obj["status"] = first
+    obj = {**obj, "metadata": _with_generation(kind, obj["metadata"], old)}
     if old is None and kind.storage == "pods":
         admission_defaults(obj["spec"])
     if old is None and kind.storage == "nodes":
         _taint_as_not_ready(obj)
     return defaults.apply(obj, kind.kind) if kind.structured else obj
+
+
+def _with_generation(kind: ServedKind, meta: JSON, old: JSON | None) -> JSON:
+    """Returns the metadata with the generation that the server decides: that of the old object, or 1 for a new one.
+
+    Kinds without generations store what their creator sent.
+    """
+    if old is None and not kind.counts_generations:
+        return meta
+    generation = 1 if old is None else old["metadata"].get("generation")
+    kept = {k: v for k, v in meta.items() if k != "generation"}
+    return kept if generation is None else kept | {"generation": generation}
 
 
 def select_own_pods(kind: ServedKind, obj: JSON) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ...base.http_server.server import Request, Response
 from ...resourceapi.kubernetes_releases import Features
 from ...resourceapi.validation.field_errors import FieldError
+from ...resourceapi.validation.field_errors import invalid as invalid_field
 from . import claim_status, dropped_fields, field_managers, limits, patch, request_decoding, roles, strategy
 from .access import AccessRequest
 from .admission import Admission, builtin
@@ -43,7 +44,6 @@ _KEPT = (
     "namespace",
     "deletionTimestamp",
     "deletionGracePeriodSeconds",
-    "generation",
     "selfLink",
 )
 _MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
@@ -164,6 +164,9 @@ class Writer:
         merged, managed = field_managers.apply_configuration(request, target, old, config)
         obj = self.decode(request, target, request_decoding.Body(merged), admission.warnings)
         if old is None:
+            if uid := obj["metadata"].get("uid"):
+                why = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                raise conflict(target, why)
             return await self.new(request, target.of(""), obj, admission, managed)
         return await self.replace(request, target, obj, old, admission, managed)
 
@@ -245,8 +248,7 @@ class Writer:
         if target.storage == "pods":
             builtin.check_account(self.storage, target, obj)
         obj = strategy.for_storage(target.kind, obj)
-        counts = target.kind.counts_generations
-        obj["metadata"] = new_metadata({**obj["metadata"], "name": named}, counts=counts)
+        obj["metadata"] = new_metadata({**obj["metadata"], "name": named})
         strategy.select_own_pods(target.kind, obj)
         await admission.validate(target, obj)
         if self.storage.get(target.storage, target.namespace, named) is not None:
@@ -311,24 +313,8 @@ class Writer:
             managed: the managed fields after an apply; None computes them from the change.
             requested: the ``managedFields`` in the request; None if it has none.
         """
-        meta, before = obj["metadata"], old["metadata"]
-        dry = dry_run(request)
-        if self.injected_faults.conflicts:
-            self.injected_faults.conflicts -= 1
-            raise conflict(target, "injected fault")
-        if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
-            raise conflict(target, _MODIFIED)
-        if meta.get("uid") not in {None, "", before["uid"]}:
-            raise conflict(
-                target, f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {before['uid']}"
-            )
-        if not target.kind.namespaced:
-            meta.pop("namespace", None)
-        if meta.get("namespace") not in {None, "", before.get("namespace", "")}:
-            raise bad_request(
-                f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
-            )
-        status = target.sub == "status"
+        before, dry, status = old["metadata"], dry_run(request), target.sub == "status"
+        faults = self._check_metadata(request, target, obj["metadata"], before)
         if any(obj.get(f) != old.get(f) for f in ("rules", "aggregationRule", "roleRef", "subjects")):
             roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, old)
@@ -340,21 +326,11 @@ class Writer:
         self._set_managed_fields(obj, managed)
         strategy.remove_deallocated(target.kind, obj, old)
         self._drop(target, obj, old)
-        meta = obj["metadata"]
-        for key in _KEPT:
-            meta.pop(key, None)
-            if key in before:
-                meta[key] = before[key]
+        _keep_metadata(obj["metadata"], before)
         namespace = self.storage.get("namespaces", "", target.namespace) or {"metadata": {}}
-        self._validate(
-            target,
-            obj,
-            old,
-            namespace,
-            status=status,
-            extra=self._authorization_faults(request, target, obj, old, admission),
-        )
-        self._check_no_new_finalizers(target, meta, before)
+        faults += self._authorization_faults(request, target, obj, old, admission)
+        self._validate(target, obj, old, namespace, status=status, extra=faults)
+        self._check_no_new_finalizers(target, obj["metadata"], before)
         obj = strategy.for_storage(target.kind, obj)
         meta = obj["metadata"]
         if target.kind.counts_generations and obj.get("spec") != old.get("spec"):
@@ -364,11 +340,26 @@ class Writer:
         if same_object(obj, old):
             return Written(old, 200)
         self.quotas.admit(target, obj, old)
-        if meta.get("deletionTimestamp") and not dry:
-            removed = self._finish(target, obj)
-            if removed is not None:
-                return Written(removed, 200)
+        if meta.get("deletionTimestamp") and not dry and self._finish(target, obj) is not None:
+            # The writer gets its own object without finalizers, not the last stored one.
+            return Written({**obj, "metadata": {**meta, "resourceVersion": before["resourceVersion"]}}, 200)
         return Written(self._store(target, obj, old, dry=dry), 200)
+
+    def _check_metadata(self, request: Request, target: RequestInfo, meta: JSON, before: JSON) -> list[FieldError]:
+        """Refuses a changed object by its metadata. Returns the errors that the validation reports."""
+        if self.injected_faults.conflicts:
+            self.injected_faults.conflicts -= 1
+            raise conflict(target, "injected fault")
+        if meta.get("resourceVersion") not in {None, "", before["resourceVersion"]}:
+            raise conflict(target, _MODIFIED)
+        faults = _immutable_metadata(request, target, meta, before)
+        if not target.kind.namespaced:
+            meta.pop("namespace", None)
+        if meta.get("namespace") not in {None, "", before.get("namespace", "")}:
+            raise bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the request ({meta['namespace']})"
+            )
+        return faults
 
     def _authorization_faults(
         self, request: Request, target: RequestInfo, obj: JSON, old: JSON, admission: Admission
@@ -411,6 +402,29 @@ class Writer:
         shown = strategy.outgoing(target.kind, target.version, out.object)
         unsupported = unsupported_warnings.warnings(target.kind, out.object, self.features) if not target.sub else ()
         return json_response(shown, out.code, [*warnings, *unsupported])
+
+
+def _immutable_metadata(request: Request, target: RequestInfo, meta: JSON, before: JSON) -> list[FieldError]:
+    """Returns an error for each field of the metadata that only the server sets and that the request changes.
+
+    A UID is a precondition of a PUT, so another UID is a conflict there. A patch has no preconditions.
+    Each error occurs twice, because a real server validates the metadata of an update twice.
+    """
+    uid = meta.get("uid")
+    if uid not in {None, "", before["uid"]} and request.method != "PATCH":
+        raise conflict(target, f"Precondition failed: UID in precondition: {uid}, UID in object meta: {before['uid']}")
+    changed = ["uid"] if uid not in {None, "", before["uid"]} else []
+    if not before.get("deletionTimestamp"):
+        changed += [k for k in ("deletionTimestamp", "deletionGracePeriodSeconds") if meta.get(k) is not None]
+    return [invalid_field(f"metadata.{key}", meta[key], "field is immutable") for key in changed] * 2
+
+
+def _keep_metadata(meta: JSON, before: JSON) -> None:
+    """Restores the fields that only the server sets."""
+    for key in _KEPT:
+        meta.pop(key, None)
+        if key in before:
+            meta[key] = before[key]
 
 
 def already_exists(target: RequestInfo, name: str) -> StatusError:

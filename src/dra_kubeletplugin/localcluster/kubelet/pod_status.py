@@ -115,6 +115,9 @@ def phase_of(pod: Mapping[str, Any], statuses: Mapping[str, ContainerStatus]) ->
     return PodPhase.FAILED if failed else PodPhase.SUCCEEDED
 
 
+_NOT_READY = {PodPhase.SUCCEEDED: "PodCompleted", PodPhase.FAILED: "PodFailed"}  # reasons of terminal phases
+
+
 def status_of(
     pod: Mapping[str, Any],
     statuses: Mapping[str, ContainerStatus],
@@ -151,42 +154,42 @@ def status_of(
         ]
         if found:
             out[key] = found
-    ready = phase is PodPhase.RUNNING and all(s["ready"] for s in out["containerStatuses"])
-    ready = ready and all(s["ready"] for s in out.get("initContainerStatuses", []))
-    why = (
-        "PodCompleted"
-        if phase is PodPhase.SUCCEEDED
-        else "PodFailed"
-        if phase is PodPhase.FAILED
-        else "ContainersNotReady"
-    )
-    not_ready = [s["name"] for s in out["containerStatuses"] if not s["ready"]]
-    waits = {"reason": why}
-    if why == "ContainersNotReady":
+    out["conditions"] = _conditions(pod, phase, out, initialized=initialized, started=bool(statuses))
+    if any(c.simulated for c in statuses.values()):
+        text = "containers are simulated: nothing of this pod really runs"
+        out["conditions"].append({**_condition(pod, SIMULATED, True), "reason": "NoRuntime", "message": text})
+    out["startTime"] = (pod.get("status") or {}).get("startTime") or now()
+    out["hostIP"], out["hostIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
+    if pod["spec"].get("hostNetwork"):  # there is no pod network, so a pod without hostNetwork has no reachable address
+        out["podIP"], out["podIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
+    return out
+
+
+def _conditions(
+    pod: Mapping[str, Any], phase: PodPhase, containers: JSON, *, initialized: bool, started: bool
+) -> list[JSON]:
+    """Builds the pod's conditions from ``containers``, a status with the statuses of the containers."""
+    main = containers["containerStatuses"]
+    ready = phase is PodPhase.RUNNING and all(s["ready"] for s in [*main, *containers.get("initContainerStatuses", [])])
+    waits = {"reason": _NOT_READY.get(phase, "ContainersNotReady")}
+    if phase not in _NOT_READY:
+        not_ready = [s["name"] for s in main if not s["ready"]]
         waits["message"] = f"containers with unready status: [{' '.join(not_ready)}]"
     gates = _gates(pod)
     not_yet = waits if not ready else {"reason": "ReadinessGatesNotReady", "message": ", ".join(gates)}
     conditions = [
-        _condition(pod, "PodReadyToStartContainers", bool(statuses) and not phase.is_terminal),
+        _condition(pod, "PodReadyToStartContainers", started and not phase.is_terminal),
         _condition(
             pod, "Initialized", initialized or phase is PodPhase.SUCCEEDED, {"reason": "ContainersNotInitialized"}
         ),
         _condition(pod, "Ready", ready and not gates, not_yet),
         _condition(pod, "ContainersReady", ready, waits),
     ]
-    if any(s.simulated for s in statuses.values()):
-        text = "containers are simulated: nothing of this pod really runs"
-        conditions.append({**_condition(pod, SIMULATED, True), "reason": "NoRuntime", "message": text})
     known = {c.get("type") for c in (pod.get("status") or {}).get("conditions") or []}
     if "PodScheduled" not in known:
         # No scheduler has set this condition if a user bound the pod by hand.
         conditions.append(_condition(pod, "PodScheduled", True))
-    out["conditions"] = conditions
-    out["startTime"] = (pod.get("status") or {}).get("startTime") or now()
-    out["hostIP"], out["hostIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
-    if pod["spec"].get("hostNetwork"):  # there is no pod network, so a pod without hostNetwork has no reachable address
-        out["podIP"], out["podIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
-    return out
+    return conditions
 
 
 def _gates(pod: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,11 +19,11 @@ from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import CLAIMS, PODS
 from ...resourceapi.defaulting import now
 from ...scheduling.framework import extended, pod_groups
-from ...scheduling.framework.binding import Readiness, state_of
+from ...scheduling.framework.binding import TIMED_OUT, BindingState, Readiness, state_of
 from ...scheduling.framework.claim_cache import ClaimCache, is_allocated, reserved_for, results_of
 from ...scheduling.framework.devices import NodeAllocation, PodClaims
 from ...scheduling.framework.pod_info import PodInfo
-from ...scheduling.framework.status import Plugin, SchedulerError, Unschedulable
+from ...scheduling.framework.status import Plugin, SchedulerError
 from ..informer import FINALIZER, words_of
 
 log = logging.getLogger(__name__)
@@ -190,33 +192,41 @@ class ClaimBinder:
     # --- binding conditions ---------------------------------------------------------------------
 
     async def wait_ready(self, claims: list[JSON]) -> None:
-        """Waits until the devices of all claims are ready.
+        """Waits until the devices of all claims are ready. The first claim that is not ready decides, as in Kubernetes.
 
         Raises:
-            Unschedulable: a binding condition failed or timed out.
-            SchedulerError: a claim was deleted.
+            SchedulerError: a binding condition failed or timed out, or a claim was deleted.
         """
+        deadline = time.monotonic() + self.timeout
         while True:
             changed = self._changed
-            states = []
             for i, claim in enumerate(claims):
-                meta = claim["metadata"]
-                current = self.store.get(meta["namespace"], meta["name"])
-                if current is None:
-                    raise SchedulerError(f'resourceclaim.resource.k8s.io "{meta["name"]}" not found')
-                claims[i] = current
-                states.append(state_of(current, self.timeout) if is_allocated(current) else None)
-            for state in states:
-                if state is not None and state.over:
-                    raise Unschedulable(state.reason)
-            if all(s is not None and s.readiness is Readiness.READY for s in states):
+                claims[i] = self._current(claim)
+            state = self._first_unready(claims)
+            if state is None:
                 return
-            remaining = min(
-                [_CHECK_INTERVAL, *(s.remaining for s in states if s is not None and s.readiness is Readiness.WAITING)]
-            )
+            remaining = deadline - time.monotonic()
+            if state.over or remaining <= 0:
+                raise SchedulerError(state.reason or TIMED_OUT)
+            if state.remaining:
+                remaining = min(remaining, state.remaining)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.01, remaining)):
+                async with asyncio.timeout(max(0.01, min(_CHECK_INTERVAL, remaining))):
                     await changed.wait()
+
+    def _current(self, claim: JSON) -> JSON:
+        meta = claim["metadata"]
+        current = self.store.get(meta["namespace"], meta["name"])
+        if current is None:
+            raise SchedulerError(f'resourceclaim.resource.k8s.io "{meta["name"]}" not found')
+        return current
+
+    def _first_unready(self, claims: list[JSON]) -> BindingState | None:
+        for claim in claims:
+            state = state_of(claim, self.timeout) if is_allocated(claim) else BindingState(Readiness.WAITING)
+            if state.readiness is not Readiness.READY:
+                return state
+        return None
 
     # --- PostFilter -----------------------------------------------------------------------------
 
@@ -273,7 +283,7 @@ class PodBinding:
         Raises:
             SchedulerError: a claim cannot be written.
         """
-        try:
+        with _named():
             for index, claim in enumerate(self._claims):
                 if _is_reserved(claim, self._consumers[index]):
                     continue
@@ -281,8 +291,6 @@ class PodBinding:
                 if index == self._extended and allocation is None:
                     continue  # device plugins of the node provide the resources
                 await self._write_one(index, pod, allocation)
-        except SchedulerError as e:
-            raise SchedulerError(f'running PreBind plugin "{Plugin.DEVICES.value}": {e}') from None
 
     async def _write_one(self, index: int, pod: PodInfo, allocation: JSON | None) -> None:
         claim = self._claims[index]
@@ -308,11 +316,8 @@ class PodBinding:
 
     async def wait_ready(self) -> None:
         """Waits until the devices of all claims are ready; see :meth:`ClaimBinder.wait_ready`."""
-        written = self._written
-        states = [state_of(c, self._binder.timeout) for c in written if is_allocated(c)]
-        if all(s.readiness is Readiness.READY for s in states):
-            return
-        await self._binder.wait_ready(written)
+        with _named():
+            await self._binder.wait_ready(self._written)
 
     def forget(self) -> None:
         """Releases the devices that are reserved only in the scheduler's claim cache."""
@@ -337,3 +342,12 @@ class PodBinding:
 
 def _is_reserved(claim: JSON, consumer: JSON) -> bool:
     return any(r["uid"] == consumer["uid"] for r in reserved_for(claim))
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """Adds the name of the plugin to each ``SchedulerError``."""
+    try:
+        yield
+    except SchedulerError as e:
+        raise SchedulerError(f'running PreBind plugin "{Plugin.DEVICES.value}": {e}') from None

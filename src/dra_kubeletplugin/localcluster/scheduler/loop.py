@@ -25,7 +25,7 @@ from ...scheduling.framework.node_info import NodeInfo
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.preemption import Victims, not_helpful, preempt
 from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange
-from ...scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, SchedulerError, Unschedulable
+from ...scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, SchedulerError
 from .. import informer
 from ..event_recorder import EventRecorder
 from ..informer import Informers, is_finished, words_of
@@ -289,11 +289,10 @@ class Scheduler:
         if entry.info.uid in self._pods:
             await self.reporter.failed(self._pods[entry.info.uid], "Unschedulable", str(diagnosis), nominated)
 
-    async def _failed(self, entry: QueuedPod, error: SchedulerError | Unschedulable) -> None:
+    async def _failed(self, entry: QueuedPod, error: SchedulerError) -> None:
         self.queue.failed(entry, frozenset())
-        reason = "SchedulerError" if isinstance(error, SchedulerError) else "Unschedulable"
         if entry.info.uid in self._pods:
-            await self.reporter.failed(self._pods[entry.info.uid], reason, str(error), None)
+            await self.reporter.failed(self._pods[entry.info.uid], "SchedulerError", str(error), None)
 
     # --- binding --------------------------------------------------------------------------------
 
@@ -312,7 +311,7 @@ class Scheduler:
             if binding.waits:
                 await self._wait(pod, node, binding)
             await self._place(pod, node)
-        except (SchedulerError, Unschedulable) as e:
+        except SchedulerError as e:
             await self._undo_binding(entry, binding, e)
         except asyncio.CancelledError:
             if pod.uid not in self._abandoned:
@@ -344,7 +343,7 @@ class Scheduler:
         except ApiError as e:
             raise SchedulerError(f'binding rejected: running Bind plugin "DefaultBinder": {words_of(e)}') from None
 
-    async def _undo_binding(self, entry: QueuedPod, binding: PodBinding, error: SchedulerError | Unschedulable) -> None:
+    async def _undo_binding(self, entry: QueuedPod, binding: PodBinding, error: SchedulerError) -> None:
         pod = entry.info
         if self.cache.displace(pod.uid):
             self.queue.move(ClusterChange(ChangeKind.POD_GONE, pod=pod.uid))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...base.yaml import documents
+from ...base.yaml import stream
 from ...base.yaml.documents import YamlDocument
 from ...driver import Driver
 from . import pod_fields, values_validation
@@ -44,7 +44,7 @@ def values_of(
     found: list[YamlDocument] = []
     faults: list[str] = []
     for path in paths:
-        in_file = documents.read(path, faults)
+        in_file = stream.read(path, faults)
         for document in in_file:
             faults += [": ".join(fault) for fault in document.faults]
             if not isinstance(document.value, dict):

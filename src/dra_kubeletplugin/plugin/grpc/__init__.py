@@ -1,7 +1,6 @@
 """The plugin's connection to the kubelet: sockets, registration, node service and health stream."""
 
 from ...base import forks  # noqa: F401 - sets variables that gRPC reads when it is imported
-from .health import HealthService
 from .node_service import NodeService
 from .path_lock import lock_of, remove_dead, remove_temporary
 from .registration import Registration
@@ -9,7 +8,6 @@ from .server import UnixServer
 from .sockets import SocketPaths, remove_hidden, remove_stale, socket_paths
 
 __all__ = [
-    "HealthService",
     "NodeService",
     "Registration",
     "SocketPaths",

@@ -9,16 +9,16 @@ import re
 import socket
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ...errors import SocketError
 
 MAX_PATH = 107  # bytes of sun_path less the NUL; unix(7)
 
 
-@dataclass(frozen=True)
-class SocketPaths:
+class SocketPaths(msgspec.Struct, frozen=True):
     registration: Path
     dra: Path
 

@@ -37,20 +37,22 @@ def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
     ``new`` must have been processed by :func:`without_deallocated`.
     """
     status, before = new.get("status") or {}, old.get("status") or {}
-    out = _consumers(status, before, deleted=bool(new["metadata"].get("deletionTimestamp")))
-    allocation, previous = status.get("allocation"), before.get("allocation")
-    if previous is not None and allocation is not None:
-        if allocation != previous:
-            out.append(invalid("status.allocation", "<value omitted>", "field is immutable"))
-    elif allocation is not None:
-        out += _allocation(allocation, "status.allocation", known_requests(new["spec"]))
     allocated = set(map(device_key, _results(status)))
 
     def device(value: JSON, path: str) -> list[FieldError]:
         return _device_status(value, path, allocated)
 
     devices = status.get("devices") or []
-    return out + items(devices, len(devices), device, "status.devices", lambda d: _shown(device_key(d)))
+    out = items(status.get("reservedFor"), MAX_RESERVED, _consumer, "status.reservedFor", lambda c: c["uid"])
+    out += items(devices, len(devices), device, "status.devices", lambda d: _shown(device_key(d)))
+    out += _reservable(status, before, deleted=bool(new["metadata"].get("deletionTimestamp")))
+    allocation, previous = status.get("allocation"), before.get("allocation")
+    if previous is not None and allocation is not None:
+        if allocation != previous:
+            out.append(invalid("status.allocation", "<value omitted>", "field is immutable"))
+    elif allocation is not None:
+        out += _allocation(allocation, "status.allocation", known_requests(new["spec"]))
+    return out
 
 
 def device_key(owner: JSON) -> DeviceKey:
@@ -75,21 +77,19 @@ def _shown(key: DeviceKey) -> str:
     return "/".join(part for part in key if part)
 
 
-def _consumers(status: JSON, before: JSON, *, deleted: bool) -> list[FieldError]:
+def _consumer(consumer: JSON, path: str) -> list[FieldError]:
+    return [required(f"{path}.{k}") for k in ("resource", "name", "uid") if not consumer.get(k)]
+
+
+def _reservable(status: JSON, before: JSON, *, deleted: bool) -> list[FieldError]:
+    """Returns an error if the claim cannot have its reservations: it has no allocation, or it is deleted and a consumer is new."""
     path, reserved = "status.reservedFor", status.get("reservedFor") or []
-
-    def check(consumer: JSON, where: str) -> list[FieldError]:
-        return [required(f"{where}.{k}") for k in ("resource", "name", "uid") if not consumer.get(k)]
-
-    out = items(reserved, MAX_RESERVED, check, path, lambda c: c["uid"])
-    if not reserved:
-        return out
-    if status.get("allocation") is None:
-        out.append(forbidden(path, "may not be specified when `allocated` is not set"))
-    elif deleted and any(consumer not in (before.get("reservedFor") or []) for consumer in reserved):
+    if reserved and status.get("allocation") is None:
+        return [forbidden(path, "may not be specified when `allocated` is not set")]
+    if deleted and any(consumer not in (before.get("reservedFor") or []) for consumer in reserved):
         rule = "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"
-        out.append(forbidden(path, rule))
-    return out
+        return [forbidden(path, rule)]
+    return []
 
 
 def _allocation(allocation: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
@@ -115,26 +115,23 @@ def _allocation(allocation: JSON, path: str, known: frozenset[str]) -> list[Fiel
 
 def _device_id(value: JSON, path: str) -> list[FieldError]:
     out = driver_name(value["driver"], f"{path}.driver") + pool_name(value["pool"], f"{path}.pool")
-    out += invalids(f"{path}.device", value["device"], names.label(value["device"]))
-    if (share := value.get("shareID")) is not None:
-        out += _share(share, f"{path}.shareID")
-    return out
+    return out + invalids(f"{path}.device", value["device"], names.label(value["device"]))
 
 
 def _result(result: JSON, path: str, known: frozenset[str]) -> list[FieldError]:
     out = request_name(result["request"], f"{path}.request", known) + _device_id(result, path)
-    return out + bindings(result, path)
+    return out + bindings(result, path) + _share(result.get("shareID"), f"{path}.shareID")
 
 
-def _share(value: str, path: str) -> list[FieldError]:
-    if _UUID.fullmatch(value):
+def _share(value: str | None, path: str) -> list[FieldError]:
+    if value is None or _UUID.fullmatch(value):
         return []
     rule = "uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters"
     return [invalid(path, value, rule)]
 
 
 def _device_status(device: JSON, path: str, allocated: set[DeviceKey]) -> list[FieldError]:
-    out = _device_id(device, path)
+    out = _device_id(device, path) + _share(device.get("shareID"), f"{path}.shareID")
     if device_key(device) not in allocated:
         out.append(invalid(path, _shown(device_key(device)), "must be an allocated device in the claim"))
     conditions = device.get("conditions") or []
@@ -146,13 +143,14 @@ def _device_status(device: JSON, path: str, allocated: set[DeviceKey]) -> list[F
         if condition["type"] in types:
             out.append(duplicate(f"{where}.type", condition["type"]))
         types.add(condition["type"])
-        out += _condition(condition, where)
+        out += condition_faults(condition, where)
     if device.get("data") is not None:
         out += json_object(device["data"], f"{path}.data", MAX_OPAQUE_BYTES)
     return out + network_data(device.get("networkData") or {}, f"{path}.networkData")
 
 
-def _condition(condition: JSON, path: str) -> list[FieldError]:
+def condition_faults(condition: JSON, path: str) -> list[FieldError]:
+    """Returns every error of a condition of a device."""
     out = invalids(f"{path}.type", condition["type"], names.qualified(condition["type"]))
     if condition["status"] not in CONDITION_STATUSES:
         out.append(unsupported(f"{path}.status", condition["status"], CONDITION_STATUSES))

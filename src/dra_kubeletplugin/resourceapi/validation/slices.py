@@ -80,21 +80,14 @@ def validate(obj: JSON, old: JSON | None = None, dialect: Dialect = NEWEST) -> l
     """Returns every error of a ResourceSlice, or of its update if ``old`` is set."""
     if old is None:
         return metadata(obj["metadata"]) + validate_spec(obj["spec"], "spec", dialect=dialect)
-    spec, before = obj["spec"], old["spec"]
-    out = updated_metadata(obj["metadata"], wholly=False) + validate_spec(spec, "spec", before, dialect)
-    for path, new, was in (
-        ("driver", spec["driver"], before["driver"]),
-        ("pool.name", spec["pool"]["name"], before["pool"]["name"]),
-        ("nodeName", spec.get("nodeName"), before.get("nodeName")),
-    ):
-        if new != was:
-            out.append(invalid(f"spec.{path}", new, "field is immutable"))
-    return out
+    return updated_metadata(obj["metadata"], wholly=False) + validate_spec(obj["spec"], "spec", old["spec"], dialect)
 
 
 def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Dialect = NEWEST) -> list[FieldError]:
     known = {d["name"]: d for d in (old or {}).get("devices") or []}
     out = driver_name(spec["driver"], f"{path}.driver") + _pool(spec["pool"], f"{path}.pool")
+    if old is not None:
+        out += _changed(spec, old, path)
     out += _node_choice(spec, path)
     sets, devices = spec.get("sharedCounters"), spec.get("devices")
     if sets is not None and devices is not None and dialect.separate_slices:
@@ -107,8 +100,18 @@ def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Diale
         return validate_device(device, where, per_device=per_device, old=before, dialect=dialect)
 
     out += items(devices, limit, check, f"{path}.devices", lambda d: d["name"])
-    out += slice_options(spec, path)
-    return out + items(sets, MAX_COUNTER_SETS, validate_counter_set, f"{path}.sharedCounters", lambda s: s["name"])
+    out += items(sets, MAX_COUNTER_SETS, validate_counter_set, f"{path}.sharedCounters", lambda s: s["name"])
+    return out + slice_options(spec, path)
+
+
+def _changed(spec: JSON, old: JSON, path: str) -> list[FieldError]:
+    """Returns an error for each field that an update must not change but changes."""
+    fields = (
+        ("pool.name", spec["pool"]["name"], old["pool"]["name"]),
+        ("driver", spec["driver"], old["driver"]),
+        ("nodeName", spec.get("nodeName"), old.get("nodeName")),
+    )
+    return [invalid(f"{path}.{field}", new, "field is immutable") for field, new, was in fields if new != was]
 
 
 def slice_options(spec: JSON, path: str) -> list[FieldError]:

@@ -14,6 +14,8 @@ from typing import Any
 
 JSON = Mapping[str, Any]
 TIMEOUT = 600.0  # seconds after the allocation
+TIMED_OUT = "device binding timeout"
+_ESCAPES = {c: f"\\{e}" for c, e in zip('\a\b\f\n\r\t\v\\"', 'abfnrtv\\"', strict=True)}
 
 
 class Readiness(Enum):
@@ -38,11 +40,15 @@ class BindingState:
 
 
 def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
-    """Returns the state of an allocated claim. ``timeout`` is in seconds."""
+    """Returns the state of an allocated claim. ``timeout`` is in seconds.
+
+    As in Kubernetes, the first device that is not ready decides: a failure of a later device does not count until then.
+    """
     status = claim["status"]
     allocation = status["allocation"]
-    known = {_key(d): {c["type"]: c for c in d.get("conditions") or []} for d in status.get("devices") or []}
-    waiting = False
+    known: dict[tuple[str, str, str], dict[str, JSON]] = {}
+    for device in status.get("devices") or []:  # of two shares of a device, the first entry counts
+        known.setdefault(_key(device), {c["type"]: c for c in device.get("conditions") or []})
     for result in (allocation.get("devices") or {}).get("results") or []:
         wanted = result.get("bindingConditions")
         if not wanted:
@@ -55,15 +61,14 @@ def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
                 return BindingState(
                     Readiness.FAILED, f"device binding failed: claim={claim['metadata']['name']}, {details}"
                 )
-        waiting = waiting or any(conditions.get(n, {}).get("status") != "True" for n in wanted)
-    if not waiting:
-        return BindingState(Readiness.READY)
-    remaining = _since(allocation.get("allocationTimestamp")) + timeout - time.time()
-    return (
-        BindingState(Readiness.TIMED_OUT, "device binding timeout")
-        if remaining <= 0
-        else BindingState(Readiness.WAITING, remaining=remaining)
-    )
+        if any(conditions.get(n, {}).get("status") != "True" for n in wanted):
+            remaining = _since(allocation.get("allocationTimestamp")) + timeout - time.time()
+            return (
+                BindingState(Readiness.TIMED_OUT, TIMED_OUT)
+                if remaining <= 0
+                else BindingState(Readiness.WAITING, remaining=remaining)
+            )
+    return BindingState(Readiness.READY)
 
 
 def _key(device: JSON) -> tuple[str, str, str]:
@@ -75,4 +80,11 @@ def _since(stamp: str | None) -> float:
 
 
 def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """Quotes a text as Go's ``%q`` does."""
+    return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else _escaped(ord(c))) for c in text) + '"'
+
+
+def _escaped(code: int) -> str:
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

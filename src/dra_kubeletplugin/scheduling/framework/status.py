@@ -38,10 +38,6 @@ class Rejection:
         return cls(plugin, reasons, resolvable)
 
 
-class Unschedulable(Exception):
-    """The pod must wait for a cluster change. The text is for its event and its condition."""
-
-
 class SchedulerError(Exception):
     """The pod, its claims or the cluster has an error. The pod is retried after a pause."""
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.devices.slices.write_lock import WriteLock
+from dra_kubeletplugin.devices.slices.leadership import WriteLock
 
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from dra_kubeletplugin.devices.slices.write_lock import WriteLock
+from dra_kubeletplugin.devices.slices.leadership import WriteLock
 
 async def main():
     async with WriteLock(Path(sys.argv[1])).taken():

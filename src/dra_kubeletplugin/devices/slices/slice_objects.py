@@ -1,0 +1,184 @@
+"""Converts slices: builds the object that is sent, and reads the fields of a listed object that a plan needs.
+
+Slices are compared by digests, so that thousands of devices are never in memory twice. A digest ignores the times of taints, empty fields
+of a device and the order of fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ...resourceapi.conversion import GROUP
+from .pack import PublishedNames, SliceContent
+
+JSON = dict[str, Any]
+_MAX_PREFIX = 240  # bytes; with the API server's suffix a name stays below 253
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingSlice:
+    """A listed slice without its devices, which are not kept in memory."""
+
+    metadata: JSON
+    pool: str
+    generation: int
+    count: int
+    held: PublishedNames  # names of devices or of counter sets, in order
+    timed: Mapping[str, list[JSON]]  # device → its taints, if one has a time
+    digest: bytes
+
+    @property
+    def name(self) -> str:
+        return str(self.metadata["name"])
+
+    @property
+    def uid(self) -> str:
+        return str(self.metadata["uid"])
+
+    @property
+    def version(self) -> str:
+        return str(self.metadata["resourceVersion"])
+
+
+def existing_slice(obj: JSON) -> ExistingSlice:
+    """Reads a slice in v1.
+
+    Raises:
+        KeyError, TypeError, AttributeError: the object lacks a field that we read.
+    """
+    spec, meta = obj["spec"], obj["metadata"]
+    pool = spec["pool"]
+    texts = (pool["name"], meta["name"], meta["uid"], meta["resourceVersion"])
+    numbers = (pool["generation"], pool["resourceSliceCount"])
+    if not all(isinstance(t, str) for t in texts) or not all(isinstance(n, int) for n in numbers):
+        raise TypeError(f"{meta['name']!r} has fields of other types")
+    devices = spec.get("devices") or []
+    names = tuple(d["name"] for d in devices)
+    if not all(isinstance(n, str) for n in names):
+        raise TypeError(f"{meta['name']!r} has devices without a name")
+    return ExistingSlice(
+        metadata={k: v for k, v in meta.items() if k != "managedFields"},
+        pool=pool["name"],
+        generation=pool["generation"],
+        count=pool["resourceSliceCount"],
+        held=PublishedNames(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
+        timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
+        digest=digest(spec),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFrame:
+    """The common fields of a pool's slices. ``fields`` contains the nodes and the options of all devices."""
+
+    driver: str
+    pool: str
+    fields: JSON
+    generation: int
+    count: int
+
+    def _head(self) -> JSON:
+        pool = {"name": self.pool, "generation": self.generation, "resourceSliceCount": self.count}
+        return {"driver": self.driver, **self.fields, "pool": pool}
+
+    def digest(self, content: SliceContent) -> bytes:
+        """Returns the digest of the spec that ``content`` is sent as. Decodes one device at a time."""
+        devices = (device_digest(msgspec.json.decode(d.encoded)) for d in content.devices)
+        return spec_digest(self._head(), devices, content.counter_sets)
+
+    def mark(self, content: SliceContent) -> bytes:
+        """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`.
+
+        Two contents with different texts can have the same digest, because the digest ignores the order of fields.
+        """
+        out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
+        for device in content.devices:
+            out.update(device.encoded)
+        return out.digest()
+
+    def spec(self, content: SliceContent, timed: Mapping[str, list[JSON]]) -> JSON:
+        """Returns the spec that is sent. A taint that stays keeps the time when it was added, which ``timed`` contains."""
+        if content.counter_sets:
+            return {**self._head(), "sharedCounters": content.counter_sets}
+        devices = [msgspec.json.decode(d.encoded) for d in content.devices]
+        for device in devices:
+            if device.get("taints"):
+                device["taints"] = [_timed(t, timed.get(device["name"], [])) for t in device["taints"]]
+        return {**self._head(), "devices": devices}
+
+
+@dataclass(frozen=True, slots=True)
+class SliceWrite:
+    """A slice to send: an update of the existing slice ``over``, or a new slice if ``over`` is None.
+
+    ``index`` is its number in the order of the pool.
+    """
+
+    content: SliceContent
+    over: ExistingSlice | None
+    index: int
+
+    def object(self, frame: PoolFrame, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
+        """Returns the whole slice. It is built when it is sent, so that only one is in memory.
+
+        Args:
+            frame: the common fields.
+            node: the only node of the slices, which is part of a new slice's name; empty if they belong to no single node.
+            metadata: its metadata without the name; labels of other writers are kept.
+            timed: device → taints with the times when they were added.
+        """
+        if self.over is None:
+            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{node}-" if node else "")
+            meta = {"generateName": _cut(prefix), **metadata}
+        else:
+            labels = {**(self.over.metadata.get("labels") or {}), **metadata.get("labels", {})}
+            meta = {**self.over.metadata, **metadata, **({"labels": labels} if labels else {})}
+        spec = frame.spec(self.content, {**timed, **self.over.timed} if self.over else timed)
+        return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
+
+
+def device_digest(device: Mapping[str, Any]) -> bytes:
+    """Returns a digest that is equal for two devices if and only if they are the same."""
+    out = {k: v for k, v in device.items() if v not in (None, [], {}, False)}
+    if "taints" in out:
+        out["taints"] = [{k: v for k, v in t.items() if k != "timeAdded"} for t in out["taints"]]
+    return _digest(out)
+
+
+def spec_digest(head: Mapping[str, Any], devices: Iterable[bytes], counter_sets: object) -> bytes:
+    """Returns a digest that is equal for two specs if and only if they are the same.
+
+    Args:
+        head: all fields but devices and counter sets.
+        devices: the digest of each, in order.
+        counter_sets: as in the spec; None if there are none.
+    """
+    return hashlib.sha256(_digest([head, counter_sets or []]) + b"".join(devices)).digest()
+
+
+def digest(spec: Mapping[str, Any]) -> bytes:
+    """Returns :func:`spec_digest` of a whole spec."""
+    head = {k: v for k, v in spec.items() if k not in {"devices", "sharedCounters"}}
+    return spec_digest(head, map(device_digest, spec.get("devices") or []), spec.get("sharedCounters"))
+
+
+def _digest(value: object) -> bytes:
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).digest()
+
+
+def _cut(prefix: str) -> str:
+    """Shortens a ``generateName`` that is too long for the API server."""
+    return prefix if len(prefix) <= _MAX_PREFIX else prefix[:_MAX_PREFIX].rstrip("-.") + "-"
+
+
+def _timed(taint: Mapping[str, Any], before: list[JSON]) -> JSON:
+    identity = [taint.get(k, "") for k in ("key", "value", "effect")]
+    for old in before:
+        if [old.get(k, "") for k in ("key", "value", "effect")] == identity and old.get("timeAdded"):
+            return {**taint, "timeAdded": old["timeAdded"]}
+    return dict(taint)
