@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice

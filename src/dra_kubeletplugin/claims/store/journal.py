@@ -412,5 +412,7 @@ def as_records_error(e: Exception, path: Path) -> RecordsError:
             f"{path} may not be read or written ({e.strerror}): see its owner and mode, and the node's security policy, such as SELinux"
         )
     if isinstance(e, IsADirectoryError):
-        return RecordsError(f"{e.filename or path} is a directory: move it away, and the plugin writes its records again")
+        return RecordsError(
+            f"{e.filename or path} is a directory: move it away, and the plugin writes its records again"
+        )
     return RecordsError(f"{path} cannot be used: {describe(e) if not isinstance(e, OSError) else printable(e)}")
