@@ -84,7 +84,7 @@ class Browser:
         return str(self.driver.execute_script(script, css))
 
     def shows(self, text: str, css: str = "body") -> None:
-        block_until(lambda: text in self.text(css), 60)
+        block_until(lambda: text in self.text(css), limit=60)
 
     def press(self, *keys: str) -> None:
         ActionChains(self.driver).send_keys(*keys).perform()
