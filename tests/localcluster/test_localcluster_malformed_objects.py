@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.localcluster.apiserver.kinds import BY_KEY
+from dra_kubeletplugin.localcluster.apiserver.kinds import KINDS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
 from tests.helpers.fake_plugin import FakePlugin
@@ -139,7 +139,8 @@ async def test_no_malformed_object_stops_a_component(seed: int) -> None:
     async with LocalCluster(
         ("node-1",), timers=Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.1, call_timeout=1)
     ) as cluster:
-        served = {kind: key for kind, key in _OF_KINDS.items() if key in BY_KEY}
+        keys = {k.key for k in KINDS}
+        served = {kind: key for kind, key in _OF_KINDS.items() if key in keys}
         number = 0
         for obj in whole():
             if obj["kind"] not in served:

@@ -198,7 +198,6 @@ KINDS = (
 )  # fmt: skip
 
 BY_PLURAL = {(k.group, v, k.plural): k for k in KINDS for v in k.versions}
-BY_KEY = {k.key: k for k in KINDS}
 
 
 class Registry:

@@ -43,10 +43,6 @@ class Console:
             return self._slave, self._slave, self._slave
         return _PIPE if self._takes_input else asyncio.subprocess.DEVNULL, _PIPE, _PIPE
 
-    @property
-    def takes_input(self) -> bool:
-        return self._takes_input
-
     def started(self, process: asyncio.subprocess.Process | None) -> None:
         """Sets the process; None if it could not be started."""
         self._process = process

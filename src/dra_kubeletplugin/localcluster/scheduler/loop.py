@@ -214,6 +214,7 @@ class Scheduler:
             await self._unschedulable(entry, diagnosis)
             return
         fractions = self.features.has("DRAFractionalCapacityRange")
+        self._memory.keep_only(snapshot.nodes)
         allocations = NodeAllocator(
             self._memory, self.cache.devices(), len(snapshot.nodes), slow_after=_SLOW_AFTER, fractions=fractions
         )

@@ -14,7 +14,6 @@ from ...resourceapi.quantity import Quantity, parse
 from .pools import Candidate
 
 JSON = Mapping[str, Any]
-CounterId = tuple[str, str, str, str]  # driver, pool, counter set, counter
 
 
 def most_devices(

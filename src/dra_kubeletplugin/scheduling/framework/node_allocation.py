@@ -68,6 +68,16 @@ class AllocationMemory:
             self.found.popitem(last=False)
         return nodes
 
+    def keep_only(self, nodes: Sequence[NodeInfo]) -> None:
+        """Deletes the results of removed nodes, if there are more results than nodes."""
+        if len(self.pools) <= len(nodes):
+            return
+        names = {n.name for n in nodes}
+        self.pools.keep_only(names)
+        for results in self.found.values():
+            for name in results.keys() - names:
+                del results[name]
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceSnapshot:

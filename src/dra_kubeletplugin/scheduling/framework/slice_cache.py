@@ -5,7 +5,7 @@ A node's pools stay cached until one of their slices or the node's labels change
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,7 +102,10 @@ class PoolCache:
         )
         return pools
 
-    def keep_only(self, nodes: Mapping[str, NodeInfo]) -> None:
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def keep_only(self, names: Collection[str]) -> None:
         """Deletes the entries of removed nodes."""
-        for name in [n for n in self._known if n not in nodes]:
+        for name in [n for n in self._known if n not in names]:
             del self._known[name]

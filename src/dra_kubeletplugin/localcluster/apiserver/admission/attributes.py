@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import strategy
@@ -76,9 +76,6 @@ class View:
         if obj is None or self.attributes.own_kind is not None:
             return obj
         return strategy.outgoing(self.kind, self.version, obj)
-
-    def with_object(self, obj: JSON) -> View:
-        return replace(self, attributes=replace(self.attributes, object=obj))
 
     def request(self) -> JSON:
         """Returns the AdmissionRequest without its objects and its UID."""
