@@ -139,7 +139,8 @@ async def test_no_malformed_object_stops_a_component(seed: int) -> None:
     async with LocalCluster(
         ("node-1",), timers=Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.1, call_timeout=1)
     ) as cluster:
-        served = {kind: key for kind, key in _OF_KINDS.items() if key in {k.key for k in KINDS}}
+        keys = {k.key for k in KINDS}
+        served = {kind: key for kind, key in _OF_KINDS.items() if key in keys}
         number = 0
         for obj in whole():
             if obj["kind"] not in served:

@@ -55,7 +55,8 @@ class _Bucket:
 @dataclass
 class _Seen:
     name: str
-    count: int
+    first: str  # firstTimestamp
+    count: int = 0
 
 
 class EventRecorder:
@@ -135,26 +136,23 @@ class EventRecorder:
             if self._is_combined(similar_key, event["message"], moment):
                 event = {**event, "message": f"(combined from similar events): {event['message']}"}
                 key = similar_key
-            if not self._buckets.setdefault("/".join(identity), _Bucket(at=moment)).take(moment):
-                return
+        # As in client-go, an event that the rate limit drops is counted too.
+        seen = self._seen.setdefault(key, _Seen(f"{about['name']}.{time.time_ns():x}", now()))
+        seen.count += 1
+        if self.combine and not self._buckets.setdefault("/".join(identity), _Bucket(at=moment)).take(moment):
+            return
         namespace = about.get("namespace") or "default"
-        seen = self._seen.get(key)
-        if seen:
-            change = {"count": seen.count + 1, "lastTimestamp": now(), "message": event["message"]}
+        change = {"count": seen.count, "lastTimestamp": now(), "message": event["message"]}
+        if seen.count > 1:
             try:
                 await self.client.patch(EVENTS, seen.name, change, namespace)
             except NotFoundError:
                 pass
             else:
-                seen.count += 1
                 return
-        name = f"{about['name']}.{time.time_ns():x}"
-        meta = {"name": name, "namespace": namespace}
-        stamps = {"firstTimestamp": now(), "lastTimestamp": now(), "count": 1}
-        await self.client.create(
-            EVENTS, {"apiVersion": "v1", "kind": "Event", "metadata": meta} | event | stamps, namespace
-        )
-        self._seen[key] = _Seen(name, 1)
+        meta = {"name": seen.name, "namespace": namespace}
+        head = {"apiVersion": "v1", "kind": "Event", "metadata": meta, "firstTimestamp": seen.first}
+        await self.client.create(EVENTS, head | event | change, namespace)
 
     def _is_combined(self, key: tuple[str, ...], message: str, moment: float) -> bool:
         similar = self._similar.setdefault(key, _Similar())

@@ -41,9 +41,9 @@ class Quotas:
         additional = {k: v - before.get(k, Quantity(0)) for k, v in new.items() if v > before.get(k, Quantity(0))}
         for quota in quotas:
             if _in_scope(quota, target.storage, obj):
-                self._admit(target, obj, quota, new, additional)
+                self._admit(target, obj, quota, additional)
 
-    def _admit(self, target: RequestInfo, obj: JSON, quota: JSON, new: Amounts, additional: Amounts) -> None:
+    def _admit(self, target: RequestInfo, obj: JSON, quota: JSON, additional: Amounts) -> None:
         hard = _amounts((quota.get("spec") or {}).get("hard"))
         name = obj["metadata"].get("name") or obj["metadata"].get("generateName", "")
         quota_name = quota["metadata"]["name"]

@@ -22,7 +22,7 @@ class FieldUnknown(Exception):
     """The field does not exist, or the local cluster does not support it."""
 
 
-def field_value(pod: JSON, path: str, node: JSON | None = None) -> str:
+def field_value(pod: JSON, path: str) -> str:
     """Returns the value of a ``fieldRef``.
 
     Raises:

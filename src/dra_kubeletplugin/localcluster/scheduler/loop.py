@@ -204,7 +204,6 @@ class Scheduler:
             self.queue.done(pod.uid)
             return
         snapshot = self.cache.snapshot()
-        self._memory.keep_only({node.name for node in snapshot.nodes})
         if not snapshot.nodes:
             await self._unschedulable(entry, NodeDiagnosis(0), _NO_NODES)
             return
@@ -215,6 +214,7 @@ class Scheduler:
             await self._unschedulable(entry, diagnosis)
             return
         fractions = self.features.has("DRAFractionalCapacityRange")
+        self._memory.keep_only(snapshot.nodes)
         allocations = NodeAllocator(
             self._memory, self.cache.devices(), len(snapshot.nodes), slow_after=_SLOW_AFTER, fractions=fractions
         )

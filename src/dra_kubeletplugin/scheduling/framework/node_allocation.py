@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -58,13 +58,6 @@ class AllocationMemory:
     found: OrderedDict[Fingerprints, dict[str, _CachedResult]] = field(default_factory=OrderedDict)
     classes: Mapping[str, JSON] = field(default_factory=dict)
 
-    def keep_only(self, nodes: Set[str]) -> None:
-        """Deletes the pools and results of all other nodes, which were removed."""
-        self.pools.keep_only(nodes)
-        for results in self.found.values():
-            for name in results.keys() - nodes:
-                del results[name]
-
     def of(self, key: Fingerprints, classes: Mapping[str, JSON]) -> dict[str, _CachedResult]:
         if classes is not self.classes:
             self.found.clear()
@@ -74,6 +67,16 @@ class AllocationMemory:
         while len(self.found) > _MAX_CACHED:
             self.found.popitem(last=False)
         return nodes
+
+    def keep_only(self, nodes: Sequence[NodeInfo]) -> None:
+        """Deletes the results of removed nodes, if there are more results than nodes."""
+        if len(self.pools) <= len(nodes):
+            return
+        names = {n.name for n in nodes}
+        self.pools.keep_only(names)
+        for results in self.found.values():
+            for name in results.keys() - names:
+                del results[name]
 
 
 @dataclass(frozen=True, eq=False)

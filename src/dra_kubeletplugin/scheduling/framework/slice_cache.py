@@ -102,6 +102,9 @@ class PoolCache:
         )
         return pools
 
+    def __len__(self) -> int:
+        return len(self._known)
+
     def keep_only(self, nodes: Set[str]) -> None:
         """Deletes the pools of all other nodes, which were removed."""
         for name in self._known.keys() - nodes:
