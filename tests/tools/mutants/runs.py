@@ -25,7 +25,7 @@ from .tracing import hits
 ROOT = Path(__file__).parents[3]
 PACKAGE = Path("src/dra_kubeletplugin")
 _HERE = Path("tests/tools/mutants")
-_LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+_HIDDEN = {".ci", ".github"}  # hidden folders that tests read
 _SUITE = 1800  # seconds that the measured run may take
 
 
@@ -71,8 +71,13 @@ class Baseline:
 
 
 def copy(source: Path, target: Path) -> None:
-    """What tests need of a tree."""
-    shutil.copytree(source, target, ignore=_LEFT_OUT)
+    """Copies what tests need of a tree."""
+    shutil.copytree(source, target, ignore=_left_out)
+
+
+def _left_out(_: str, names: list[str]) -> set[str]:
+    hidden = {name for name in names if name.startswith(".") and name not in _HIDDEN}
+    return hidden | {name for name in names if name == "__pycache__" or name.endswith(".egg-info")}
 
 
 class Tree:
