@@ -129,6 +129,13 @@ def kinds(outcome: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
 
 
 KINDS = sorted(kinds(lambda: None))
+COMMON = {
+    "plain",
+    "async",
+    "awaitable",
+    "generator",
+    "async generator",
+}  # the others differ in how Python calls them, so one case is enough
 YIELDING = {"generator", "async generator", "lazily", "generator partial"}
 
 
@@ -146,8 +153,9 @@ async def idle(calls: Calls) -> None:
     assert calls.running() == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", RAISED)
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in RAISED if kind in COMMON or name == "SystemExit"]
+)
 async def test_only_our_errors_come_out(kind: str, name: str) -> None:
     calls = Calls()
     async with asyncio.timeout(BOUND):
@@ -163,8 +171,9 @@ async def test_only_our_errors_come_out(kind: str, name: str) -> None:
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in VALUES if kind in COMMON or name == "a list"]
+)
 async def test_every_kind_of_method_answers_and_lazy_answers_are_read(kind: str, name: str) -> None:
     make, expected = VALUES[name]
     calls = Calls()
