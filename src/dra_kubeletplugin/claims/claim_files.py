@@ -50,7 +50,8 @@ def note_of(record: Record) -> bytes:
 def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     """Reads the record from a claim's note; None if there is no note or it cannot be decoded.
 
-    Raises ``OSError`` if the process cannot open any file now, for example because too many are open.
+    Raises ``OSError`` if the process cannot open any file now, for example because too many are open, or if the disk fails: the devices
+    in a note that is only unreadable must not become free.
     """
     try:
         note = msgspec.json.decode(specs.note(uid), type=_Note)
@@ -60,7 +61,7 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as e:
-        if getattr(e, "errno", None) in NOT_NOW:
+        if getattr(e, "errno", None) in NOT_NOW | {errno.EIO}:
             raise
         log.error(
             "cannot decode the note beside a CDI spec: %s: %s", specs.path(uid), printable(e), extra={"claim_uid": uid}

@@ -217,6 +217,22 @@ def test_a_folder_of_notes_that_cannot_be_read_is_not_an_empty_one(
     assert not (tmp_path / JOURNAL).exists()
 
 
+def test_a_note_that_cannot_be_read_frees_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal is gone, so only the note names the device, and the disk fails when the note is read."""
+    with stores(tmp_path, 1) as (store,):
+        insert(store, "u", "d-0")
+        store.journal.specs.write_note("u", b"{}")
+    (tmp_path / JOURNAL).unlink()
+
+    def broken(self: ClaimSpecs, uid: str) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(ClaimSpecs, "note", broken)
+    with pytest.raises(RecordsError, match="Input/output"), stores(tmp_path, 1):
+        pass
+    assert not (tmp_path / JOURNAL).exists()
+
+
 def test_forget_leaves_a_damaged_file_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / JOURNAL
     path.write_bytes(b"garbage")
