@@ -405,8 +405,6 @@ def as_records_error(e: Exception, path: Path) -> RecordsError:
         return e
     if isinstance(e, OSError) and e.errno in {errno.ENOSPC, errno.EDQUOT}:
         return RecordsError(f"{path} cannot be written, the disk is full: free space below the kubelet's root")
-    if isinstance(e, IsADirectoryError):
-        return RecordsError(f"{path} is a folder, and the record journal has to be in its place: move the folder away")
     if isinstance(e, OSError) and e.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
         return RecordsError(f"{path} is read-only: mount the kubelet's root read-write and see its permissions")
     return RecordsError(f"{path} cannot be used: {describe(e) if not isinstance(e, OSError) else printable(e)}")
