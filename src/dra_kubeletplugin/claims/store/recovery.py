@@ -113,8 +113,8 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
     known = {identity(allocated_json(d)): d for d in claim.devices}
     devices = []
     for entry in row.devices:
-        sentences = known.get(identity(entry))
-        more = {"data": sentences.data, "request": sentences.request} if sentences else {}
+        device = known.get(identity(entry))
+        more = {"data": device.data, "request": device.request} if device else {}
         devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
     row.doc = row.doc | {"devices": devices}
     row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
