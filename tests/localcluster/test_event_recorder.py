@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.localcluster import event_recorder
 from dra_kubeletplugin.localcluster.event_recorder import EventRecorder
 
@@ -34,7 +34,7 @@ class Events:
 
     async def patch(self, _: object, name: str, change: JSON, __: str) -> JSON:
         if name not in self.stored:
-            raise ApiError("not found", status=404)
+            raise NotFoundError("not found")
         self.writes += 1
         self.stored[name] |= change
         return self.stored[name]
