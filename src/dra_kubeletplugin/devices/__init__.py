@@ -13,6 +13,6 @@ A device gets from ``Driver.pools()`` into a ResourceSlice in these steps. Each 
 8. ``slices/pack.py`` distributes the devices of a pool among slices.
 9. ``slices/plan.py`` decides which slices are created, updated and deleted. ``slices/slice_objects.py`` builds the objects.
 
-``Plugin`` in ``plugin/node.py`` and ``Controller`` in ``plugin/controller/controller.py`` create one object of each step, and run
-steps 1 and 6 as tasks.
+``Plugin`` in ``plugin/node.py`` and ``Controller`` in ``plugin/controller/controller.py`` create the objects of steps 1, 2 and 6, and
+run steps 1 and 6 as tasks.
 """
