@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dra_kubeletplugin import Host
-from dra_kubeletplugin.host.fake import sysfs
+from dra_kubeletplugin.host.fake import described
 
 CARDS, EACH = 8, 128
 AIM = 150.0  # milliseconds to find them with all attributes
@@ -42,7 +42,7 @@ def machine(folder: Path) -> Host:
         }
         for i in range(CARDS)
     ]
-    return Host(sysfs.build(folder / "sys", {"functions": cards}))
+    return Host(described.build(folder / "sys", {"functions": cards}))
 
 
 def bare(host: Host) -> int:

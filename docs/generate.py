@@ -18,9 +18,9 @@ import sequence
 import yaml
 
 from dra_kubeletplugin.base.telemetry import metrics
+from dra_kubeletplugin.host.fake import described, schema
 from dra_kubeletplugin.host.fake import model as parts
-from dra_kubeletplugin.host.fake import schema, sysfs
-from dra_kubeletplugin.packaging.manifests import monitoring, source
+from dra_kubeletplugin.packaging.manifests import monitoring, source_reader
 from dra_kubeletplugin.resourceapi import gated_fields, kubernetes_releases
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +151,7 @@ def permissions() -> str:
     """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
-        loaded = source.load()
+        loaded = source_reader.load()
         for manifest in loaded.all:
             found = manifest.render(frozenset(), {name: name for name in loaded.parameters})
             if found["kind"] not in {"Role", "ClusterRole"}:
@@ -304,7 +304,7 @@ def listed(values: Sequence[float]) -> str:
 def hosts() -> str:
     head, _, rest = (schema.__doc__ or "").partition("::\n")
     return _HOSTS.format(
-        machines=", ".join(f"`{name}`" for name in sysfs.machines()),
+        machines=", ".join(f"`{name}`" for name in described.machines()),
         head=head.split("\n\n", 2)[1].strip().replace("``", "`") + ":\n",
         example=example(),
         rest=rest[rest.index("\n\nA class") :].strip().replace("``", "`"),

@@ -11,7 +11,7 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.devices.inventory import GONE
+from dra_kubeletplugin.devices.pool_content import GONE
 from tests.helpers.crash.harness import DRIVER, NodeHarness, node_harness
 
 pytestmark = [

@@ -18,7 +18,7 @@ import pytest
 
 from dra_kubeletplugin import cli
 from dra_kubeletplugin.cli.dev_args import VERBS
-from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.localcluster.dev import control
 from tests.helpers.dev_process import GPU, ROOT, DevProcess, run_dev, run_dev_command
 from tests.helpers.waiting import block_until

@@ -18,10 +18,11 @@ import pytest
 from dra_kubeletplugin import Device, Driver
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.devices.discovery import DeviceDiscovery, Intervals
-from dra_kubeletplugin.devices.inventory import Held, Inventory
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.pool_state import Held
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
-from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.host.fake import described
 from tests.helpers.waiting import wait_until
 
 QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, retry=0.01)
@@ -101,7 +102,7 @@ async def test_a_look_that_fails_in_any_way_is_reported_counted_and_tried_again(
         return ODD[what](look)
 
     async with scanning(tmp_path, answer, dataclasses.replace(QUICK, interval=60, hang=60)) as (scan, _, inventory):
-        assert await scan.first_look(60)
+        assert await scan.wait_for_first_call(60)
         assert scan.fault.endswith("; no claim can be prepared until devices() succeeds")
         assert scan.fault.encode()
         assert (scan.last_success, inventory.known) == (None, False)
@@ -121,7 +122,7 @@ async def test_a_device_library_that_hangs_is_reported_with_seconds_and_its_late
         return [Device("late")]
 
     async with scanning(tmp_path, answer) as (scan, driver, inventory):
-        assert not await scan.first_look(0.05)
+        assert not await scan.wait_for_first_call(0.05)
         await wait_until(
             lambda: re.fullmatch(r"the driver's devices\(\) has not returned for \d+ s", scan.fault) is not None
         )
@@ -152,7 +153,7 @@ async def test_looks_never_overlap_and_what_was_seen_last_is_in_force(tmp_path: 
 
 async def test_events_every_100_ms_neither_put_looks_off_for_ever_nor_cause_one_each(tmp_path: Path) -> None:
     async with scanning(tmp_path, lambda _: [Device("a")], Intervals(interval=60)) as (scan, driver, _):
-        assert await scan.first_look(60)
+        assert await scan.wait_for_first_call(60)
         async with asyncio.timeout(60):
             while len(driver.looks) < 3:
                 scan.request()
@@ -169,7 +170,7 @@ async def test_an_event_during_a_look_is_followed_by_another_look(tmp_path: Path
 
 async def test_a_request_may_come_from_any_thread(tmp_path: Path) -> None:
     async with scanning(tmp_path, lambda _: [], dataclasses.replace(QUICK, interval=60)) as (scan, driver, _):
-        assert await scan.first_look(60)
+        assert await scan.wait_for_first_call(60)
         await asyncio.to_thread(scan.request)
         await wait_until(lambda: len(driver.looks) == 2)
 
@@ -196,7 +197,7 @@ async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_
         driver,
         inventory,
     ):
-        assert await scan.first_look(60)
+        assert await scan.wait_for_first_call(60)
         scan.claim_ended()
         await asyncio.sleep(0.1)
         assert len(driver.looks) == 1
@@ -213,14 +214,14 @@ async def test_binding_conditions_that_nobody_makes_true_are_reported_once_and_f
     waits = Device("waits", binding_conditions=["x.example.com/ok"], binding_failure_conditions=["x.example.com/no"])
     there = [Device("plain")]
     async with scanning(tmp_path, lambda look: there) as (scan, _, _):
-        assert await scan.first_look(60)
+        assert await scan.wait_for_first_call(60)
         assert scan.note == ""
         there = [waits]
         for _ in range(2):
-            await scan.look()
+            await scan.call_now()
             assert "device waits has binding conditions, and Scripted has no bind()" in scan.note
         there = [Device("plain")]
-        await scan.look()
+        await scan.call_now()
         assert scan.note == ""
     assert caplog.text.count("has no bind()") == 1
 
@@ -228,7 +229,7 @@ async def test_binding_conditions_that_nobody_makes_true_are_reported_once_and_f
 def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_state_that_devices_changed(tmp_path: Path) -> None:
     async def life() -> DeviceDiscovery:
         async with scanning(tmp_path, lambda look: [Device("a")]) as (scan, _, _):
-            assert await scan.first_look(60)
+            assert await scan.wait_for_first_call(60)
         return scan
 
     asyncio.run(life()).request()

@@ -20,7 +20,8 @@ from dra_kubeletplugin._proto import health_v1_pb2 as v1
 from dra_kubeletplugin._proto import health_v1_pb2_grpc
 from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin.devices.health_policy import HealthPolicy
-from dra_kubeletplugin.devices.inventory import GONE, Inventory
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.pool_content import GONE
 from dra_kubeletplugin.errors import DriverError, InvalidObjectError
 from dra_kubeletplugin.plugin.grpc.health import HealthService
 from dra_kubeletplugin.resourceapi.gated_fields import Gate
@@ -234,13 +235,13 @@ async def test_a_device_that_vanished_in_use_stays_in_the_stream_as_unhealthy_wi
     clock = Clock()
     inventory = await stocked(clock=clock)
     clock.now += 5
-    await inventory.update(node([Device("b")]), used={("node", "a"): {}})
+    await inventory.update(node([Device("b")]), held={("node", "a"): {}})
     clock.now += 100
     assert (await told(inventory))["a"] == (v1.UNHEALTHY, 1_000_005, "the device vanished while a claim uses it")
-    await inventory.update(node([Device("b")]), used={("node", "a"): {}})
+    await inventory.update(node([Device("b")]), held={("node", "a"): {}})
     assert (await told(inventory))["a"][1] == 1_000_105, "each look finds it missing again"
     assert published(inventory) == {"b": [], "a": [GONE.key]}
-    await inventory.update(node([Device("b")]), used={})
+    await inventory.update(node([Device("b")]), held={})
     assert set(await told(inventory)) == {"b"}
 
 
@@ -454,7 +455,7 @@ async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> N
     (device,) = inventory.published()
     assert validate_device(device, "") == []
     assert device["taints"][-1]["key"] == UNHEALTHY.key
-    await inventory.update(node([]), used={("node", "a"): {}})
+    await inventory.update(node([]), held={("node", "a"): {}})
     (device,) = inventory.published()
     assert (validate_device(device, ""), device["taints"][-1]["key"]) == ([], GONE.key)
 
@@ -466,7 +467,7 @@ def test_a_driver_whose_unhealthy_taint_is_invalid_is_reported_at_start() -> Non
 
 async def test_a_refused_device_is_left_out_until_it_is_described_differently() -> None:
     inventory = await stocked()
-    await inventory.refuse({"a": "spec.devices[0].x: forbidden"})
+    await inventory.reject({"a": "spec.devices[0].x: forbidden"})
     assert (set(published(inventory)), list(inventory.rejected)) == ({"b"}, ["a"])
     await inventory.update(node([Device("a"), Device("b")]))
     assert set(published(inventory)) == {"b"}
@@ -480,7 +481,7 @@ async def test_what_the_server_refuses_while_an_answer_is_taken_stays_refused() 
     update = asyncio.create_task(inventory.update(node([Device(n) for n in names])))
     await asyncio.sleep(0)
     assert not update.done()
-    await inventory.refuse({"d7": "forbidden"})
+    await inventory.reject({"d7": "forbidden"})
     await update
     assert "rejected by the API server" in inventory.rejected["d7"]
     update = asyncio.create_task(inventory.update(node([Device(n) for n in names])))
@@ -492,7 +493,7 @@ async def test_what_the_server_refuses_while_an_answer_is_taken_stays_refused() 
 
 async def test_where_it_is_not_known_what_claims_hold_all_that_vanish_stay() -> None:
     inventory = await stocked()
-    await inventory.update(node([Device("b")]), used=None)
+    await inventory.update(node([Device("b")]), held=None)
     assert published(inventory) == {"b": [], "a": [GONE.key]}
 
 
@@ -632,7 +633,7 @@ async def test_while_a_vanished_device_has_its_own_nodes_every_device_of_its_poo
     inventory = Inventory("", role=Role.CONTROLLER)
     own, plain = Device("own", nodes=Nodes.named("node-1")), Device("plain")
     await inventory.update([Pool("p", [own, plain], nodes=Nodes.all())])
-    await inventory.update([Pool("p", [plain], nodes=Nodes.all())], used={("p", "own"): {}})
+    await inventory.update([Pool("p", [plain], nodes=Nodes.all())], held={("p", "own"): {}})
     (content,) = inventory.contents()
     assert content.per_device
     assert [d.get("nodeName") or d["allNodes"] for d in inventory.published("p")] == [True, "node-1"]
@@ -678,7 +679,7 @@ async def test_a_partition_that_vanished_in_use_keeps_its_counter_set_published(
     inventory = Inventory("node")
     part = Device("part", consumes_counters={"gpu-0": {"slices": 1}})
     await inventory.update([Pool("node", [part, Device("b")], [CounterSet("gpu-0", {"slices": 7})])])
-    await inventory.update([Pool("node", [Device("b")])], used={("node", "part"): {}})
+    await inventory.update([Pool("node", [Device("b")])], held={("node", "part"): {}})
     assert set(published(inventory)) == {"b", "part"}
     assert [s["name"] for s in published_sets(inventory)] == ["gpu-0"]
     await inventory.update([Pool("node", [Device("b")])])
@@ -689,14 +690,14 @@ async def test_the_driver_s_newest_counter_set_counts_also_for_a_partition_that_
     inventory = Inventory("node")
     part = Device("part", consumes_counters={"gpu-0": {"slices": 1}})
     await inventory.update([Pool("node", [part], [CounterSet("gpu-0", {"slices": 7})])])
-    await inventory.update([Pool("node", [], [CounterSet("gpu-0", {"slices": 6})])], used={("node", "part"): {}})
+    await inventory.update([Pool("node", [], [CounterSet("gpu-0", {"slices": 6})])], held={("node", "part"): {}})
     assert published_sets(inventory) == [{"name": "gpu-0", "counters": {"slices": {"value": "6"}}}]
 
 
 async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a"), Device("b")])])
-    await inventory.update([Pool("node", [Device("a")])], used={("node/x", "b"): {}})
+    await inventory.update([Pool("node", [Device("a")])], held={("node/x", "b"): {}})
     assert [d["name"] for d in inventory.published("node/x")] == ["b"]
     await inventory.update([Pool("node", [Device("a")])])
     assert list(inventory.pools) == ["node"]
@@ -795,7 +796,7 @@ async def test_8192_devices_fall_ill_lose_gates_and_vanish_while_the_loop_goes_o
             ("the same look again", lambda: inventory.update(node(devices))),
             ("all are ill", lambda: inventory.set_health(fault, 1.0)),
             ("what is published of the ill", contents),
-            ("all vanish in use", lambda: inventory.update(node([]), used=None)),
+            ("all vanish in use", lambda: inventory.update(node([]), held=None)),
             ("what is published of what vanished", contents),
         ):
             now = what

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin import CounterSet, Device, Pool
-from dra_kubeletplugin.devices.inventory import GONE
+from dra_kubeletplugin.devices.pool_content import GONE
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 import yaml
 
-from dra_kubeletplugin.host.fake import schema, sysfs
+from dra_kubeletplugin.host.fake import described, schema
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -57,7 +57,7 @@ def test_every_error_has_its_own_code_and_a_help_text(generate: ModuleType) -> N
 
 def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: ModuleType, tmp_path: Path) -> None:
     example = yaml.safe_load(generate.example())
-    sysfs.build(tmp_path / "host", schema.parse(example))
+    described.build(tmp_path / "host", schema.parse(example))
     keys = set(re.findall(r"^\| `([^`]+)` \|", (DOCS / "hosts.md").read_text(), re.MULTILINE))
 
     def found(value: object, place: str) -> set[str]:

@@ -14,7 +14,7 @@ from dra_kubeletplugin.driver.config.objects import KINDS
 from dra_kubeletplugin.errors import ConfigError
 from dra_kubeletplugin.localcluster.apiserver import offline
 from dra_kubeletplugin.packaging.manifests import values_validation
-from dra_kubeletplugin.packaging.manifests.source import load
+from dra_kubeletplugin.packaging.manifests.source_reader import load
 from tests.helpers.parameters import resolve
 
 PAGE = (Path(__file__).parents[2] / "docs/parameters.md").read_text()

@@ -20,7 +20,7 @@ from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DriverError
 from dra_kubeletplugin.host import events
 from dra_kubeletplugin.host.events import kernel_events
-from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.host.fake import described, kernel
 from dra_kubeletplugin.host.fake.uevents import Listener
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy, make_toy_class
@@ -138,9 +138,9 @@ WITH_VFS = {**CARD, "address": "0000:18:00.0", "vfs": {"total": 2}}
     [
         (lambda root: described.add_function(root, {**CARD, "address": "0000:99:00.0"}), {"pci"}),
         (lambda root: described.remove_function(root, "0000:17:00.0"), {"pci", "fpga"}),
-        (lambda root: described.write(root, "bus/pci/drivers/xclmgmt/unbind", "0000:17:00.0"), {"pci", "fpga"}),
-        (lambda root: described.write(root, "bus/pci/devices/0000:18:00.0/sriov_numvfs", "2"), {"pci"}),
-        (lambda root: described.write(root, "bus/pci/devices/0000:18:00.0/driver_override", "vfio-pci"), set()),
+        (lambda root: kernel.write(root, "bus/pci/drivers/xclmgmt/unbind", "0000:17:00.0"), {"pci", "fpga"}),
+        (lambda root: kernel.write(root, "bus/pci/devices/0000:18:00.0/sriov_numvfs", "2"), {"pci"}),
+        (lambda root: kernel.write(root, "bus/pci/devices/0000:18:00.0/driver_override", "vfio-pci"), set()),
     ],
     ids=["plugged", "unplugged", "unbound", "virtual functions", "an attribute"],
 )

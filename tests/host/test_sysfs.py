@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device, Host
 from dra_kubeletplugin.host import device_attributes, sysfs
-from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.host.pci_names import PciNames
 
 

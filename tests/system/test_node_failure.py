@@ -16,7 +16,7 @@ import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
-from dra_kubeletplugin.host.fake import sysfs
+from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
@@ -147,7 +147,7 @@ async def plugin_then_kubelet(b: NodeHarness) -> None:
 
 
 async def after_a_reboot(b: NodeHarness) -> None:
-    sysfs.reboot(b.sysfs)
+    described.reboot(b.sysfs)
     for path in [*b.node.cdi_root.iterdir(), *b.hardware.iterdir()]:
         path.unlink()
     await b.node.kubelet.rebooted()

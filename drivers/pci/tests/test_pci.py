@@ -12,7 +12,7 @@ from dra_kubeletplugin import Host
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.host.fake import sysfs
+from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 
 from pci.driver import Pci
@@ -155,7 +155,7 @@ async def test_a_function_that_the_host_bound_to_vfio_is_published_with_that_dri
         assert device.attributes["driver"] == "vfio-pci", "a file of another boot is ignored"
 
 
-@pytest.mark.parametrize("name", sysfs.machines())
+@pytest.mark.parametrize("name", described.machines())
 async def test_the_driver_runs_on_every_described_host_of_the_package(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_disk_removed_during_the_scan_does_not_hide_other_disks(
         {**function, "address": f"0000:1{i}:00.0", "classes": {"block": {f"nvme{i}n1": {"dev": f"259:{i}"}}}}
         for i in (0, 1)
     ]
-    machine = Host(sysfs.build(tmp_path, {"functions": disks}))
+    machine = Host(described.build(tmp_path, {"functions": disks}))
     resolve = Path.resolve
 
     def vanishing(self: Path, strict: bool = False) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..host.fake import sysfs
+from ..host.fake import tree
 from .reader import SpecFileError, read_spec
 from .spec import spec_faults
 
@@ -219,7 +219,7 @@ def _on_host(source: str, dev: Path) -> tuple[str, int, int, int | None]:
     Raises ``OSError`` if there is no device node. A link to a device node does not count.
     """
     seen = dev / source.removeprefix("/dev/") if source.startswith("/dev/") else Path(source)
-    if dev != Path("/dev") and (numbers := sysfs.device_numbers(seen)):
+    if dev != Path("/dev") and (numbers := tree.device_numbers(seen)):
         return *numbers, None
     found = seen.lstat()
     kinds = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from typing import Any
 
 from ..cdi import ClaimSpecs
-from ..devices.inventory import Held
+from ..devices.pool_state import Held
 from ..driver import MetadataUpdate
 from ..errors import DraError, RecordsError
 from ..kube.event_recorder import EventRecorder

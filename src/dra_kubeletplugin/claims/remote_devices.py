@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..base.shared_call import SharedCall
-from ..devices.inventory import GONE
+from ..devices.pool_content import GONE
 from ..errors import (
     ApiError,
     ApiUnavailableError,

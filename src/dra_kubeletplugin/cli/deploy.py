@@ -11,7 +11,7 @@ from ..base.text import join_names
 from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
 from ..packaging.manifests.driver_options import driver_beside
-from ..packaging.manifests.source import SourceError, load
+from ..packaging.manifests.source_reader import SourceError, load
 from ..packaging.manifests.values import values_of
 from ..packaging.manifests.values_validation import framework_options
 from ..packaging.manifests.writer import write_driver, write_shared

@@ -26,7 +26,7 @@ from ..driver.diagnostics.author_errors import reading_result
 from ..errors import DraError, DriverError, SettingsError
 from ..host import Host, PciFunction, recording
 from ..host.device_attributes import PCI_BUS_ID
-from ..host.fake import sysfs
+from ..host.fake import described, schema
 from ..plugin.lifecycle import start_driver
 from ..resourceapi.nodes import Where
 from .output_models import Function, InspectedPool, Inspection
@@ -47,9 +47,9 @@ def host_root(description: str | None, default: Path) -> Iterator[Path]:
     if description is None:
         yield default
         return
-    found = sysfs.load(sysfs.find(description))
+    found = schema.load(described.find(description))
     with tempfile.TemporaryDirectory(prefix="dra-host-") as folder:
-        yield sysfs.build(Path(folder), found)
+        yield described.build(Path(folder), found)
 
 
 def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Style) -> list[str]:

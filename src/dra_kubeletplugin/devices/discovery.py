@@ -22,7 +22,8 @@ from ..errors import DraError, describe, printable
 from ..host.events import kernel_events
 from ..resourceapi.gated_fields import Gate
 from ..resourceapi.pools import Pool
-from .inventory import Held, Inventory
+from .inventory import Inventory
+from .pool_state import Held
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def discovery_method(driver: Driver) -> str:
 
 
 async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
-    """Returns the driver's pools, not yet validated. If the driver has only ``devices``, creates the node's pool from them.
+    """Returns the driver's pools, not yet validated. If the driver does not override ``pools``, calls ``devices`` for the node's pool.
 
     Raises:
         DraError: anything that ``calls`` raises.
@@ -107,8 +108,8 @@ class DeviceDiscovery:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wanted.set)
 
-    def gates_off(self, off: frozenset[Gate]) -> None:
-        """Passes the gates that the API server has off to the driver, which may return a simpler layout."""
+    def set_gates_off(self, off: frozenset[Gate]) -> None:
+        """Passes the gates that the API server has off to the driver, and requests a call: the driver may return a simpler layout."""
         self._driver.gates_off = off
         if self._driver.uses_pools:
             self.request()
@@ -134,7 +135,7 @@ class DeviceDiscovery:
             return f"the devices that {what} last returned stay published"
         return f"no claim can be prepared until {what} succeeds"
 
-    async def first_look(self, timeout: float) -> bool:
+    async def wait_for_first_call(self, timeout: float) -> bool:
         """Waits until a call has ended, successful or not. Returns False if no call has ended after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout), self._ended:
@@ -143,7 +144,7 @@ class DeviceDiscovery:
             return False
         return True
 
-    async def look(self) -> None:
+    async def call_now(self) -> None:
         """Requests a call, and waits until a call that began after this request has ended, successful or not."""
         awaited = self._rounds[0] + 1
         self.request()
@@ -166,21 +167,21 @@ class DeviceDiscovery:
     async def _discover(self) -> None:
         self._began = time.monotonic()
         self._rounds = (self._rounds[0] + 1, self._rounds[1])
-        look = asyncio.create_task(self._call_driver(), name="look")
+        call = asyncio.create_task(self._call_driver(), name="discovery")
         try:
-            await asyncio.wait({look}, timeout=self._intervals.hang)
-            if not look.done():
+            await asyncio.wait({call}, timeout=self._intervals.hang)
+            if not call.done():
                 self._hangs = True
                 self._metrics.set("discovery_hanging", 1)
                 log.error("discovery of devices hangs, so the last known devices stay published: %s", self.fault)
-                await asyncio.wait({look})
+                await asyncio.wait({call})
                 seconds = round(time.monotonic() - self._began, 3)
                 log.warning("discovery of devices returned after it hung", extra={"duration_s": seconds})
         finally:
-            look.cancel()
+            call.cancel()
             self._hangs = False
             self._metrics.set("discovery_hanging", 0)
-        self._record_result(look)
+        self._record_result(call)
         async with self._ended:
             self._rounds = (self._rounds[0], self._rounds[0])
             self._ended.notify_all()
@@ -215,8 +216,8 @@ class DeviceDiscovery:
             "another component sets the conditions, or until the scheduler's timeout"
         )
 
-    def _record_result(self, look: asyncio.Task[None]) -> None:
-        error = asyncio.CancelledError() if look.cancelled() else look.exception()
+    def _record_result(self, call: asyncio.Task[None]) -> None:
+        error = asyncio.CancelledError() if call.cancelled() else call.exception()
         if error is None:
             if self._failures:
                 log.info("discovery of devices works again after failures: %d", self._failures)

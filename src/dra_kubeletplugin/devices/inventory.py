@@ -29,11 +29,10 @@ from ..resourceapi.validation.slices import MAX_DEVICES
 from .background import compute
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
-from .pool_content import GONE, PoolContent, render_pool, sample_devices
-from .pool_state import DeviceKey, Held, PoolState, checked, updated_pool
+from .pool_content import PoolContent, render_pool, sample_devices
+from .pool_state import DeviceKey, Held, PoolState, updated_pool, with_rejected
 from .validation import parse_pools, taint_fault
 
-__all__ = ["GONE", "DeviceHealth", "DeviceKey", "Held", "Inventory", "PoolContent"]
 log = logging.getLogger(__name__)
 JSON = Mapping[str, Any]
 _NO_CLAIMS: Held = MappingProxyType({})
@@ -47,12 +46,12 @@ class Inventory:
     Args:
         pool: name of the default pool, which is the node's name.
         policy: the effects of reports of bad health.
-        look_timeout: seconds until the result of the last discovery expires.
+        result_timeout: seconds until the result of the last discovery expires.
         clock: a monotonic clock in seconds; the age of reports is measured with it.
         wall: the time of day in unix seconds, as the kubelet sees it.
         role: the role whose pools these are; pools of the other role are skipped.
-        full: maximum number of devices in a slice. Pass a lower one if devices may get taints later: a taint must not move a device to
-            another slice.
+        slice_size: maximum number of devices in a slice. Pass a lower one if devices may get taints later: a taint must not move a
+            device to another slice.
 
     Raises:
         DriverError: the API server would reject the policy's taint.
@@ -62,19 +61,19 @@ class Inventory:
         self,
         pool: str,
         policy: HealthPolicy = _NO_EFFECT,
-        look_timeout: float = HEALTH_TIMEOUT,
+        result_timeout: float = HEALTH_TIMEOUT,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         role: Role = Role.NODE,
-        full: int = MAX_DEVICES,
+        slice_size: int = MAX_DEVICES,
     ) -> None:
         if policy.taint is not None and (fault := taint_fault(policy.taint)):
             raise DriverError(f"unhealthy_taint of the driver's class: {fault}")
         self.pool = pool
         self.role = role
-        self.full = full
+        self.slice_size = slice_size
         self.health_timeout = policy.timeout
-        self.look_timeout = look_timeout
+        self.result_timeout = result_timeout
         self.gates_off: frozenset[Gate] = frozenset()
         """Feature gates that the API server has off: devices that depend on them are published without some fields, or not at all."""
         self.known = False  # whether the driver ever returned its devices. Before, a missing device may still appear
@@ -91,7 +90,7 @@ class Inventory:
         self._policy = policy
         self._clock = clock
         self._wall = wall
-        self._looked_at = 0.0
+        self._discovered_at = 0.0
         self._states: Mapping[str, PoolState] = {}
         self._decisions: Mapping[DeviceKey, HealthDecision] = {}
         self._contents: Mapping[str, PoolContent] = {}
@@ -99,6 +98,136 @@ class Inventory:
         self._change = asyncio.Lock()  # held by each method that replaces states, decisions or gates
         self._reported_at: float | None = None
         self._changed = asyncio.Condition()
+
+    # --- a result of the driver ------------------------------------------------------------------
+
+    async def update(self, pools: object, held: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
+        """Replaces the devices by the driver's result. Returns True if something changed.
+
+        A device or counter set that the API server would reject is left out; the others are published.
+
+        Args:
+            pools: the driver's result, not yet validated.
+            held: devices that claims hold, by pool and name. If they vanish, they stay published with a taint. Pass None if they are
+                unknown now: then all vanished devices stay. The values are results of :meth:`description`, or empty; they describe
+                devices that vanished while no plugin ran.
+            method: the driver's method that returned the result.
+
+        Raises:
+            DriverError: the result is not a list of pools, or contains a name twice; then nothing changes.
+        """
+        self._discovered_at = self._clock()
+        result = parse_pools(pools, method)
+        async with self._change:
+            count = sum(len(p.devices) for p in result.values())
+            states = await compute(count, lambda: self._updated_states(result, held))
+            changed = (
+                not self.known
+                or list(states) != list(self._states)
+                or any(not s.same(self._states[n]) for n, s in states.items())
+            )
+            decisions = {
+                k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
+            }
+            published = changed or self.update_pending
+            await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
+        return changed
+
+    def _updated_states(self, result: Mapping[str, Pool], held: Held | None) -> dict[str, PoolState]:
+        fresh = {n: p for n, p in result.items() if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
+        of_pool: dict[str, dict[str, JSON]] = {}
+        for (name, device), described in (held or {}).items():
+            of_pool.setdefault(name, {})[device] = described
+        states = {}
+        # The publisher of the other role handles the vanished devices of its pools, because two publishers must never publish one pool.
+        for name in [*fresh, *(n for n in {**self._states, **of_pool} if n not in result)]:
+            before = self._states.get(name) or PoolState(name)
+            state = updated_pool(before, fresh.get(name), self.pool, None if held is None else of_pool.get(name, {}))
+            if name in fresh or state.gone:  # of a pool that vanished, the devices in use stay
+                states[name] = state
+        return states
+
+    async def _apply(
+        self,
+        states: Mapping[str, PoolState],
+        decisions: Mapping[DeviceKey, HealthDecision],
+        off: frozenset[Gate],
+        *,
+        published: bool,
+        from_driver: bool = False,
+    ) -> None:
+        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks.
+
+        Args:
+            published: whether :meth:`contents` changes.
+            from_driver: whether ``states`` are a new result of the driver.
+        """
+
+        def render() -> dict[str, PoolContent]:
+            taints = self._policy.taints(decisions)
+            return {n: render_pool(s, taints.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
+
+        self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
+        self._states, self._decisions, self.gates_off = states, decisions, off
+        if from_driver:
+            self.known, self.update_pending = True, False
+        self._note_rejected()
+        await self._notify(published=published)
+
+    def _note_rejected(self) -> None:
+        """Collects :attr:`rejected`. Logs each unpublished device once with the reason, and once when the device is published again."""
+        out = {}
+        for name, content in self._contents.items():
+            if fault := self.taken.get(name) or content.fault:
+                out[f"pool {printable(name)}"] = fault
+            if name not in self.taken:
+                out |= {self.shown(name, device): reason for device, reason in content.rejected.items()}
+        self.rejected = out
+        if self.update_pending:
+            return
+        news = [(name, fault) for name, fault in out.items() if self._logged.get(name) != fault]
+        log_sample(log, logging.ERROR, "not published: %s", news, lambda n: f"{n[0]}: {n[1]}")
+        published = [n for n in self._logged if n not in out]
+        log_sample(log, logging.INFO, "published now, or no longer returned by the driver: %s", published)
+        self._logged = out
+
+    # --- responses of the API server -------------------------------------------------------------
+
+    async def reject(self, reasons: Mapping[str, str], pool: str | None = None) -> None:
+        """Marks devices, by name, as rejected by the API server: they are left out until the driver describes them differently."""
+        async with self._change:
+            state = self._state(pool)
+            if state is _NO_POOL:
+                return
+            entries = ((state.find(name), printable(reason)) for name, reason in reasons.items())
+            rejected = {entry.name: (entry.encoded, reason) for entry, reason in entries if entry}
+            after = with_rejected(replace(state, server_rejections={**state.server_rejections, **rejected}))
+            await self._apply({**self._states, state.name: after}, self._decisions, self.gates_off, published=True)
+
+    async def clear_rejections(self) -> bool:
+        """Clears the API server's rejections, so that the devices are tried again. Returns True if there were any."""
+        async with self._change:
+            if not any(s.server_rejections for s in self._states.values()):
+                return False
+            states = {n: with_rejected(replace(s, server_rejections={})) for n, s in self._states.items()}
+            await self._apply(states, self._decisions, self.gates_off, published=True)
+        return True
+
+    async def set_gates_off(self, off: frozenset[Gate]) -> None:
+        """Sets the gates that the API server has off."""
+        async with self._change:
+            if off != self.gates_off:
+                self.update_pending = self.depends_on_gates
+                await self._apply(self._states, self._decisions, off, published=True)
+
+    async def set_taken(self, taken: Mapping[str, str]) -> bool:
+        """Sets the pools that another publisher publishes, each with the reason. Returns True if they changed."""
+        if taken == self.taken:
+            return False
+        self.taken = dict(taken)
+        self._note_rejected()
+        await self._notify(published=True)
+        return True
 
     # --- devices --------------------------------------------------------------------------------
 
@@ -128,7 +257,7 @@ class Inventory:
         return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
 
     def description(self, name: str, pool: str) -> msgspec.Raw:
-        """Returns a present device as JSON, for the record of a claim that holds it; see ``used`` of :meth:`update`."""
+        """Returns a present device as JSON, for the record of a claim that holds it; see ``held`` of :meth:`update`."""
         return self._state(pool).description(name)
 
     def _state(self, pool: str | None) -> PoolState:
@@ -177,132 +306,6 @@ class Inventory:
         found = (c for c in self.contents() if c.name == (self.pool if pool is None else pool))
         return [entry.json for c in found for entry in c.devices]
 
-    async def update(self, pools: object, used: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
-        """Replaces the devices by the driver's result. Returns True if something changed.
-
-        A device or counter set that the API server would reject is left out; the others are published.
-
-        Args:
-            pools: the driver's result, not yet validated.
-            used: devices that claims hold, by pool and name. If they vanish, they stay published with a taint. Pass None if they are
-                unknown now: then all vanished devices stay. The values are results of :meth:`description`, or empty; they describe
-                devices that vanished while no plugin ran.
-            method: the driver's method that returned the result.
-
-        Raises:
-            DriverError: the result is not a list of pools, or contains a name twice; then nothing changes.
-        """
-        self._looked_at = self._clock()
-        result = parse_pools(pools, method)
-        async with self._change:
-            count = sum(len(p.devices) for p in result.values())
-            states = await compute(count, lambda: self._updated_states(result, used))
-            changed = (
-                not self.known
-                or list(states) != list(self._states)
-                or any(not s.same(self._states[n]) for n, s in states.items())
-            )
-            decisions = {
-                k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
-            }
-            published = changed or self.update_pending
-            await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
-        return changed
-
-    def _updated_states(self, result: Mapping[str, Pool], used: Held | None) -> dict[str, PoolState]:
-        fresh = {n: p for n, p in result.items() if (p.nodes.where is Where.THIS) is (self.role is Role.NODE)}
-        held: dict[str, dict[str, JSON]] = {}
-        for (name, device), described in (used or {}).items():
-            held.setdefault(name, {})[device] = described
-        states = {}
-        # The publisher of the other role handles the vanished devices of its pools, because two publishers must never publish one pool.
-        for name in [*fresh, *(n for n in {**self._states, **held} if n not in result)]:
-            before = self._states.get(name) or PoolState(name)
-            state = updated_pool(before, fresh.get(name), self.pool, None if used is None else held.get(name, {}))
-            if name in fresh or state.gone:  # of a pool that vanished, the devices in use stay
-                states[name] = state
-        return states
-
-    async def refuse(self, reasons: Mapping[str, str], pool: str | None = None) -> None:
-        """Marks devices, by name, as rejected by the API server: they are left out until the driver describes them differently."""
-        async with self._change:
-            state = self._state(pool)
-            if state is _NO_POOL:
-                return
-            entries = ((state.find(name), printable(reason)) for name, reason in reasons.items())
-            refused = {entry.name: (entry.encoded, reason) for entry, reason in entries if entry}
-            refusing = checked(replace(state, refused={**state.refused, **refused}))
-            await self._apply({**self._states, state.name: refusing}, self._decisions, self.gates_off, published=True)
-
-    async def clear_rejections(self) -> bool:
-        """Clears the API server's rejections, so that the devices are tried again. Returns True if there were any."""
-        async with self._change:
-            if not any(s.refused for s in self._states.values()):
-                return False
-            states = {n: checked(replace(s, refused={})) for n, s in self._states.items()}
-            await self._apply(states, self._decisions, self.gates_off, published=True)
-        return True
-
-    async def set_gates_off(self, off: frozenset[Gate]) -> None:
-        """Sets the gates that the API server has off."""
-        async with self._change:
-            if off != self.gates_off:
-                self.update_pending = self.depends_on_gates
-                await self._apply(self._states, self._decisions, off, published=True)
-
-    async def set_taken(self, taken: Mapping[str, str]) -> bool:
-        """Sets the pools that another publisher publishes, each with the reason. Returns True if they changed."""
-        if taken == self.taken:
-            return False
-        self.taken = dict(taken)
-        self._note_rejected()
-        await self._notify(published=True)
-        return True
-
-    async def _apply(
-        self,
-        states: Mapping[str, PoolState],
-        decisions: Mapping[DeviceKey, HealthDecision],
-        off: frozenset[Gate],
-        *,
-        published: bool,
-        from_driver: bool = False,
-    ) -> None:
-        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks.
-
-        Args:
-            published: whether :meth:`contents` changes.
-            from_driver: whether ``states`` are a new result of the driver.
-        """
-
-        def render() -> dict[str, PoolContent]:
-            taints = self._policy.taints(decisions)
-            return {n: render_pool(s, taints.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
-
-        self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
-        self._states, self._decisions, self.gates_off = states, decisions, off
-        if from_driver:
-            self.known, self.update_pending = True, False
-        self._note_rejected()
-        await self._notify(published=published)
-
-    def _note_rejected(self) -> None:
-        """Collects :attr:`rejected`. Logs each unpublished device once with the reason, and once when the device is published again."""
-        out = {}
-        for name, content in self._contents.items():
-            if fault := self.taken.get(name) or content.fault:
-                out[f"pool {printable(name)}"] = fault
-            if name not in self.taken:
-                out |= {self.shown(name, device): reason for device, reason in content.rejected.items()}
-        self.rejected = out
-        if self.update_pending:
-            return
-        news = [(name, fault) for name, fault in out.items() if self._logged.get(name) != fault]
-        log_sample(log, logging.ERROR, "not published: %s", news, lambda n: f"{n[0]}: {n[1]}")
-        published = [n for n in self._logged if n not in out]
-        log_sample(log, logging.INFO, "published now, or no longer returned by the driver: %s", published)
-        self._logged = out
-
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that devices are published without, with an example device."""
         found: dict[tuple[str, ...], list[str]] = {}
@@ -334,7 +337,9 @@ class Inventory:
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """Returns a device's health now; unknown if the last report has expired."""
         if key.device in self._state(key.pool).gone:
-            return self._known(False, "the device vanished while a claim uses it", self._looked_at, self.look_timeout)
+            return self._known(
+                False, "the device vanished while a claim uses it", self._discovered_at, self.result_timeout
+            )
         decision = self._decisions.get(key)
         if decision is None:
             return DeviceHealth(None, "the driver has not reported its health yet", timeout=self.health_timeout)

@@ -52,8 +52,8 @@ class PoolState:
         devices: the driver's devices, in its order.
         gone: devices that vanished while a claim holds them.
         sets: the counter sets.
-        refused: the API server's rejections: name → the rejected JSON, the reason.
-        rejected: devices and counter sets that are not published, each with the reason.
+        server_rejections: devices that the API server rejected: name → the rejected JSON, the reason.
+        rejected: all devices and counter sets that are not published, each with the reason; computed by :func:`with_rejected`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class PoolState:
     devices: Mapping[str, DeviceEntry] = field(default_factory=dict)
     gone: Mapping[str, DeviceEntry] = field(default_factory=dict)
     sets: Mapping[str, CounterSetEntry] = field(default_factory=dict)
-    refused: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
+    server_rejections: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
     rejected: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> DeviceEntry | None:
@@ -100,19 +100,19 @@ def _same(now: Mapping[str, DeviceEntry], before: Mapping[str, DeviceEntry]) -> 
     )
 
 
-def updated_pool(before: PoolState, pool: Pool | None, node: str, used: Mapping[str, JSON] | None) -> PoolState:
+def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[str, JSON] | None) -> PoolState:
     """Returns the pool's state after a new result of the driver. Devices keep the driver's order.
 
     Args:
         before: the state until now.
         pool: the new result, with checked types and unique names; None if the driver does not return the pool any more.
         node: the node whose pools are published.
-        used: devices that claims hold, each with its :meth:`PoolState.description`, which is empty if unknown. If they vanish, they and
+        held: devices that claims hold, each with its :meth:`PoolState.description`, which is empty if unknown. If they vanish, they and
             their counter sets stay. None if these devices are unknown: then all vanished devices stay.
     """
-    gone, kept_sets = _vanished(before, {d.name for d in pool.devices} if pool else set(), used)
+    gone, kept_sets = _vanished(before, {d.name for d in pool.devices} if pool else set(), held)
     if pool is None:
-        return checked(replace(before, devices={}, gone=gone, sets=kept_sets))
+        return with_rejected(replace(before, devices={}, gone=gone, sets=kept_sets))
     options, fault = pool_options(before.name, pool, node)
     per_device = pool.nodes.where is not Where.THIS and (
         any(d.nodes is not None for d in pool.devices) or any(e.has_own_nodes for e in gone.values())
@@ -126,11 +126,13 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, used: Mapping[
         twice = CounterSetEntry({}, "the driver returned this name twice")
         sets[item.name] = twice if item.name in sets else validate_counter_set(item)
     sets |= {name: kept for name, kept in kept_sets.items() if name not in sets}
-    return checked(PoolState(before.name, pool.nodes, per_device, options, fault, devices, gone, sets, before.refused))
+    return with_rejected(
+        PoolState(before.name, pool.nodes, per_device, options, fault, devices, gone, sets, before.server_rejections)
+    )
 
 
 def _vanished(
-    before: PoolState, present: Collection[str], used: Mapping[str, JSON] | None
+    before: PoolState, present: Collection[str], held: Mapping[str, JSON] | None
 ) -> tuple[dict[str, DeviceEntry], dict[str, CounterSetEntry]]:
     """Returns the devices in use that vanished, and the counter sets that they consume; see :func:`updated_pool`.
 
@@ -138,9 +140,9 @@ def _vanished(
         present: names of the devices that the driver returned.
     """
     missing = {n: e for n, e in {**before.devices, **before.gone}.items() if n not in present}
-    gone = {n: e for n, e in missing.items() if used is None or n in used}
+    gone = {n: e for n, e in missing.items() if held is None or n in held}
     sets = dict(before.sets)
-    for name, described in (used or {}).items():
+    for name, described in (held or {}).items():
         if described and name not in present and name not in gone:
             try:
                 gone[name], recalled_sets = _recalled(name, described)
@@ -158,20 +160,23 @@ def _vanished(
     return gone, {name: s for name, s in sets.items() if name in consumed}
 
 
-def checked(state: PoolState) -> PoolState:
-    """Returns ``state`` with a new ``rejected``: devices and counter sets that are invalid, or that the API server rejected."""
+def with_rejected(state: PoolState) -> PoolState:
+    """Returns ``state`` with ``rejected`` computed again: the invalid devices and counter sets, and the API server's rejections.
+
+    A rejection is forgotten when the device has other JSON.
+    """
     out = {f"counter set {printable(n)}": s.fault for n, s in state.sets.items() if s.fault}
     known = {**state.gone, **state.devices}
-    refused = {n: r for n, r in state.refused.items() if n in known and known[n].encoded == r[0]}
+    by_server = {n: r for n, r in state.server_rejections.items() if n in known and known[n].encoded == r[0]}
     for name, entry in known.items():
         fault = entry.fault
         if not fault and entry.consumed:
             fault = counters_fault(entry, state.sets, seek=len(out) < _MAX_HINTS)
-        if not fault and name in refused:
-            fault = f"rejected by the API server: {refused[name][1]}"
+        if not fault and name in by_server:
+            fault = f"rejected by the API server: {by_server[name][1]}"
         if fault:
             out[name] = fault
-    return replace(state, refused=refused, rejected=out)
+    return replace(state, server_rejections=by_server, rejected=out)
 
 
 def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, CounterSetEntry]]:
@@ -186,4 +191,4 @@ def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, Counte
     return entry, {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
 
 
-__all__ = ["DeviceEntry", "DeviceKey", "Held", "PoolState", "checked", "updated_pool"]
+__all__ = ["DeviceEntry", "DeviceKey", "Held", "PoolState", "updated_pool", "with_rejected"]

@@ -278,6 +278,7 @@ class Driver:
         the API server, only that device is not published. If a name occurs twice, or the method raises, the framework rejects the whole
         result and keeps the last one.
         """
+        # Only for a subclass that extends the result of `super().pools()`: without an override, discovery.py calls `devices`.
         if self.role is Role.CONTROLLER:
             return []
         result = self.devices()

@@ -22,7 +22,7 @@ class Host:
     """Reads a machine through its sysfs.
 
     Args:
-        sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.fake.sysfs`).
+        sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.fake`).
         dev: the path of the host's ``/dev`` in this process. By default, a described host uses its own ``dev`` folder.
         lists: whether attributes may be lists (the cluster's gate DRAListTypeAttributes).
     """
@@ -128,9 +128,9 @@ class Host:
         if not is_described(self.sysfs):
             target.write_text(text)
             return
-        from .fake import sysfs as described  # imported here, because a real node never needs it
+        from .fake import kernel  # imported here, because a real node never needs it
 
-        described.write(self.sysfs, path, text)
+        kernel.write(self.sysfs, path, text)
 
     def check(self) -> None:
         """Raises :class:`SettingsError` if the path is not a sysfs."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ..base.yaml.manifests import objects
 from ..errors import ApiError
-from ..host.fake import sysfs as described
+from ..host.fake import described
 from ..kube import KubeClient, Resource, Tls, TlsFiles, load_config
 from ..kube.credentials import Token
 from ..kube.errors import AlreadyExistsError, NotFoundError

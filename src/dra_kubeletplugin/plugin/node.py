@@ -104,7 +104,7 @@ class Plugin:
             self.metrics,
             Leadership(lambda: is_newest(self.process), WriteLock(self.process.folder)),
             TaintTimes(settings.plugin_dir / "taint-times.json", self.process.id),
-            self.discovery.gates_off,
+            self.discovery.set_gates_off,
         )
         self.notices = RejectionEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
@@ -168,7 +168,7 @@ class Plugin:
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
                 jobs = start_tasks(tasks, {"devices": self.discovery.run})
                 try:
-                    if not await self.discovery.first_look(self.settings.discovery_timeout):
+                    if not await self.discovery.wait_for_first_call(self.settings.discovery_timeout):
                         log.warning(
                             "serving before the devices are known: the driver's %s() has not returned within %g s",
                             discovery_method(self.driver), self.settings.discovery_timeout,
@@ -220,7 +220,7 @@ class Plugin:
             self.process.claim_sockets(sockets)
         except (
             OSError
-        ) as e:  # if the disk is full, the service still works; only a killed process then leaves its sockets
+        ) as e:  # if the disk is slice_size, the service still works; only a killed process then leaves its sockets
             log.warning(
                 "cannot write in %s; if the process is killed, its sockets stay: %s", self.process.folder, describe(e)
             )
@@ -311,7 +311,7 @@ class Plugin:
 def _inventory(driver: Driver, settings: Settings) -> Inventory:
     """Creates the driver's inventory with the health policy of its class and of the settings."""
     # A device that may get a taint needs a slice with the lower device limit; otherwise devices would have to move later.
-    full = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+    slice_size = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
     policy = HealthPolicy(
         taint=driver.unhealthy_taint,
         effect=settings.unhealthy_effect,
@@ -319,7 +319,7 @@ def _inventory(driver: Driver, settings: Settings) -> Inventory:
         healthy_after=settings.healthy_after,
         timeout=settings.health_timeout,
     )
-    look_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
-    inventory = Inventory(settings.node_name, policy, look_timeout, full=full)
+    result_timeout = max(settings.health_timeout, 3 * settings.rescan_interval)
+    inventory = Inventory(settings.node_name, policy, result_timeout, slice_size=slice_size)
     inventory.depends_on_gates = driver.uses_pools
     return inventory

@@ -14,7 +14,8 @@ from typing import Any
 from ..base.http_server.origin import is_from_here
 from ..base.http_server.server import Request, Response
 from ..claims import ClaimSnapshot, ClaimSummary
-from ..devices.inventory import DeviceKey, Inventory
+from ..devices.inventory import Inventory
+from ..devices.pool_state import DeviceKey
 from ..devices.validation import decoded
 from ..errors import RecordsError, printable
 from ..resourceapi.nodes import Where

@@ -118,7 +118,7 @@ class InProcessDriver:
         }
 
     async def rescan(self) -> None:
-        await self.plugin.discovery.look()
+        await self.plugin.discovery.call_now()
         await self.plugin.published(READY)
 
     def check(self) -> None:

@@ -238,7 +238,7 @@ def node(
 ) -> Iterator[Node[Any]]:
     """The driver under test on the first node, after it was registered and has published."""
     from ..driver import check, load_driver
-    from ..host.fake import sysfs
+    from ..host.fake import described
     from .facade import Node
     from .node import on_node
     from .sync_async import Scope
@@ -255,7 +255,7 @@ def node(
         with _fail_on_error():
             host = wanted.host
             if isinstance(host, str):
-                host = sysfs.find(host, wanted.origins["host"], wanted.base_folder)
+                host = described.find(host, wanted.origins["host"], wanted.base_folder)
             running = on_node(
                 local_cluster.inner,
                 driver,

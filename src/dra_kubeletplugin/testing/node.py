@@ -12,7 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 from ..base.settings import Settings
 from ..driver import Driver, Health, check, make
 from ..host import Host
-from ..host.fake import sysfs as described
+from ..host.fake import described, schema
+from ..host.fake.marker import is_described
 from ..localcluster.cluster import LocalCluster, resource_of
 from ..localcluster.kubelet import LocalKubelet, Timers
 from ..plugin.node import Plugin
@@ -140,7 +141,7 @@ class DriverNode(Generic[D]):
         """Simulates a reboot of the node: every process ends, CDI files are deleted, and the boot id changes."""
         await self.stop()
         sysfs = self.settings.sysfs_root
-        await self.cluster.reboot(sysfs=sysfs if described.is_described(sysfs) else None)
+        await self.cluster.reboot(sysfs=sysfs if is_described(sysfs) else None)
         await self.start()
 
     async def rescan(self) -> None:
@@ -211,7 +212,7 @@ class DriverNode(Generic[D]):
         await self.plugin.published(TIMEOUT)
 
     def _described_sysfs(self, verb: str) -> Path:
-        if not described.is_described(self.settings.sysfs_root):
+        if not is_described(self.settings.sysfs_root):
             raise FaultError(
                 f"{verb} needs a described host: pass one with host=, because a test never changes this machine's hardware"
             )
@@ -387,7 +388,7 @@ async def on_node(
     check(driver)
     sysfs = Path("/sys")
     if host is not None:
-        description = host if isinstance(host, Mapping) else described.load(described.find(str(host), "host"))
+        description = host if isinstance(host, Mapping) else schema.load(described.find(str(host), "host"))
         sysfs = described.build(cluster.state / "host", description)
     base = Settings(
         driver_name=driver.name,

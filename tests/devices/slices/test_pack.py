@@ -43,7 +43,7 @@ def test_slices_respect_limits_hold_every_device_once_and_keep_it_in_place(
     if not tainted & set(second):
         where = {n: key for key, group in before.items() for n in group.devices}
         for content in contents:
-            assert all(where.get(d.name, content.key) == content.key for d in content.devices)
+            assert all(where.get(d.name, content.name) == content.name for d in content.devices)
 
 
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
@@ -59,7 +59,7 @@ def sized(n: int, kind: int) -> DeviceEntry:
 
 def held(contents: list[SliceContent], step: object = "") -> dict[str, PublishedNames]:
     return {
-        c.key or f"s{step}-{i:05}": PublishedNames([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
+        c.name or f"s{step}-{i:05}": PublishedNames([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
         for i, c in enumerate(contents)
     }
 
@@ -83,11 +83,11 @@ def test_whatever_comes_and_goes_limits_hold_and_what_can_stay_stays(counts: lis
             assert sum(d.consumed for d in c.devices) <= 2048
             places = [place[d.name] for d in c.devices]
             assert places == sorted(places), "the author's order within a slice"
-            if c.key and c.counter_sets:
-                assert before[c.key].counter_sets, "counters never take the place of devices"
-            if c.key and c.devices:
-                assert not before[c.key].counter_sets
-        keys = [c.key for c in contents if c.key]
+            if c.name and c.counter_sets:
+                assert before[c.name].counter_sets, "counters never take the place of devices"
+            if c.name and c.devices:
+                assert not before[c.name].counter_sets
+        keys = [c.name for c in contents if c.name]
         assert len(set(keys)) == len(keys)
         before = held(contents, step)
         again = pack(order, sets, before, full)
@@ -107,9 +107,9 @@ def test_counters_stay_where_counters_are_and_devices_where_devices_are() -> Non
     assert [bool(c.counter_sets) for c in contents] == [True, False]
     before = held(contents)
     without = pack([sized(n, 0) for n in range(10)], (), before)
-    assert [c.key for c in without] == ["s-00001"]
+    assert [c.name for c in without] == ["s-00001"]
     back = pack(order, sets, held(without))
-    assert [c.key for c in back] == [None, "s-00001"]
+    assert [c.name for c in back] == [None, "s-00001"]
 
 
 @pytest.mark.parametrize("full", [64, 128])
@@ -171,16 +171,16 @@ def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> Wri
     known = [existing_slice(o) for o in existing]
     frame = first_frame(contents, known, "d.example.com", "n", {"nodeName": "n"})
     digests = {s.name: s.digest for s in known}
-    changed = {c.key for c in contents if c.key and digests[c.key] != frame.digest(c)}
+    changed = {c.name for c in contents if c.name and digests[c.name] != frame.digest(c)}
     return make_plan(contents, known, frame, changed)
 
 
 def stored(plan: WritePlan, existing: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What the server has after a plan."""
     gone = {s.name for s in (*plan.first, *plan.last)}
-    updated = {w.over.name: w.object(plan.frame, "n", {}, {}) for w in plan.writes if w.over}
+    updated = {w.existing.name: w.object(plan.frame, "n", {}, {}) for w in plan.writes if w.existing}
     out = [updated.get(o["metadata"]["name"], o) for o in existing if o["metadata"]["name"] not in gone]
-    for i, write in enumerate(w for w in plan.writes if not w.over):
+    for i, write in enumerate(w for w in plan.writes if not w.existing):
         o = write.object(plan.frame, "n", {}, {})
         name = f"{o['metadata']['generateName']}{len(existing)}{i}"
         out.append({**o, "metadata": {"name": name, "uid": "u", "resourceVersion": "1"}})

@@ -15,7 +15,7 @@ from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices.conflict_backoff import ConflictBackoff, WriterConflict
-from dra_kubeletplugin.devices.slices.server_response import refused_devices
+from dra_kubeletplugin.devices.slices.server_response import rejected_devices
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.kube.errors import InvalidError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
@@ -171,7 +171,7 @@ def _foreign_slice() -> dict[str, Any]:
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=40), lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["details", "causes", "field", "message"]), x, max_size=3)))  # fmt: skip
 def test_no_status_of_a_server_is_too_malformed_to_be_read(status: Any) -> None:
     e = InvalidError("no", details=status if isinstance(status, dict) else {"details": status})
-    assert refused_devices(e, {"spec": {"devices": [{"name": "a"}]}}) == {}
+    assert rejected_devices(e, {"spec": {"devices": [{"name": "a"}]}}) == {}
 
 
 # --- nonsense ---------------------------------------------------------------------------------------

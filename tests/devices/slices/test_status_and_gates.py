@@ -373,7 +373,7 @@ async def test_waiting_for_slices_reports_why_they_are_not_there() -> None:
     async with node_with(Odds) as node:
         node.cluster.api.injected_faults.down = True
         node.driver.bad = False
-        await node.plugin.discovery.look()
+        await node.plugin.discovery.call_now()
         await wait_until(lambda: "cannot publish" in node.plugin.publisher.fault)
         with pytest.raises(NotReadyError, match=r"slices are not up to date after 1 s: .*cannot publish"):
             await node.plugin.published(1)
@@ -394,10 +394,10 @@ async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: py
         inventory = await make_inventory("a")
         notices = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
         task = asyncio.create_task(notices.run())
-        await inventory.refuse({"a": "no"})
+        await inventory.reject({"a": "no"})
         await wait_until(lambda: "no events for you" in caplog.text)
         server.instead = lambda request: None
-        await inventory.refuse({"a": "still no"})
+        await inventory.reject({"a": "still no"})
         await wait_until(lambda: len(server.storage.list("events")) == 1)
         assert not task.done()
         task.cancel()
@@ -406,7 +406,7 @@ async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: py
 async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None:
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         inventory = await make_inventory(*(f"d{i}" for i in range(300)))
-        await inventory.refuse({f"d{i}": "no" for i in range(300)})
+        await inventory.reject({f"d{i}": "no" for i in range(300)})
         task = asyncio.create_task(
             RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
         )
@@ -424,10 +424,10 @@ async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_serv
             RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
         )
         for n in range(25):  # each is told while there is room for it
-            await inventory.refuse({"a": f"<object at {n:#x}>"})
+            await inventory.reject({"a": f"<object at {n:#x}>"})
             await wait_until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]
         for n in range(25, 60):
-            await inventory.refuse({"a": f"<object at {n:#x}>"})
+            await inventory.reject({"a": f"<object at {n:#x}>"})
             await asyncio.sleep(0.02)
         assert len(server.storage.list("events")) == 25
         task.cancel()

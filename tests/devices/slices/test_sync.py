@@ -15,7 +15,7 @@ from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.slices import Leadership, NodeScope
 from dra_kubeletplugin.devices.slices.pack import PublishedNames, pack
 from dra_kubeletplugin.devices.slices.publisher import Publisher
-from dra_kubeletplugin.devices.slices.server_response import refused_devices
+from dra_kubeletplugin.devices.slices.server_response import rejected_devices
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.devices.validation import recalled_device
 from dra_kubeletplugin.errors import ApiError
@@ -34,17 +34,17 @@ def refusal(status: int, *fields: object) -> ApiError:
 @pytest.mark.parametrize("status", [400, 422])
 def test_the_devices_that_a_refusal_names_are_reported_with_what_is_wrong(status: int) -> None:
     error = refusal(status, "spec.devices[1].attributes", "spec.devices[1].name", "spec.devices[0]")
-    assert refused_devices(error, OBJ) == {"b": "attributes: no; name: no", "a": ": no"}
+    assert rejected_devices(error, OBJ) == {"b": "attributes: no; name: no", "a": ": no"}
 
 
 @pytest.mark.parametrize("field", [None, 7, "spec.pool.name", "spec.devices", "spec.devices[2].name", "metadata.name"])
 def test_a_refusal_that_names_none_of_our_devices_takes_none(field: object) -> None:
-    assert refused_devices(refusal(422, field), OBJ) == {}
+    assert rejected_devices(refusal(422, field), OBJ) == {}
 
 
 @pytest.mark.parametrize("status", [401, 403, 409, 500])
 def test_what_is_no_refusal_of_an_object_is_about_no_device(status: int) -> None:
-    assert refused_devices(refusal(status, "spec.devices[0]"), OBJ) == {}
+    assert rejected_devices(refusal(status, "spec.devices[0]"), OBJ) == {}
 
 
 async def test_a_server_that_does_not_permit_it_is_distinguished_from_one_that_is_away() -> None:
@@ -124,7 +124,7 @@ def test_a_new_device_goes_beside_the_one_that_the_author_put_before_it() -> Non
     order = [*before["s0"].devices, "b0", "b1", "new", "b2"]
     contents = pack([recalled_device({"name": n}) for n in order], (), before, 100)
     (home,) = [c for c in contents if any(d.name == "new" for d in c.devices)]
-    assert home.key == "s1"
+    assert home.name == "s1"
 
 
 def test_times_that_cannot_be_kept_leave_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

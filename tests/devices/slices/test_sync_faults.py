@@ -165,7 +165,7 @@ class Writer:
     def __init__(self, server: Server, instances: Path | None = None) -> None:
         self.server = server
         self.instances = instances
-        self.inventory = Inventory("node", full=FULL)
+        self.inventory = Inventory("node", slice_size=FULL)
         self.leads = True
         self.restart()
 

@@ -98,7 +98,7 @@ async def row(role: Role = Role.NODE) -> AsyncIterator[Row]:
 
 async def several(r: Row, **given: Any) -> None:
     """Three slices of two devices, as this publisher makes them; two fill a slice."""
-    r.inventory.full = 2
+    r.inventory.slice_size = 2
     for i, pair in enumerate((["a", "b"], ["c", "d"], ["e", "f"])):
         await r.existing(f"0000{i}-{DRIVER}-node-x", [*pair], **{"generation": 5, "count": 3, **given})
     await r.owned()
@@ -191,7 +191,7 @@ async def test_one_existing_and_one_desired_is_updated_in_place() -> None:
 
 async def test_more_than_one_of_either() -> None:
     async with row() as r:
-        r.inventory.full = 2
+        r.inventory.slice_size = 2
         await r.existing("s", ["a"])
         await r.owned()
         await r.answer(["x", "y", "z"])
@@ -223,7 +223,7 @@ async def test_update_one() -> None:
 
 async def test_update_many_devices() -> None:
     async with row() as r:
-        r.inventory.full = 128
+        r.inventory.slice_size = 128
         await r.answer([f"d{i}" for i in range(300)])
         assert await r.reconcile() == ["POST"] * 3
         await r.answer([Device(f"d{i}", {"x": i}) for i in range(300)])
@@ -436,7 +436,7 @@ async def test_detected_before_sending_unknown_counter() -> None:
 
 async def test_migration_from_random_names_to_indexed_names() -> None:
     async with row() as r:
-        r.inventory.full = 2
+        r.inventory.slice_size = 2
         await r.existing("zz", ["a", "b"], count=2)
         await r.existing("aa", ["c", "d"], count=2)
         await r.owned()
@@ -448,7 +448,7 @@ async def test_migration_from_random_names_to_indexed_names() -> None:
 
 async def test_migration_from_a_mix_of_both() -> None:
     async with row() as r:
-        r.inventory.full = 2
+        r.inventory.slice_size = 2
         await r.existing(f"00000-{DRIVER}-node-x", ["c", "d"], count=2)
         await r.existing("zz", ["a", "b"], count=2)
         await r.owned()
@@ -460,7 +460,7 @@ async def test_migration_from_a_mix_of_both() -> None:
 
 async def test_random_names_that_are_in_order_are_left_as_they_are() -> None:
     async with row() as r:
-        r.inventory.full = 2
+        r.inventory.slice_size = 2
         await r.existing("aa", ["a", "b"], count=2)
         await r.existing("zz", ["c", "d"], count=2)
         await r.owned()

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.errors import MetadataError
-from dra_kubeletplugin.host.fake import sysfs as described
+from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
 from dra_kubeletplugin.localcluster.kubelet.claims import PrepareError

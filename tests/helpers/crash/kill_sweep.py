@@ -29,7 +29,7 @@ from dra_kubeletplugin._proto import dra_v1_pb2_grpc as pb_grpc
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.errors import RecordsError, describe
-from dra_kubeletplugin.host.fake import sysfs
+from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.kube.resource import CLAIMS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
@@ -158,7 +158,7 @@ class Node:
         self.registry.mkdir()
         self.log = folder / "log"
         self.log.touch()
-        sysfs.build(folder / "sys", {"functions": []})
+        described.build(folder / "sys", {"functions": []})
         self.over: list[Ref] = []  # claims of pods that have ended
         self._registrations: dict[Path, Path] = {}
         self._started: list[Plugin] = []

@@ -14,7 +14,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.host.fake import sysfs
+from dra_kubeletplugin.host.fake import described
 from dra_kubeletplugin.testing import node_with
 
 DRIVER = """
@@ -76,7 +76,7 @@ def files(tmp_path: Path) -> Path:
 async def test_a_device_keeps_its_node_when_another_is_unplugged(files: Path) -> None:
     """Numbered by position, the second would have become the first, with the first's node."""
     async with node_with(Fpga, host=files / "host.yaml") as node:
-        sysfs.remove_function(node.plugin.host.sysfs, "0000:17:00.0")
+        described.remove_function(node.plugin.host.sysfs, "0000:17:00.0")
         assert not (node.plugin.host.dev / "fpga0").exists()
         await node.rescan()
         await node.plugin.published(60)

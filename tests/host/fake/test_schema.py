@@ -20,7 +20,7 @@ from msgspec import structs
 from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import recording
-from dra_kubeletplugin.host.fake import schema, sysfs
+from dra_kubeletplugin.host.fake import described, schema, tree
 from dra_kubeletplugin.host.fake.model import SPEEDS, WIDTHS, Function, Machine
 from dra_kubeletplugin.localcluster.dev.hosts import HostError, NodeHost
 
@@ -30,7 +30,7 @@ CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 @contextlib.contextmanager
 def built(machine: Machine | Mapping[str, Any]) -> Iterator[Host]:
     with tempfile.TemporaryDirectory() as folder:
-        yield Host(sysfs.build(Path(folder) / "sys", machine))
+        yield Host(described.build(Path(folder) / "sys", machine))
 
 
 def functions(*given: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,9 +131,9 @@ def readable(fn: Function) -> Function:
     return structs.replace(fn, attributes={}, classes=classes, vfs=vfs)
 
 
-@pytest.mark.parametrize("name", sysfs.machines())
+@pytest.mark.parametrize("name", described.machines())
 def test_the_machines_that_come_with_the_package_are_what_they_state(name: str) -> None:
-    machine = schema.load(sysfs.find(name))
+    machine = schema.load(described.find(name))
     with built(machine) as host:
         found = recording.record(host)
         names = [fn.device().name for fn in host.pci()]
@@ -145,7 +145,7 @@ def test_the_machines_that_come_with_the_package_are_what_they_state(name: str) 
 
 def test_this_machine_can_be_recorded_and_built_again(tmp_path: Path) -> None:
     machine = recording.record(Host())
-    again = recording.record(Host(sysfs.build(tmp_path / "sys", machine)))
+    again = recording.record(Host(described.build(tmp_path / "sys", machine)))
     assert by_address(again) == by_address(machine)
 
 
@@ -235,11 +235,11 @@ TWICE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", TWICE)
 def test_what_cannot_be_laid_out_is_refused_with_the_place(tmp_path: Path, what: str) -> None:
     with pytest.raises(SettingsError, match=r"cannot build the described host in|surrogates not allowed"):
-        sysfs.build(tmp_path, TWICE[what])
-    sysfs.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
+        described.build(tmp_path, TWICE[what])
+    described.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
     if "files" not in TWICE[what] and "nodes" not in TWICE[what]:
         with pytest.raises(SettingsError):
-            sysfs.add_function(tmp_path / "good", TWICE[what]["functions"][0])
+            described.add_function(tmp_path / "good", TWICE[what]["functions"][0])
 
 
 @pytest.mark.parametrize("what", WRONG)
@@ -248,7 +248,7 @@ def test_what_is_wrong_is_reported_with_the_file_and_its_line(tmp_path: Path, wh
     file = tmp_path / "host.yaml"
     file.write_text(content)
     with pytest.raises(SettingsError, match=re.escape(f"{file}{told}")):
-        sysfs.load(file)
+        schema.load(file)
 
 
 def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_the_first_error_of_each_function_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- {address: 1, vendor: x, device: 2}\n- {vendor: 1, device: 70000}\n")
     with pytest.raises(SettingsError) as told:
-        sysfs.load(file)
+        schema.load(file)
     assert [fault.partition(": ")[2] for fault in told.value.faults] == [
         "functions[0].address: 1: expected `str`, got `int`",
         "functions[1].device: 70000: expected `int` <= 65535",
@@ -273,11 +273,11 @@ def test_the_first_error_of_each_function_is_reported(tmp_path: Path) -> None:
 def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="is not text in UTF-8"):
-        sysfs.load(tmp_path / "binary")
+        schema.load(tmp_path / "binary")
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
-        sysfs.load(tmp_path / "nowhere")
+        schema.load(tmp_path / "nowhere")
     with pytest.raises(SettingsError, match="did you mean 'virtual-machine'"):
-        sysfs.find("virtual-machin")
+        described.find("virtual-machin")
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["functions", "address", "vfs", "vendor", "classes", "numa_nodes", "nodes"]), inner, max_size=4), max_leaves=12))  # fmt: skip
@@ -351,7 +351,7 @@ def test_a_driver_takes_with_it_what_it_made() -> None:
         assert (fn.nodes(), (host.dev / "infiniband/uverbs0").exists(), len(host.pci())) == ([], False, 1)
         host.write("bus/pci/drivers_probe", fn.address)
         assert fn.nodes() == ["/dev/infiniband/uverbs0"]
-        sysfs.reboot(host.sysfs)
+        described.reboot(host.sysfs)
         assert len(host.pci()) == 3, "virtual functions are there again after a boot"
 
 
@@ -375,11 +375,11 @@ def test_device_files_are_found_however_deep_they_hang_and_not_those_of_function
 def test_what_is_plugged_in_is_checked_and_what_is_unplugged_takes_all_below_it() -> None:
     with built(functions(*SWITCHED)) as host:
         with pytest.raises(SettingsError, match="occurs twice"):
-            sysfs.add_function(host.sysfs, {**CARD, "address": "0000:19:00.0"})
-        sysfs.add_function(host.sysfs, {**CARD, "address": "0000:1a:00.0", "behind": DOWN, "iommu_group": 7})
+            described.add_function(host.sysfs, {**CARD, "address": "0000:19:00.0"})
+        described.add_function(host.sysfs, {**CARD, "address": "0000:1a:00.0", "behind": DOWN, "iommu_group": 7})
         host.write("bus/pci/devices/0000:19:00.0/sriov_numvfs", "4")
         assert len(host.pci()) == 10
-        sysfs.remove_function(host.sysfs, DOWN)
+        described.remove_function(host.sysfs, DOWN)
         assert [fn.address for fn in host.pci()] == [PORT, UP]
         assert list((host.sysfs / "kernel/iommu_groups").iterdir()) == []
 
@@ -407,7 +407,7 @@ def test_any_file_can_be_stated() -> None:
         assert fn is not None
         assert (fn.read("label"), fn.read("hwmon/hwmon0/temp1_input"), fn.read("nothing")) == ("left", "42000", None)
         assert (host.sysfs / "class/dmi/id/product_name").read_text() == "Box\n"
-        assert sysfs.device_numbers(host.dev / "fpga0") == ("c", 240, 0)
+        assert tree.device_numbers(host.dev / "fpga0") == ("c", 240, 0)
 
 
 def test_an_attribute_that_is_written_while_it_is_read_is_never_empty() -> None:

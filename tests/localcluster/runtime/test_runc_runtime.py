@@ -360,9 +360,9 @@ async def test_a_described_device_is_no_device_of_this_machine(tmp_path: Path) -
     (tmp_path / "dev").mkdir()
     spec = json.loads(json.dumps(CDI).replace("/dev/zero", "/dev/gpu0"))
     (tmp_path / "cdi/gpu.json").write_text(json.dumps(spec))
-    from dra_kubeletplugin.host.fake import sysfs
+    from dra_kubeletplugin.host.fake import tree
 
-    sysfs.add_device_node(tmp_path, "gpu0", 8, 0)
+    tree.add_device_node(tmp_path, "gpu0", 8, 0)
     runc = await Runc.find(tmp_path / "runc")
     runtime = RuncRuntime(tmp_path / "c", Images({}, tmp_path / "i"), [tmp_path / "cdi"], runc, tmp_path / "dev")
     try:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_kubeletplugin.packaging.manifests import driver, pod_fields
-from dra_kubeletplugin.packaging.manifests.source import load, parse_yaml
+from dra_kubeletplugin.packaging.manifests import driver_folder, pod_fields
+from dra_kubeletplugin.packaging.manifests.source_reader import load, parse_yaml
 from dra_kubeletplugin.packaging.manifests.values import merged, read
 from tests.helpers.shared_folders import shared_folder
 
@@ -91,7 +91,7 @@ def kustomized(given: JSON, folder: Path) -> list[JSON]:
     """As ``kubectl apply -k`` would apply it."""
     folder.mkdir(parents=True, exist_ok=True)
     base = Path("/".join([".."] * (len(folder.resolve().parts) - 1))) / str(ROOT / "deploy/kustomize").lstrip("/")
-    for path, text in driver.files(SOURCE, read(SOURCE, given), str(base)):
+    for path, text in driver_folder.files(SOURCE, read(SOURCE, given), str(base)):
         (folder / path).write_text(text)
     return built(folder)
 

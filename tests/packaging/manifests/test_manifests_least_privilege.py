@@ -133,7 +133,7 @@ async def controller(deployed: Deployed) -> AsyncIterator[Controller]:
 
 async def look_again(running: Plugin | Controller) -> None:
     """Has the driver asked for its devices, and waits until they are published."""
-    await running.discovery.look()
+    await running.discovery.call_now()
     async with asyncio.timeout(60):
         await running.publisher.current()
 

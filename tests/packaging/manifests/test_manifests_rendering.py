@@ -11,10 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.packaging.manifests import source
-from dra_kubeletplugin.packaging.manifests.patches import patch
+from dra_kubeletplugin.packaging.manifests import source_reader
+from dra_kubeletplugin.packaging.manifests.patches import merge_patch
 from dra_kubeletplugin.packaging.manifests.replacements import places
-from dra_kubeletplugin.packaging.manifests.source import Distribution, SourceError
+from dra_kubeletplugin.packaging.manifests.source_reader import Distribution, SourceError
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.packaging.manifests.values_validation import faults
 from tests.packaging.manifests.rendering import (
@@ -626,7 +626,7 @@ namespace: {{ .Release.Namespace | quote }}
 
 
 def test_a_template_is_read_as_helm_renders_it() -> None:
-    role, workload = source.manifests(TEMPLATES)
+    role, workload = source_reader.manifests(TEMPLATES)
     assert (role.feature, role.features, workload.feature, workload.features) == ("", set(), "events", {"probes"})
     values = {"name": "n", "namespace": "1", "httpPort": 8080, "logLevel": "info"}
     assert role.render(set(), values) == {"kind": "Role", "name": "n-info", "namespace": "1"}
@@ -636,7 +636,7 @@ def test_a_template_is_read_as_helm_renders_it() -> None:
 
 def test_a_condition_that_kustomize_cannot_express_is_refused() -> None:
     with pytest.raises(SourceError, match=r"kustomize has no form of '\{\{- if eq \.Values\.logLevel \"info\" \}\}'"):
-        list(source.manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
+        list(source_reader.manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
 
 
 def test_the_templates_name_only_features_and_parameters_of_the_list() -> None:
@@ -654,13 +654,13 @@ def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:
 
 def test_a_patch_of_a_list_without_names_is_refused() -> None:
     with pytest.raises(SourceError, match="items have no names"):
-        patch({"rules": [1]}, {"rules": [2]})
+        merge_patch({"rules": [1]}, {"rules": [2]})
 
 
 def test_a_patch_adds_changes_and_removes_by_name() -> None:
     before = {"a": 1, "b": 2, "env": [{"name": "X", "value": "1"}, {"name": "Y"}]}
     after = {"a": 3, "env": [{"name": "X", "value": "2"}, {"name": "Z"}]}
-    assert patch(before, after) == {
+    assert merge_patch(before, after) == {
         "a": 3,
         "b": None,
         "env": [{"name": "Y", "$patch": "delete"}, {"name": "X", "value": "2"}, {"name": "Z"}],

@@ -13,7 +13,7 @@ import pytest
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.packaging.manifests import helm, kustomize
-from dra_kubeletplugin.packaging.manifests.source import SourceError
+from dra_kubeletplugin.packaging.manifests.source_reader import SourceError
 from dra_kubeletplugin.packaging.manifests.values import read
 from dra_kubeletplugin.packaging.manifests.writer import write_driver, write_shared
 from tests.packaging.manifests.rendering import SOURCE

@@ -19,7 +19,9 @@ from dra_kubeletplugin._proto import health_v1alpha1_pb2 as v1alpha1
 from dra_kubeletplugin._proto import registration_v1_pb2 as pb
 from dra_kubeletplugin.base import flock as locks
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.devices.inventory import DeviceHealth, DeviceKey, Inventory
+from dra_kubeletplugin.devices.health_policy import DeviceHealth
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.pool_state import DeviceKey
 from dra_kubeletplugin.plugin.grpc import (
     NodeService,
     Registration,

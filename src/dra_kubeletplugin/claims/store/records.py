@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...base.text import join_names
-from ...devices.inventory import Held
+from ...devices.pool_state import Held
 from ...errors import DeviceHeldError, OverdrawnError, printable
 from ..capacity import Hold, Shortage, shared_supplies
 from ..record import Fence, Record, State, UnreadableRecord, check_doc

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from ...devices.inventory import Held
+from ...devices.pool_state import Held
 from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
 from ..record import Record, UnreadableRecord

@@ -12,7 +12,7 @@ from ...resourceapi.conversion import GROUP
 from ...resourceapi.gated_fields import Gate, gate_of, gates_of_options, without
 from ..inventory import Inventory
 from .scope import Scope
-from .server_response import REFUSED, as_sent, in_v1, lost, refused_devices
+from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
 
 JSON = dict[str, Any]
 _NODES = ("nodeName", "nodeSelector", "allNodes")
@@ -32,7 +32,7 @@ class GateProbe:
         """Forgets the results, because the API server may have been reconfigured."""
         self._known = frozenset()
 
-    async def look(self, resource: Resource) -> frozenset[Gate]:
+    async def find_gates_off(self, resource: Resource) -> frozenset[Gate]:
         """Returns the gates that the devices depend on and that are off.
 
         If the API server rejects the probe, no gate counts as off; the response to the real slices then shows which gates are off.
@@ -80,14 +80,14 @@ class GateProbe:
         except ApiError as e:
             if e.unreachable or isinstance(e, (UnauthorizedError, NotFoundError)):
                 raise
-            if not isinstance(e, REFUSED):
+            if not isinstance(e, REJECTIONS):
                 return frozenset()
             if "perDeviceNodeSelection" in nodes:
                 # The API server dropped perDeviceNodeSelection, and the remaining fields select no nodes.
                 return frozenset({Gate.PARTITIONS})
             bare = [without(d, {Gate.LISTS}) for d in named]
             plain = [dict(d) for d in bare if not isinstance(d, str)]
-            if not refused_devices(e, obj) or plain == named:
+            if not rejected_devices(e, obj) or plain == named:
                 return frozenset()
             # With the gate off, the API server drops list values, and rejects an attribute that has no other value.
             return frozenset({Gate.LISTS}) | await self._dropped(resource, nodes, plain)

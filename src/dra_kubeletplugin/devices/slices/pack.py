@@ -30,11 +30,14 @@ class PublishedNames:
 
 @dataclass(slots=True)
 class SliceContent:
-    """The content of one slice: devices or counter sets, never both (since 1.35). ``key`` is the name of the existing slice, if any."""
+    """The content of one slice: devices or counter sets, never both (since 1.35).
+
+    ``name`` is the name of the existing slice that gets the content; None for a new slice.
+    """
 
     devices: list[DeviceEntry] = field(default_factory=list)
     counter_sets: list[JSON] = field(default_factory=list)
-    key: str | None = None
+    name: str | None = None
     limit: int = MAX_DEVICES
     _bytes: int = 0
     _consumed: int = 0
@@ -59,7 +62,7 @@ def pack(
     devices: Sequence[DeviceEntry],
     counter_sets: Sequence[JSON] = (),
     before: Mapping[str, PublishedNames] | None = None,
-    full: int = MAX_DEVICES,
+    slice_size: int = MAX_DEVICES,
 ) -> list[SliceContent]:
     """Returns the slices of a pool, slices with counter sets first.
 
@@ -69,22 +72,22 @@ def pack(
         devices: the devices in the author's order, which is kept within a slice.
         counter_sets: shared counters of the pool.
         before: the previous content of slices, in the order in which the allocator reads them.
-        full: maximum number of devices in a slice: 128, or 64 if the driver reports health.
+        slice_size: maximum number of devices in a slice: 128, or 64 if the driver reports health.
     """
     before = before or {}
     with_sets = {k: h for k, h in before.items() if h.counter_sets}
     with_devices = {k: h for k, h in before.items() if not h.counter_sets}
-    contents = {k: SliceContent(key=k, limit=full) for k in with_devices}
+    contents = {k: SliceContent(name=k, limit=slice_size) for k in with_devices}
     rest = _stay(devices, with_devices, contents)
     filled = [c for c in contents.values() if c.devices]
     spare = [c for c in contents.values() if not c.devices]
     if rest:
-        filled += _place(devices, rest, filled, spare, full)
+        filled += _place(devices, rest, filled, spare, slice_size)
         place = {d.name: i for i, d in enumerate(devices)}
         for content in filled:
             content.devices.sort(key=lambda d: place[d.name])
     out = _pack_sets(counter_sets, with_sets) + filled
-    return out or [SliceContent(key=next(iter(before), None))]
+    return out or [SliceContent(name=next(iter(before), None))]
 
 
 def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, PublishedNames]) -> None:
@@ -92,7 +95,7 @@ def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, Publi
     sets = iter([k for k, h in before.items() if h.counter_sets])
     devices = iter([k for k, h in before.items() if not h.counter_sets])
     for content in contents:
-        content.key = next(sets if content.counter_sets else devices, None)
+        content.name = next(sets if content.counter_sets else devices, None)
 
 
 def _stay(
@@ -100,8 +103,8 @@ def _stay(
 ) -> Collection[str]:
     """Puts devices into their previous slices. Returns the names of new devices and of devices that cannot stay."""
     home: dict[str, str] = {}
-    for slice_, held in before.items():
-        for name in held.devices:
+    for slice_, names in before.items():
+        for name in names.devices:
             home.setdefault(name, slice_)
     at_home: dict[str, list[DeviceEntry]] = {}
     rest = set()
@@ -133,7 +136,7 @@ def _place(
     rest: Collection[str],
     filled: Sequence[SliceContent],
     spare: Sequence[SliceContent],
-    full: int,
+    slice_size: int,
 ) -> list[SliceContent]:
     """Puts the devices in ``rest`` into as few slices as possible. Returns the added slices; slices from ``spare`` come first.
 
@@ -157,7 +160,7 @@ def _place(
             open_ = open_ + again if content is None else again + open_
         if content is None:
             # Reuse an emptied slice before creating a new one.
-            content = unused.pop() if unused else SliceContent(limit=full)
+            content = unused.pop() if unused else SliceContent(limit=slice_size)
             content.take(device)
             added.append(content)
         last = content
@@ -165,10 +168,10 @@ def _place(
 
 
 def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, PublishedNames]) -> list[SliceContent]:
-    contents = {k: SliceContent(key=k) for k in before}
+    contents = {k: SliceContent(name=k) for k in before}
     home: dict[str, str] = {}
-    for key, held in before.items():
-        for name in held.counter_sets:
+    for key, names in before.items():
+        for name in names.counter_sets:
             home.setdefault(name, key)
     rest = []
     for counter_set in counter_sets:

@@ -39,10 +39,10 @@ def first_frame(
     existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
-    nodes: JSON,
+    fields: JSON,
 ) -> PoolFrame:
     """Returns the frame with the current generation, for the comparison with existing slices. If few slices change, it is kept."""
-    return PoolFrame(driver, pool, nodes, max(newest(existing), 1), len(contents))
+    return PoolFrame(driver, pool, fields, max(newest(existing), 1), len(contents))
 
 
 def make_plan(
@@ -66,21 +66,21 @@ def make_plan(
         touch: slices of which only the metadata differs.
     """
     by_name = {s.name: s for s in existing}
-    keys = {c.key for c in contents if c.key}
+    names = {c.name for c in contents if c.name}
     generation = newest(existing)
     current = {s.name: s for s in existing if s.generation == generation}
-    bad = [i for i, c in enumerate(contents) if c.key in current and c.key in changed]
-    missing = [i for i, c in enumerate(contents) if c.key not in current]
-    obsolete = [s for name, s in sorted(by_name.items()) if name not in keys]
+    bad = [i for i, c in enumerate(contents) if c.name in current and c.name in changed]
+    missing = [i for i, c in enumerate(contents) if c.name not in current]
+    obsolete = [s for name, s in sorted(by_name.items()) if name not in names]
     extra = [s for s in obsolete if s.name in current]
     devices = sum(len(c.devices) for c in contents)
 
     numbers = _numbers(contents)
 
     def writes(places: Iterable[int]) -> list[SliceWrite]:
-        return [SliceWrite(contents[i], by_name.get(contents[i].key or ""), numbers[i]) for i in places]
+        return [SliceWrite(contents[i], by_name.get(contents[i].name or ""), numbers[i]) for i in places]
 
-    touched = [i for i, c in enumerate(contents) if c.key in touch and c.key in current and i not in bad]
+    touched = [i for i, c in enumerate(contents) if c.name in touch and c.name in current and i not in bad]
     if _stays(len(contents), current, frame, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
         # Surplus slices are deleted last: while there are too many slices, the generation counts as incomplete.
@@ -94,7 +94,7 @@ def make_plan(
     new_frame = replace(frame, generation=max(generation + 1, frame.generation))
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
-    every.sort(key=lambda w: w.over is None)
+    every.sort(key=lambda w: w.existing is None)
     return WritePlan(new_frame, obsolete, every, [], devices, rewrites_all=True)
 
 
@@ -107,7 +107,7 @@ def _numbers(contents: Sequence[SliceContent]) -> list[int]:
     """Returns a number for each slice, so that the name of a new slice sorts after the slice before it."""
     out, last = [], -1
     for content in contents:
-        match = _NUMBERED.match(content.key or "")
+        match = _NUMBERED.match(content.name or "")
         last = int(match[1], 16) if match else last + 1
         out.append(last)
     return out
@@ -150,7 +150,7 @@ def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[SliceContent]) 
     The name of a new slice begins with its number.
     """
     place = {d.name: i for i, d in enumerate(devices)}
-    names = [c.key or f"{n:05x}-" for c, n in zip(slices, _numbers(slices), strict=True)]
+    names = [c.name or f"{n:05x}-" for c, n in zip(slices, _numbers(slices), strict=True)]
     by_name = [slices[i] for i in sorted(range(len(names)), key=names.__getitem__)]
     order = [place[d.name] for s in by_name for d in s.devices]
     return order == sorted(order)
@@ -165,17 +165,17 @@ def previous_contents(
     had the device when all slices were as wanted. A slice that loses all its content in this way is left out.
     """
     rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
-    devices_of = {s.name: s.held for s in sorted(existing, key=lambda s: rank[s.name])}
+    devices_of = {s.name: s.names for s in sorted(existing, key=lambda s: rank[s.name])}
     gone = {name for name in layout if name not in devices_of}
     devices_of |= {name: layout[name] for name in sorted(gone)}
     out: dict[str, PublishedNames] = {}
     assigned: set[tuple[bool, str]] = set()
-    for name, held in devices_of.items():
+    for name, names in devices_of.items():
         rest = PublishedNames(
-            [d for d in held.devices if (False, d) not in assigned],
-            [c for c in held.counter_sets if (True, c) not in assigned],
+            [d for d in names.devices if (False, d) not in assigned],
+            [c for c in names.counter_sets if (True, c) not in assigned],
         )
-        assigned |= {*((False, d) for d in held.devices), *((True, c) for c in held.counter_sets)}
-        if rest.devices or rest.counter_sets or (name not in gone and not held.devices and not held.counter_sets):
+        assigned |= {*((False, d) for d in names.devices), *((True, c) for c in names.counter_sets)}
+        if rest.devices or rest.counter_sets or (name not in gone and not names.devices and not names.counter_sets):
             out[name] = rest
     return dict(sorted(out.items())), gone

@@ -26,7 +26,7 @@ from .gate_probe import GateProbe
 from .leadership import Leadership
 from .plan import is_complete
 from .scope import Scope
-from .server_response import REFUSED
+from .server_response import REJECTIONS
 from .status import PoolStatus, PublisherStatus
 from .sync import SupersededError, Sync, Syncer
 from .taint_times import TaintTimes
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 _RESYNC = 600.0  # seconds between synchronisations without any event
 _SETTLE = 0.02  # seconds to collect events before a synchronisation
 _FOLLOW = 2.0  # seconds between checks whether the publishing instance is gone
-_REFUSED = 300.0  # seconds before rejected objects are sent again
+_RETRY_REJECTED_AFTER = 300.0  # seconds before rejected objects are sent again
 _MAX_PAUSE = 30.0
 
 
@@ -75,7 +75,7 @@ class Publisher:
         self._fault = ""
         self._failures = 0
         # the rejected version of the inventory, and the time until which it is not sent again
-        self._refused: tuple[int, float] | None = None
+        self._rejected: tuple[int, float] | None = None
         self._contention = ConflictBackoff()
         self._dirty = asyncio.Event()
         # Whether the watch has reconnected: the API server may not be the one whose gates were probed.
@@ -159,7 +159,7 @@ class Publisher:
             await asyncio.sleep(_SETTLE)
             self._dirty.clear()
             if self._reconnected:
-                self._reconnected, self._refused = False, None
+                self._reconnected, self._rejected = False, None
                 self._syncer.forget_server_behavior()
                 await self._forget()
             if not self.inventory.known:
@@ -185,9 +185,9 @@ class Publisher:
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.holds():
                 return
-            if self._refused and time.monotonic() > self._refused[1]:
+            if self._rejected and time.monotonic() > self._rejected[1]:
                 return
-            limit = remaining if self.leads and not self._refused else min(remaining, _FOLLOW)
+            limit = remaining if self.leads and not self._rejected else min(remaining, _FOLLOW)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await self._dirty.wait()
@@ -207,7 +207,7 @@ class Publisher:
             self.leads = self.leadership.holds()
             if not self.leads:
                 return await self._follow_leader()
-            if self._refused and self._refused[0] == version and time.monotonic() < self._refused[1]:
+            if self._rejected and self._rejected[0] == version and time.monotonic() < self._rejected[1]:
                 return 0.0
             return await self._publish()
         except SupersededError:
@@ -239,7 +239,7 @@ class Publisher:
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
             self._contention.written(time.monotonic(), is_response=undone is not None)
-        self._failures, self._refused = 0, None
+        self._failures, self._rejected = 0, None
         self._pools = tuple(
             PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
         )
@@ -250,7 +250,7 @@ class Publisher:
     async def _resource(self) -> Resource:
         """Returns the slices' resource after probing which fields the API server drops. Raises :class:`ApiError`."""
         resource = await self.client.dra("resourceslices")
-        await self._note_gates(await self._probe.look(resource))
+        await self._note_gates(await self._probe.find_gates_off(resource))
         return resource
 
     async def _note_gates(self, off: frozenset[Gate]) -> None:
@@ -275,7 +275,7 @@ class Publisher:
             SupersededError: try again.
         """
         resource = await self._resource()
-        version, contents, existing = await self._syncer.look(resource)
+        version, contents, existing = await self._syncer.wanted_and_existing(resource)
         if all(is_complete([s for s in existing if s.pool == content.name]) for content in contents):
             self._failures = 0
             self._mark_current(version)
@@ -293,9 +293,9 @@ class Publisher:
     # --- faults ---------------------------------------------------------------------------------
 
     def _failed(self, e: ApiError, version: int) -> float:
-        if isinstance(e, REFUSED):
+        if isinstance(e, REJECTIONS):
             # The same objects would be rejected again, so wait for a change.
-            self._refused = (version, time.monotonic() + _REFUSED)
+            self._rejected = (version, time.monotonic() + _RETRY_REJECTED_AFTER)
             self._retry_later(
                 f"the API server rejects the slices, so their devices cannot be scheduled: {e}", logging.ERROR
             )

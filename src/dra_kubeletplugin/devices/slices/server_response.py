@@ -12,7 +12,8 @@ from ...resourceapi.conversion import GROUP, convert
 from ...resourceapi.schema import dropped
 
 JSON = dict[str, Any]
-REFUSED = (BadRequestError, InvalidError)
+REJECTIONS = (BadRequestError, InvalidError)
+"""The API server rejects the object, and would reject the same object again."""
 
 
 def in_v1(obj: JSON, resource: Resource) -> JSON:
@@ -37,9 +38,9 @@ def lost(sent: JSON, stored: JSON) -> set[str]:
     return {re.sub(r"\[\d+\]", "[]", p) for p in found + dropped(rest, stored, "spec")}
 
 
-def refused_devices(e: ApiError, obj: JSON) -> dict[str, str]:
+def rejected_devices(e: ApiError, obj: JSON) -> dict[str, str]:
     """Returns the devices of a slice that a rejection names, each with the reason; empty if it names none."""
-    if not isinstance(e, REFUSED):
+    if not isinstance(e, REJECTIONS):
         return {}
     details = e.details.get("details")
     causes = details.get("causes") if isinstance(details, dict) else None

@@ -28,7 +28,7 @@ class ExistingSlice:
     pool: str
     generation: int
     count: int
-    held: PublishedNames  # names of devices or of counter sets, in order
+    names: PublishedNames  # of its devices or counter sets, in order
     timed: Mapping[str, list[JSON]]  # device → its taints, if one has a time
     digest: bytes
 
@@ -58,15 +58,15 @@ def existing_slice(obj: JSON) -> ExistingSlice:
     if not all(isinstance(t, str) for t in texts) or not all(isinstance(n, int) for n in numbers):
         raise TypeError(f"{meta['name']!r} has fields of other types")
     devices = spec.get("devices") or []
-    names = tuple(d["name"] for d in devices)
-    if not all(isinstance(n, str) for n in names):
+    device_names = tuple(d["name"] for d in devices)
+    if not all(isinstance(n, str) for n in device_names):
         raise TypeError(f"{meta['name']!r} has devices without a name")
     return ExistingSlice(
         metadata={k: v for k, v in meta.items() if k != "managedFields"},
         pool=pool["name"],
         generation=pool["generation"],
         count=pool["resourceSliceCount"],
-        held=PublishedNames(names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
+        names=PublishedNames(device_names, tuple(c["name"] for c in spec.get("sharedCounters") or [])),
         timed={d["name"]: d["taints"] for d in devices if any(t.get("timeAdded") for t in d.get("taints") or [])},
         digest=digest(spec),
     )
@@ -114,13 +114,13 @@ class PoolFrame:
 
 @dataclass(frozen=True, slots=True)
 class SliceWrite:
-    """A slice to send: an update of the existing slice ``over``, or a new slice if ``over`` is None.
+    """A slice to send: an update of the slice ``existing``, or a new slice if ``existing`` is None.
 
     ``index`` is its number in the order of the pool.
     """
 
     content: SliceContent
-    over: ExistingSlice | None
+    existing: ExistingSlice | None
     index: int
 
     def object(self, frame: PoolFrame, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
@@ -132,13 +132,13 @@ class SliceWrite:
             metadata: its metadata without the name; labels of other writers are kept.
             timed: device → taints with the times when they were added.
         """
-        if self.over is None:
+        if self.existing is None:
             prefix = f"{self.index:05x}-{frame.driver}-" + (f"{node}-" if node else "")
             meta = {"generateName": _cut(prefix), **metadata}
         else:
-            labels = {**(self.over.metadata.get("labels") or {}), **metadata.get("labels", {})}
-            meta = {**self.over.metadata, **metadata, **({"labels": labels} if labels else {})}
-        spec = frame.spec(self.content, {**timed, **self.over.timed} if self.over else timed)
+            labels = {**(self.existing.metadata.get("labels") or {}), **metadata.get("labels", {})}
+            meta = {**self.existing.metadata, **metadata, **({"labels": labels} if labels else {})}
+        spec = frame.spec(self.content, {**timed, **self.existing.timed} if self.existing else timed)
         return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
 
 

@@ -1,7 +1,7 @@
 """One synchronisation with the API server: list the slices, compare them with the content of pools, write.
 
-:meth:`Syncer.plan` packs the devices of each pool and plans the writes; :meth:`Syncer.carry_out` sends them. The state that is kept
-between two synchronisations only saves writes.
+:meth:`Syncer.plan` lists the slices, packs the devices of each pool and plans the writes; :meth:`Syncer.carry_out` sends them. The
+state that is kept between two synchronisations only saves writes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from ...kube.decoding import Bare
 from ...kube.errors import ForbiddenError, NotFoundError
 from ...resourceapi.gated_fields import gate_of
 from ..background import compute
-from ..inventory import Inventory, PoolContent
+from ..inventory import Inventory
+from ..pool_content import PoolContent
 from ..validation import decoded
 from .leadership import Leadership
 from .pack import PublishedNames, SliceContent, assign_existing, pack
 from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, newest, previous_contents
 from .scope import Scope
-from .server_response import REFUSED, as_sent, in_v1, lost, refused_devices
+from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
 from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
 from .taint_times import TaintTimes
 
@@ -91,17 +92,22 @@ class Syncer:
         # pools of which another publisher has slices, each with a message
         self._other_publishers: Mapping[str, str] = {}
 
-    def forget(self) -> None:
-        """Forgets the metadata of other objects, such as the Node, which may have changed."""
-        self._metadata = None
+    # --- planning -------------------------------------------------------------------------------
 
-    def forget_server_behavior(self) -> None:
-        """Forgets what the API server kept and dropped, because it may behave differently now; all slices are compared again."""
-        self._found, self._accepted = {}, {}
-        self.dropped.clear()
-        self.settled_at = -1  # so the next write does not count as a conflict with another writer
+    async def plan(self, resource: Resource) -> Sync:
+        """Plans the writes of all pools. Raises :class:`ApiError` and :class:`SupersededError`."""
+        if self._metadata is None:
+            self._metadata = await self._scope.metadata(self._client)
+        version, contents, existing = await self.wanted_and_existing(resource)
+        self._times.learn(existing)
+        names = {s.name for s in existing}
+        self._accepted = {n: a for n, a in self._accepted.items() if n in names}
+        plans, with_removals = await compute(
+            sum(len(c.devices) for c in contents), lambda: self._plan_pools(contents, existing)
+        )
+        return Sync(plans, with_removals, existing, version)
 
-    async def look(self, resource: Resource) -> tuple[int, list[PoolContent], list[ExistingSlice]]:
+    async def wanted_and_existing(self, resource: Resource) -> tuple[int, list[PoolContent], list[ExistingSlice]]:
         """Returns the inventory's version, the wanted pools, and our slices in the API server.
 
         Raises:
@@ -112,13 +118,13 @@ class Syncer:
         async with self._leadership.lock.taken():
             pass  # waits until a previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
-        existing = await self._existing(resource, {c.name for c in contents})
+        existing = await self._list_existing(resource, {c.name for c in contents})
         taken = {p: why for p, why in self._other_publishers.items() if p in pools}
         if await self._inventory.set_taken(taken):
             raise SupersededError
         return version, contents, existing
 
-    async def _existing(self, resource: Resource, pools: Collection[str]) -> list[ExistingSlice]:
+    async def _list_existing(self, resource: Resource, pools: Collection[str]) -> list[ExistingSlice]:
         """Lists our slices. Decodes them one at a time, and lets other tasks run in between.
 
         Raises:
@@ -155,21 +161,6 @@ class Syncer:
         self._other_publishers = {p: by for p, (age, by) in others.items() if p not in own_ages or age < own_ages[p]}
         return out
 
-    # --- planning -------------------------------------------------------------------------------
-
-    async def plan(self, resource: Resource) -> Sync:
-        """Plans the writes of all pools. Raises :class:`ApiError` and :class:`SupersededError`."""
-        if self._metadata is None:
-            self._metadata = await self._scope.metadata(self._client)
-        version, contents, existing = await self.look(resource)
-        self._times.learn(existing)
-        names = {s.name for s in existing}
-        self._accepted = {n: a for n, a in self._accepted.items() if n in names}
-        plans, with_removals = await compute(
-            sum(len(c.devices) for c in contents), lambda: self._plan_pools(contents, existing)
-        )
-        return Sync(plans, with_removals, existing, version)
-
     def _plan_pools(
         self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
     ) -> tuple[list[WritePlan], int]:
@@ -183,7 +174,7 @@ class Syncer:
             removals.append(make_plan([], of_pool[pool], frame, ()))
         for content in contents:
             stay = {d.name for d in content.devices}
-            removes = any(name not in stay for s in of_pool[content.name] for name in s.held.devices)
+            removes = any(name not in stay for s in of_pool[content.name] for name in s.names.devices)
             (removals if removes else others).append(self._plan_pool(content, of_pool[content.name]))
         return [*removals, *others], len(removals)
 
@@ -191,28 +182,28 @@ class Syncer:
         by_name = {s.name: s for s in existing}
         filled = pool.devices or pool.counter_sets
         before, gone = previous_contents(existing, self._layout.get(pool.name, {}) if filled else {})
-        slices = pack(pool.devices, pool.counter_sets, before, self._inventory.full)
+        slices = pack(pool.devices, pool.counter_sets, before, self._inventory.slice_size)
         if not all(is_numbered(name) for name in before) and not is_in_order(pool.devices, slices):
             # Another writer's names do not sort in the author's order, so all slices are created again, once, with numbered names.
-            slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.full)
+            slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
             before = {}
         for slice_ in slices:
-            if slice_.key in gone:
-                slice_.key = None  # create it again with the same content
+            if slice_.name in gone:
+                slice_.name = None  # create it again with the same content
         nodes = {"perDeviceNodeSelection": True} if pool.per_device else pool.nodes.of_slice(self._scope.node)
         fields = {**nodes, **pool.options}
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
-        kept = [(by_name[s.key], s) for s in slices if s.key]
+        kept = [(by_name[s.name], s) for s in slices if s.name]
         changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, frame)}
         touch = {have.name for have, _ in kept if have.name not in changed and not self._has_metadata(have)}
         plan = make_plan(slices, existing, frame, changed, touch)
         if not plan.rewrites_all or not before:
             return plan
         # All slices are written anyway, so the author's order costs no further write.
-        slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.full)
-        assign_existing(slices, {name: held for name, held in before.items() if name in by_name})
+        slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
+        assign_existing(slices, {name: names for name, names in before.items() if name in by_name})
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
-        ordered = make_plan(slices, existing, frame, {s.key for s in slices if s.key}, ())
+        ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name}, ())
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
     def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
@@ -247,24 +238,24 @@ class Syncer:
         settled = {s.name: s.version for s in sync.existing}
         if sync.writes:
             self._metadata = await self._scope.metadata(self._client)
-        refused: ApiError | None = None
+        rejected: ApiError | None = None
         for i, plan in enumerate(sync.plans):
             try:
                 await self._carry_out_pool(plan, resource, settled)
             except ApiError as e:
                 # A device that this pool must lose first may be planned for another pool, so the other writes must wait.
-                if not isinstance(e, (*REFUSED, ForbiddenError)) or i < sync.with_removals:
+                if not isinstance(e, (*REJECTIONS, ForbiddenError)) or i < sync.with_removals:
                     raise
-                refused = refused or e
-        if refused:
-            raise refused
+                rejected = rejected or e
+        if rejected:
+            raise rejected
         self.settled, self.settled_at = settled, sync.version
         self._metrics.set("slices", len(settled))
         if not sync.writes:
             self._layout = {}
             tainted: dict[str, list[str]] = {}
             for slice_ in sync.existing:
-                self._layout.setdefault(slice_.pool, {})[slice_.name] = slice_.held
+                self._layout.setdefault(slice_.pool, {})[slice_.name] = slice_.names
                 tainted.setdefault(slice_.pool, []).extend(slice_.timed)
             self._times.forget(tainted)
 
@@ -287,7 +278,7 @@ class Syncer:
             layout[name] = PublishedNames(devices, [c["name"] for c in write.content.counter_sets])
         await delete(plan.last)
         if plan.count:
-            made = sum(w.over is None for w in plan.writes)
+            made = sum(w.existing is None for w in plan.writes)
             log.info(
                 "published %d devices in %d slices (%d created, %d updated, %d deleted)",
                 plan.devices, plan.frame.count, made, len(plan.writes) - made, len(plan.first) + len(plan.last),
@@ -311,14 +302,14 @@ class Syncer:
         sent = as_sent(obj, resource)
         try:
             response = await (
-                self._client.update(resource, sent) if write.over else self._client.create(resource, sent)
+                self._client.update(resource, sent) if write.existing else self._client.create(resource, sent)
             )
         except ApiError as e:
-            if reasons := refused_devices(e, obj):
-                await self._inventory.refuse(reasons, frame.pool)
+            if reasons := rejected_devices(e, obj):
+                await self._inventory.reject(reasons, frame.pool)
             raise
         del sent
-        self._metrics.inc("slice_writes_total", verb="update" if write.over else "create")
+        self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")
         stored = in_v1(response, resource)
         meta = stored["metadata"]
         await asyncio.sleep(0)
@@ -351,6 +342,18 @@ class Syncer:
         if off != self._inventory.gates_off:
             await self._inventory.set_gates_off(off)
             raise SupersededError
+
+    # --- forgetting -----------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Forgets the metadata of other objects, such as the Node, which may have changed."""
+        self._metadata = None
+
+    def forget_server_behavior(self) -> None:
+        """Forgets what the API server kept and dropped, because it may behave differently now; all slices are compared again."""
+        self._found, self._accepted = {}, {}
+        self.dropped.clear()
+        self.settled_at = -1  # so the next write does not count as a conflict with another writer
 
 
 def _age(metadata: Mapping[str, Any]) -> _Age:

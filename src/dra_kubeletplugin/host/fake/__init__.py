@@ -4,6 +4,8 @@ Read the modules in the order of the work:
 
 1. ``schema.py`` documents the format, and reads a file into the structs of ``model.py``.
 2. ``topology.py`` adds the defaults that depend on other functions, and checks the functions together.
-3. ``sysfs.py`` writes the tree, and later imitates the kernel's effects of writes to it.
-4. ``uevents.py`` is the file of events, and ``marker.py`` the file that distinguishes the tree from a real sysfs.
+3. ``described.py`` finds the file, and builds the tree: first the folders, drivers and NUMA nodes, then each function.
+4. ``kernel.py`` plugs a function in and binds its driver. Later, it imitates the kernel's effects of writes to the tree.
+5. ``tree.py`` writes each file, link and device node.
+6. ``uevents.py`` is the file of events, and ``marker.py`` the file that distinguishes the tree from a real sysfs.
 """

@@ -22,13 +22,13 @@ _WORD = r"^[A-Za-z0-9_][\w.:+-]*\Z"
 _ROOT = r"^(?!.*\.\.)[\w.:-]+(/[\w.:-]+)*\Z"
 _PATH = r"^(?!\.)[^/\x00-\x1f\x7f]+(/(?!\.)[^/\x00-\x1f\x7f]+)*\Z"
 _NUMBERS = r"^\d+:\d+\Z"
-_NODE = r"^([bc] )?\d+:\d+\Z"
+_DEVICE_NODE = r"^([bc] )?\d+:\d+\Z"
 FORMS: Mapping[str, str] = {
     _ADDRESS: "a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f",
     _WORD: "a name: use letters, digits, '-', '_', '.', ':' and '+'",
     _ROOT: "a root: write it like pci0000:16",
     _PATH: "a path within the folder",
-    _NODE: "a device node: write 'c major:minor', or 'b major:minor' for a block device",
+    _DEVICE_NODE: "a device node: write 'c major:minor', or 'b major:minor' for a block device",
 }
 """What a user must write, by the pattern that msgspec names in its error."""
 
@@ -36,13 +36,13 @@ Address = Annotated[str, Meta(pattern=_ADDRESS)]
 Word = Annotated[str, Meta(pattern=_WORD)]
 Root = Annotated[str, Meta(pattern=_ROOT)]
 PathInFolder = Annotated[str, Meta(pattern=_PATH)]
-Node = Annotated[str, Meta(pattern=_NODE)]
+DeviceNode = Annotated[str, Meta(pattern=_DEVICE_NODE)]
 Content = bool | int | float | str
 Bits8 = Annotated[int, Meta(ge=0, le=0xFF)]
 Bits16 = Annotated[int, Meta(ge=0, le=0xFFFF)]
 Bits24 = Annotated[int, Meta(ge=0, le=0xFFFFFF)]
 From1 = Annotated[int, Meta(ge=1, le=0xFFFF)]
-NodeNumber = Annotated[int, Meta(ge=0, le=1023)]
+NumaNumber = Annotated[int, Meta(ge=0, le=1023)]
 _SET_BY_KEY = {  # files of a function's folder that another key, or a write to the host, sets
     "vendor": "vendor", "device": "device", "class": "class", "driver": "driver", "numa_node": "numa", "iommu_group": "iommu_group",
     "sriov_totalvfs": "vfs.total", "sriov_numvfs": "vfs.enabled", "sriov_vf_device": "vfs.device", "sriov_offset": "vfs.offset",
@@ -91,7 +91,7 @@ class Function(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     behind: Address | None = None
     root: Root | None = None
     driver: Word | None = None
-    numa: NodeNumber | None = None
+    numa: NumaNumber | None = None
     iommu_group: Bits24 | None = None
     boot_vga: bool = False
     link: Link | None = None
@@ -137,8 +137,10 @@ class Function(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
 
 class NumaNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One NUMA node: its list of CPUs, its socket, and its distances to all NUMA nodes."""
+
     cpus: int | str = ""
-    socket: NodeNumber = 0
+    socket: NumaNumber = 0
     distances: tuple[Bits8, ...] = ()
 
     def __post_init__(self) -> None:
@@ -150,12 +152,15 @@ class NumaNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A complete description. Only :func:`.schema.parse` creates it, after validation."""
+    """A complete description. Only :func:`.schema.parse` creates it, after validation.
+
+    ``nodes`` are device nodes by path below ``dev``.
+    """
 
     functions: tuple[Function, ...]
-    numa_nodes: Mapping[NodeNumber, NumaNode] = {}
+    numa_nodes: Mapping[NumaNumber, NumaNode] = {}
     drivers: tuple[Word, ...] = ()
-    nodes: Mapping[PathInFolder, Node] = {}
+    nodes: Mapping[PathInFolder, DeviceNode] = {}
     files: Mapping[PathInFolder, Content] = {}
 
     def folder(self, function: Function) -> PurePosixPath:
@@ -167,6 +172,13 @@ class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             parts = [*([at.root] if at.root else []), at.address, *parts]
             at = by_address[at.behind] if at.behind else None
         return PurePosixPath(*parts)
+
+    def local_cpus(self, function: Function) -> str | None:
+        """Returns the list of the CPUs nearest to a function; None if no NUMA nodes are described."""
+        if not self.numa_nodes:
+            return None
+        near = [n for number, n in self.numa_nodes.items() if function.numa in {None, number}]
+        return ",".join(str(n.cpus) for n in near if n.cpus != "")
 
 
 def _check_class_device(name: str, attributes: Mapping[str, Content]) -> None:

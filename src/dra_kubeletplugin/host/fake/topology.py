@@ -1,4 +1,7 @@
-"""Checks a description as a whole: unique addresses, existing parents, consistent NUMA nodes."""
+"""Completes the functions of a description with defaults, and checks the description as a whole.
+
+It checks that addresses are unique, that parents exist, and that NUMA nodes are consistent.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...base.yaml import line_numbers
 from ...errors import SettingsError
 from ...host import Host
-from ...host.fake import sysfs as described
+from ...host.fake import described, kernel, schema
 
 
 class HostError(ValueError):
@@ -38,7 +38,7 @@ class NodeHost:
         Raises:
             SettingsError: the description is invalid.
         """
-        machine = described.load(described.find(description))
+        machine = schema.load(described.find(description))
         shutil.rmtree(folder, ignore_errors=True)
         sysfs = described.build(folder, machine)
         return cls(sysfs, Host(sysfs).dev, description)
@@ -90,7 +90,7 @@ class NodeHost:
         if not (self.sysfs / path).resolve().is_relative_to(self.sysfs.resolve()):
             raise HostError(f"{path} is not below {self.sysfs}")
         try:
-            described.write(self.sysfs, path, text)
+            kernel.write(self.sysfs, path, text)
         except OSError as e:
             raise HostError(f"{path}: {e.strerror or e}") from None
 

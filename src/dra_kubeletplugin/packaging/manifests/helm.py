@@ -15,7 +15,7 @@ from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Stru
 from . import driver_options
 from .pod_fields import ALL
 from .pod_values_validation import OWN_LABEL
-from .source import HEADER, JSON, MADE, PODS, SOURCE, TEMPLATES, Parameter, Source
+from .source_reader import HEADER, JSON, MADE, PODS, SOURCE, TEMPLATES, Parameter, Source
 from .values_validation import OPTION, framework_options
 
 CHART = "dra-driver"

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...base.yaml.loader import dump
-from .patches import patch
+from .patches import merge_patch
 from .replacements import ReplacementPath, places, with_markers
-from .source import HEADER, JSON, Manifest, Source
+from .source_reader import HEADER, JSON, Manifest, Source
 from .values import merged
 
 PARAMETERS = "parameters"
@@ -46,15 +46,16 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
             body["resources"] = ["objects.yaml"]
         changed = [m for m in source.all if feature.name in m.features]
         if changed:
-            body["patches"] = [_patch(m, feature.name, placeholders(source)) for m in changed]
-        if found := _replacements(source, _new_places(source, changed, feature.name)):
+            body["patches"] = [_feature_patch(m, feature.name, placeholders(source)) for m in changed]
+        if found := _replacements(source, _places_of_feature(source, changed, feature.name)):
             body["replacements"] = found
         yield f"{folder}/kustomization.yaml", f"# {feature.help}\n" + _kustomization("Component", body)
+    # The features of a distribution have components already; only its parameters are missing.
     for distribution in source.distributions.values():
         if data := {k: v for k, v in distribution.values.items() if k in source.parameters}:
             text = _kustomization("Component", {"patches": list(_distribution_patches(data))})
             yield f"components/{distribution.name}/kustomization.yaml", f"# {distribution.help}\n" + text
-    last = _kustomization("Component", {"replacements": _replacements(source, _all_places(source))})
+    last = _kustomization("Component", {"replacements": _replacements(source, _places_without_features(source))})
     head = "# Sets the parameters. A driver lists this component last.\n"
     yield f"components/{PARAMETERS}/kustomization.yaml", head + last
 
@@ -73,19 +74,21 @@ def _kustomization(kind: str, body: JSON) -> str:
 # --- patches ------------------------------------------------------------------------------------------
 
 
-def _patch(manifest: Manifest, feature: str, values: Mapping[str, object]) -> JSON:
+def _feature_patch(manifest: Manifest, feature: str, values: Mapping[str, object]) -> JSON:
+    """Returns the entry that changes an object without the feature into the object with the feature."""
     off, on = (manifest.render(f, values) for f in (OFF, {feature}))
-    return patch_of(off, patch(off, on))
+    return patch_entry(off, merge_patch(off, on))
 
 
 def _distribution_patches(data: JSON) -> Iterator[JSON]:
-    yield patch_of({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PARAMETERS}}, {"data": data})
+    """Yields the entries that set the parameters of a distribution."""
+    yield patch_entry({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PARAMETERS}}, {"data": data})
     if data.get("resourceAPI", "v1") != "v1":  # before Kubernetes 1.34, a DeviceClass did not have this field
         head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}}
-        yield patch_of(head, {"spec": {"extendedResourceName": None}}, ".*")
+        yield patch_entry(head, {"spec": {"extendedResourceName": None}}, ".*")
 
 
-def patch_of(target: JSON, change: JSON, names: str = "") -> JSON:
+def patch_entry(target: JSON, change: JSON, names: str = "") -> JSON:
     """Returns the entry of a kustomization that applies ``change`` to ``target``, or to all objects whose name matches ``names``."""
     name = target["metadata"]["name"]
     head = {"apiVersion": target["apiVersion"], "kind": target["kind"], "metadata": {"name": name}}
@@ -94,30 +97,34 @@ def patch_of(target: JSON, change: JSON, names: str = "") -> JSON:
 
 # --- replacements -------------------------------------------------------------------------------------
 
-Found = tuple[JSON, ReplacementPath]
+FoundPlace = tuple[JSON, ReplacementPath]
+"""An object in which the value of each parameter is its marker, and one place in it."""
 
 
-def _new_places(source: Source, manifests: Iterable[Manifest], feature: str) -> Iterator[Found]:
-    """Yields the parameters' places that exist only with the feature."""
+def _places_of_feature(source: Source, manifests: Iterable[Manifest], feature: str) -> Iterator[FoundPlace]:
+    """Yields the places of parameters that the patch of a feature adds."""
     for manifest in manifests:
         off, on = (manifest.render(f, with_markers(source.parameters)) for f in (OFF, {feature}))
         known = set(places(off))
         yield from ((on, place) for place in places(on) if place not in known)
 
 
-def _all_places(source: Source) -> Iterator[Found]:
-    """Yields the parameters' places that exist with any features, because kustomize ignores a missing object, but not a missing field."""
+def _places_without_features(source: Source) -> Iterator[FoundPlace]:
+    """Yields the places of parameters in all objects, without the parts that a feature adds.
+
+    The component of a feature replaces the parameters in its parts: kustomize ignores a missing object, but fails for a missing field.
+    """
     markers = with_markers(source.parameters)
     options = {
         "kind": "ConfigMap",
         "metadata": {"name": f"{markers['name']}-options", "namespace": markers["namespace"]},
     }
-    for found in (*(m.render(OFF, markers) for m in source.all), options):
-        yield from ((found, place) for place in places(found))
+    for rendered in (*(m.render(OFF, markers) for m in source.all), options):
+        yield from ((rendered, place) for place in places(rendered))
     yield {"kind": "DeviceClass", "metadata": {}}, ReplacementPath("resourceAPI", "apiVersion", "/", 1)
 
 
-def _replacements(source: Source, found: Iterable[Found]) -> list[JSON]:
+def _replacements(source: Source, found: Iterable[FoundPlace]) -> list[JSON]:
     """Returns one replacement per parameter. Objects get their names last, because other replacements select them by name."""
     by_parameter: dict[str, list[JSON]] = {}
     for manifest, place in sorted(found, key=lambda f: f[1].path == "metadata.name"):

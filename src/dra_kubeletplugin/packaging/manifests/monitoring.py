@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .source import HEADER, SOURCE
+from .source_reader import HEADER, SOURCE
 
 FOLDER = SOURCE / "monitoring"
 _OPERATORS = """apiVersion: monitoring.coreos.com/v1

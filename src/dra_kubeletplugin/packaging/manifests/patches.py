@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .source import JSON, SourceError
+from .source_reader import JSON, SourceError
 
 
-def patch(before: JSON, after: JSON, where: str = "") -> JSON:
-    """Returns the keys that differ. List items are matched by name.
+def merge_patch(before: JSON, after: JSON, where: str = "") -> JSON:
+    """Returns the keys of ``after`` that differ; None for a key that only ``before`` has. List items are matched by name.
 
     Raises :class:`SourceError` if a list differs and its items have no names.
     """
@@ -26,7 +26,7 @@ def patch(before: JSON, after: JSON, where: str = "") -> JSON:
 
 def _value(before: Any, after: Any, path: str) -> Any:
     if isinstance(before, dict) and isinstance(after, dict):
-        return patch(before, after, path)
+        return merge_patch(before, after, path)
     if isinstance(before, list) and isinstance(after, list):
         return _items(before, after, path)
     return after
@@ -44,5 +44,5 @@ def _items(before: list[Any], after: list[Any], path: str) -> list[JSON]:
         if name not in old:
             out.append(item)
         elif item != old[name]:
-            out.append({"name": name, **patch(old[name], item, f"{path}[{name}]")})
+            out.append({"name": name, **merge_patch(old[name], item, f"{path}[{name}]")})
     return out

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .source import JSON, PODS, Manifest, Source
+from .source_reader import JSON, PODS, Manifest, Source
 
 ALL = "all"
 """The name in the values for fields of all pods."""
@@ -45,7 +45,7 @@ def template_with(source: Source, template: JSON, values: Given) -> JSON:
     return out
 
 
-def patch(source: Source, template: JSON, values: Given) -> JSON:
+def template_patch(source: Source, template: JSON, values: Given) -> JSON:
     """Returns the strategic merge patch that turns a workload's template into :func:`template_with`.
 
     The patch matches list items by name.

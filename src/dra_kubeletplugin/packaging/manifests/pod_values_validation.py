@@ -8,7 +8,7 @@ from typing import Any
 
 from ...base.text import did_you_mean
 from . import pod_fields
-from .source import JSON, PODS, Source
+from .source_reader import JSON, PODS, Source
 
 _KNOWN = (pod_fields.ALL, *PODS)
 REPLACES_NODE_LABEL = (

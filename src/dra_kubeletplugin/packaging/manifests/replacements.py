@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .source import JSON, SourceError
+from .source_reader import JSON, SourceError
 
 _DELIMITERS = '"/:-.'
 _MARKER = re.compile(r"\$\{(\w+)\}")

@@ -10,7 +10,7 @@ from ...base.yaml import stream
 from ...base.yaml.documents import YamlDocument
 from ...driver import Driver
 from . import pod_fields, values_validation
-from .source import JSON, Source, SourceError
+from .source_reader import JSON, Source, SourceError
 
 
 @dataclass(frozen=True)

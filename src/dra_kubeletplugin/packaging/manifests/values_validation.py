@@ -15,7 +15,7 @@ from ...base.text import did_you_mean
 from ...driver import Driver
 from ...errors import SettingsError, printable
 from . import driver_options, pod_values_validation
-from .source import JSON, Parameter, Source
+from .source_reader import JSON, Parameter, Source
 
 OTHERS = ("features", "options", "deviceClasses", "pods")
 OPTION = "[A-Za-z_][A-Za-z0-9_]*"

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from ... import __version__
 from ...driver import Driver
-from . import driver as own_folder
-from . import helm, kustomize, monitoring
-from .source import MADE, Source, SourceError
+from . import driver_folder, helm, kustomize, monitoring
+from .source_reader import MADE, Source, SourceError
 from .values import Values
 
 KUSTOMIZE = "kustomize"
@@ -43,9 +42,9 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
 
     Raises ``OSError``, and :class:`SourceError` if a file with one of these names was not rendered by this package.
     """
-    files = dict(own_folder.files(source, values, base or KUSTOMIZE))
+    files = dict(driver_folder.files(source, values, base or KUSTOMIZE))
     if not base:
-        wanted = {"base", *(f"components/{name}" for name in own_folder.components(source, values))}
+        wanted = {"base", *(f"components/{name}" for name in driver_folder.components(source, values))}
         shared = kustomize.files(source)
         files |= {f"{KUSTOMIZE}/{path}": text for path, text in shared if path.rpartition("/")[0] in wanted}
     _replace(folder, files)
@@ -53,7 +52,7 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
 
 def _replace(folder: Path, files: Mapping[str, str]) -> None:
     """Writes ``files``. Deletes all other rendered files in the top-level folders of ``files``, and a rendered file with classes."""
-    tops = {name.partition("/")[0] for name in files} | {own_folder.CLASSES}
+    tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES}
     present = [path for top in sorted(tops) for path in _files(folder / top)]
     if foreign := [path for path in present if not _is_rendered(path)]:
         raise SourceError(

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from ...errors import SettingsError, describe
-from ..manifests.source import load
+from ..manifests.source_reader import load
 from ..manifests.values import values_of
 from ..manifests.writer import write_driver
 from .names import Names

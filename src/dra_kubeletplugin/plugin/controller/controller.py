@@ -93,7 +93,7 @@ class Controller:
             self.metrics,
             Leadership(lambda: self.elector.leads),
             TaintTimes(),
-            self.discovery.gates_off,
+            self.discovery.set_gates_off,
         )
         self.metrics.measure("leader", lambda: float(self.elector.leader.is_set()))
         self.serving = False

@@ -15,7 +15,8 @@ from ..._proto import health_v1_pb2 as v1
 from ..._proto import health_v1_pb2_grpc as v1_grpc
 from ..._proto import health_v1alpha1_pb2 as v1alpha1
 from ..._proto import health_v1alpha1_pb2_grpc as v1alpha1_grpc
-from ...devices.inventory import DeviceHealth, Inventory
+from ...devices.health_policy import DeviceHealth
+from ...devices.inventory import Inventory
 from ...errors import clip, printable
 
 log = logging.getLogger(__name__)

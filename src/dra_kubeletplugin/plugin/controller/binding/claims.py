@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from ....claims.claim_fields import ClaimFields, ClaimIdentity, DeviceKey, DeviceResult
-from ....devices.inventory import Held
+from ....devices.pool_state import Held
 from ....errors import DraError, NotReadyError, describe
 from ....kube import KubeClient, Reflector
 from ....resourceapi.encoded import config_entries

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ...base.yaml.loader import dump
 from . import pod_fields
-from .kustomize import PARAMETERS, kebab, patch_of
-from .source import JSON, MADE, Source
+from .kustomize import PARAMETERS, kebab, patch_entry, placeholders
+from .source_reader import JSON, MADE, Source
 from .values import Values
 
 HEADER = f"# {MADE} from values.yaml: change values.yaml instead.\n"
@@ -52,7 +52,7 @@ def _kustomization(source: Source, values: Values, base: str) -> JSON:
                 "literals": [f"{name}={value}" for name, value in values.parameters.items()],
             },
             {
-                "name": "NAME-options",
+                "name": f"{placeholders(source)['name']}-options",  # the component `parameters` replaces the placeholder
                 "options": {"labels": {"app.kubernetes.io/name": values.parameters["name"]}},
                 "literals": [f"{name}={value}" for name, value in values.options.items()],
             },
@@ -67,4 +67,4 @@ def _patches(source: Source, values: Values) -> Iterator[JSON]:
     for pod, manifest in pod_fields.workloads(source):
         if (fields := values.pods[pod]) and manifest.feature in {"", *values.features}:
             workload = manifest.render(values.features, values.parameters)
-            yield patch_of(workload, pod_fields.patch(source, workload["spec"]["template"], fields))
+            yield patch_entry(workload, pod_fields.template_patch(source, workload["spec"]["template"], fields))

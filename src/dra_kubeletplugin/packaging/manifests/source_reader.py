@@ -146,7 +146,8 @@ class Manifest:
         """Returns the object as YAML, with its own feature and the features ``on``.
 
         Args:
-            values: a value for each parameter.
+            values: a value for each parameter. kustomize renders with placeholders (:func:`.kustomize.placeholders`), and with markers
+                to find the places of parameters (:func:`.replacements.with_markers`); :mod:`.driver_folder` uses a driver's values.
         """
 
         def value(found: re.Match[str]) -> str:
@@ -235,5 +236,5 @@ def _lines(text: str) -> list[Line]:
         elif not line.lstrip().startswith("{{-"):
             target.append(Line(line, dict(needs)))
         elif not line.startswith(("{{- include ", "{{- /*")):
-            raise SourceError(f"kustomize has no form of {line.strip()!r}: use the forms that source.py lists")
+            raise SourceError(f"kustomize has no form of {line.strip()!r}: use the forms that source_reader.py lists")
     return whole

@@ -1,0 +1,157 @@
+"""Described hosts: a sysfs tree and a folder ``dev`` from a few lines of YAML, in place of those of the machine.
+
+Tests and demonstrations use them without hardware, also for operations that are too dangerous for a developer's machine.
+:func:`build` makes the tree. :func:`add_function` and :func:`remove_function` change the hardware. :func:`.kernel.write` has the effects of
+a write to a real sysfs, so that code for VFIO runs as on real hardware. ``dra dev --host NAME`` uses a description from the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...base.text import did_you_mean
+from ...errors import SettingsError, printable
+from . import kernel, schema, tree
+from .marker import BOOT_ID, MARKER
+from .model import Machine
+
+VFIO = "vfio-pci"
+_MACHINES = Path(__file__).parent / "machines"
+
+
+def machines() -> dict[str, Path]:
+    """Returns the descriptions that the package contains: their files by name."""
+    return {p.stem: p for p in sorted(_MACHINES.glob("*.yaml"))}
+
+
+def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
+    """Returns the file of a description: a path relative to ``within``, or a name from :func:`machines`.
+
+    Args:
+        option: the command-line option with the name, for error messages.
+
+    Raises :class:`SettingsError` if neither exists.
+    """
+    known, path = machines(), within / name
+    if name in known and not path.is_file():
+        return known[name]
+    if not path.is_file():
+        if path.is_dir():
+            raise SettingsError(f"{option} {name} is a folder: give a file, or one of {', '.join(known)}")
+        beside = [str(Path(name).parent / p.name) for p in path.parent.glob("*.yaml")]
+        near = did_you_mean(name, [*known, *beside])
+        raise SettingsError(f"{option} {name}: neither a file nor one of {', '.join(known)}{near}")
+    return path
+
+
+def build(root: Path, description: Machine | Mapping[str, Any]) -> Path:
+    """Builds the sysfs tree below ``root``, which may exist, and returns ``root``.
+
+    Raises :class:`SettingsError` for an invalid description, and if it describes one path twice.
+    """
+    machine = description if isinstance(description, Machine) else schema.parse(description)
+    with _convert_errors(root):
+        _build(root, machine)
+    return root
+
+
+def _build(root: Path, machine: Machine) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / MARKER).write_text("")
+    _write_boot_id(root)
+    for folder in ("bus/pci/devices", "bus/pci/drivers", "devices", "kernel/iommu_groups"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "bus/pci/drivers_probe").write_text("")
+    for name in [VFIO, *machine.drivers]:
+        kernel.create_driver_folder(root, name)
+    tree.add_device_node(root, "vfio/vfio", 10, 196)
+    for name, numbers in machine.nodes.items():
+        tree.write_device_node(root, name, numbers)
+    for name, text in machine.files.items():
+        tree.write_file(root / name, text)
+    _write_numa_nodes(root, machine)
+    for function in machine.functions:
+        kernel.plug(root, root / "devices" / machine.folder(function), function, machine.local_cpus(function))
+    for function in machine.functions:
+        kernel.create_boot_virtual_functions(root, function)
+
+
+def _write_numa_nodes(root: Path, machine: Machine) -> None:
+    for number, node in machine.numa_nodes.items():
+        folder = root / f"devices/system/node/node{number}"
+        tree.write_file(folder / "cpulist", str(node.cpus))
+        if node.distances:
+            tree.write_file(folder / "distance", " ".join(map(str, node.distances)))
+        for cpu in node.cpu_numbers():
+            home = root / f"devices/system/cpu/cpu{cpu}"
+            tree.write_file(home / "topology/physical_package_id", str(node.socket))
+            tree.replace_link(home / f"node{number}", os.path.relpath(folder, home))
+
+
+def _write_boot_id(root: Path) -> None:
+    (root / BOOT_ID).write_text(str(uuid.uuid4()))
+
+
+@contextlib.contextmanager
+def _convert_errors(root: Path) -> Iterator[None]:
+    """Converts errors of the file system to SettingsError. A valid description can describe one path as a file and as a folder."""
+    try:
+        yield
+    except UnicodeError as e:
+        raise SettingsError(f"cannot build the described host in {root}: {e}") from None
+    except OSError as e:
+        place = os.path.relpath(str(e.filename), root) if e.filename else str(root)
+        raise SettingsError(
+            f"cannot build the described host in {root}: {printable(place)}: {e.strerror}; is it described twice, as a file and as a "
+            "folder, or is its name too long?"
+        ) from None
+
+
+def reboot(root: Path) -> None:
+    """Reboots the host: sets a new boot id, removes driver overrides, and restores the described drivers and virtual functions."""
+    _write_boot_id(root)
+    for link in sorted((root / "bus/pci/devices").iterdir()):
+        if link.exists() and not (link / "physfn").is_symlink():
+            function = kernel.function_of(link.resolve())
+            tree.write_file(link / "driver_override", kernel.NO_OVERRIDE)
+            kernel.remove_virtual_functions(root, link.resolve())
+            kernel.bind(root, link.name, function.driver)
+            kernel.create_boot_virtual_functions(root, function)
+
+
+def add_function(root: Path, description: Mapping[str, Any]) -> None:
+    """Hot-plugs one function. ``description`` is an item of ``functions`` in a description.
+
+    Raises :class:`SettingsError` if the description is invalid or its addresses are in use.
+    """
+    links = sorted((root / "bus/pci/devices").iterdir())
+    present = [kernel.function_of(link.resolve()).description() for link in links if not (link / "physfn").is_symlink()]
+    machine = schema.parse({"functions": [*present, description]})
+    function = machine.functions[-1]
+    with _convert_errors(root):
+        kernel.plug(root, root / "devices" / machine.folder(function), function, machine.local_cpus(function))
+        kernel.create_boot_virtual_functions(root, function)
+
+
+def function(root: Path, address: str) -> Mapping[str, Any] | None:
+    """Returns the description of an existing function, for :func:`add_function`.
+
+    Returns None for a virtual function, because its parent creates it.
+    """
+    folder = root / "bus/pci/devices" / address
+    return None if (folder / "physfn").is_symlink() else kernel.function_of(folder.resolve()).description()
+
+
+def remove_function(root: Path, address: str) -> None:
+    """Unplugs one function, its virtual functions, and every function below it."""
+    folder = (root / "bus/pci/devices" / address).resolve()
+    for below in sorted(folder.rglob(kernel.DESCRIPTION), key=lambda p: len(p.parts), reverse=True):
+        if below.exists():  # the parent of a virtual function may have removed it already
+            kernel.unplug(root, below.parent)
+    shutil.rmtree(folder)

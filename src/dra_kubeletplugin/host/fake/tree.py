@@ -1,0 +1,45 @@
+"""Writes the files, links and device nodes of a described host."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from .model import Content
+
+
+def write_file(path: Path, content: Content) -> None:
+    """Writes a file with a newline at its end, and creates its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{int(content) if isinstance(content, bool) else content}\n")
+
+
+def replace_file(root: Path, path: Path, text: str) -> None:
+    """Replaces the file atomically: as with a kernel attribute, a reader sees the old or the new value, never a part of it."""
+    temporary = root / f".{uuid.uuid4().hex}"  # a hidden name in the root, which no reader treats as an attribute
+    temporary.write_text(text)
+    temporary.replace(path.resolve())
+
+
+def replace_link(link: Path, target: str) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+
+
+def add_device_node(root: Path, name: str, major: int, minor: int) -> None:
+    """Adds a character device to the host's ``dev``: a file with the type and numbers, because mknod needs root."""
+    write_device_node(root, name, f"c {major}:{minor}")
+
+
+def write_device_node(root: Path, name: str, numbers: str) -> None:
+    """Writes a device node as a file with its type and numbers. Numbers alone are those of a character device."""
+    write_file(root / "dev" / name, numbers if numbers[0] in "bc" else f"c {numbers}")
+
+
+def device_numbers(path: Path) -> tuple[str, int, int] | None:
+    """Returns type (``b`` or ``c``), major and minor of a described host's device node; None if ``path`` is not such a node."""
+    if not path.is_file():
+        return None
+    kind, _, numbers = path.read_text().partition(" ")
+    major, _, minor = numbers.strip().partition(":")
+    return (kind, int(major), int(minor)) if kind in {"b", "c"} else None
