@@ -315,7 +315,7 @@ class Syncer:
             )
         except ApiError as e:
             if reasons := refused_devices(e, obj):
-                await self._inventory.refuse(reasons, frame.pool)
+                await self._inventory.refuse(reasons, frame.pool, {d.name: d.device for d in write.content.devices})
             raise
         del sent
         self._metrics.inc("slice_writes_total", verb="update" if write.over else "create")
