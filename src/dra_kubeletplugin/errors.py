@@ -11,7 +11,6 @@ A message is one sentence of at most 1 KiB: what failed, where, and what to do. 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import ClassVar
 
 MAX_MESSAGE_BYTES = 1024
@@ -88,8 +87,6 @@ class DraError(Exception):
     reason: ClassVar[str] = "INTERNAL"
     help: ClassVar[str] = "A fault inside the framework; report it with the log lines around this text."
     faults: tuple[str, ...] = ()  # one sentence for each fault, if there are several
-    operation: str = ""  # id of the operation that raised it, which its log lines contain
-    log_fields: Mapping[str, object] = {}  # fields of the log lines of the task that raised it
 
     @property
     def message(self) -> str:

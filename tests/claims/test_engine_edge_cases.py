@@ -322,3 +322,20 @@ async def test_files_of_a_claim_that_another_instance_undid_meanwhile_go_and_do_
         assert not await claims.engine.rollback.restore_files(record)
         assert not specs.path("a").exists()
         assert not specs.note_path("a").exists()
+
+
+async def test_each_claim_of_a_write_that_fails_is_logged_with_its_own_fields(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    api = FakeApiServer()
+    refs = [api.allocate(uid, uid, f"d-{uid}", DRIVER) for uid in "ab"]
+    async with running_manager(tmp_path, Plain(), api) as one:
+        monkeypatch.setattr("dra_kubeletplugin.claims.store.journal.Journal.commit", fail)
+        answers = await one.claims.engine.prepare(refs)
+        assert answers["a"] is answers["b"]  # one write, one exception
+        lines = [vars(r) for r in caplog.records if "cannot prepare claim" in r.getMessage()]
+        assert [(line["claim"], line["claim_uid"]) for line in lines] == [("ns/a", "a"), ("ns/b", "b")]
+        monkeypatch.undo()

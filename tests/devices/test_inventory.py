@@ -261,6 +261,17 @@ async def test_8192_devices_with_long_messages_go_in_as_few_messages_as_grpc_tak
     assert {d.message for m in found for d in m.devices} == {text[:255] + "..." if text else ""}
 
 
+async def test_a_report_counts_as_it_was_returned_also_if_the_driver_goes_on_changing_its_dict() -> None:
+    inventory = await stocked()
+    report = {"a": Health(False, "hot")}
+    async with inventory._change:  # a discovery is being processed
+        setting = asyncio.create_task(inventory.set_health(report, at=1.0))
+        await asyncio.sleep(0)
+        del report["a"]
+    await setting
+    assert not inventory.healthy("a")
+
+
 async def test_a_fault_s_own_taint_is_published_and_changes_with_the_fault() -> None:
     inventory = await stocked()
     ecc, hot = Taint(key="x.example.com/ecc", effect="NoExecute"), Taint(key="x.example.com/hot")
@@ -640,6 +651,17 @@ async def test_while_a_vanished_device_has_its_own_nodes_every_device_of_its_poo
     await inventory.update([Pool("p", [plain], nodes=Nodes.all())])
     assert not inventory.contents()[0].per_device
     assert inventory.published("p") == [{"name": "plain"}]
+
+
+async def test_a_vanished_device_gets_its_own_nodes_when_its_pool_becomes_one_of_devices_with_own_nodes() -> None:
+    inventory = Inventory("", role=Role.CONTROLLER)
+    await inventory.update([Pool("p", [Device("gone"), Device("stays")], nodes=Nodes.all())])
+    moved = Pool("p", [Device("stays", nodes=Nodes.named("node-1"))], nodes=Nodes.all())
+    for _ in range(2):
+        await inventory.update([moved], held={("p", "gone"): {}})
+        (content,) = inventory.contents()
+        assert content.per_device
+        assert [d.get("nodeName") or d.get("allNodes") for d in inventory.published("p")] == ["node-1", True]
 
 
 async def test_without_the_gate_of_partitions_neither_counter_sets_nor_nodes_of_devices_are_sent() -> None:

@@ -16,7 +16,7 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import KubeClient, Reflector, Resource
 from dra_kubeletplugin.kube import reflector as module
 from dra_kubeletplugin.kube.decoding import Page
-from dra_kubeletplugin.kube.errors import GoneError, NotFoundError, api_error
+from dra_kubeletplugin.kube.errors import ForbiddenError, GoneError, NotFoundError, api_error
 from dra_kubeletplugin.kube.resource import NODES
 
 SYNCED = ("SYNCED", "")
@@ -298,6 +298,14 @@ async def test_an_error_in_a_watch_is_a_fault_and_what_came_before_it_counts(
     assert server.slept == [0.1]
     assert "watch nodes" in reflector.fault
     assert list(reflector.items) == ["u-a"]
+
+
+async def test_a_fault_keeps_its_class_and_nothing_of_the_list_that_failed(follow: Any) -> None:
+    refused = api_error("no", 403)
+    reflector, _ = await follow(Server(listing(obj("a"), more="next"), refused))
+    assert isinstance(reflector.error, ForbiddenError)
+    assert (reflector.error.status, reflector.fault) == (403, "no")
+    assert reflector.error.__traceback__ is None
 
 
 async def test_heard_and_fault_report_how_it_stands(follow: Any) -> None:

@@ -34,7 +34,7 @@ from ..errors import (
 from .claim_fields import ClaimIdentity
 from .context import ClaimContext
 from .device_status import DeviceStatusReporter
-from .inflight import Work, as_dra_error
+from .inflight import TaskLog, Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
 from .record import Fence, Record, State
 from .rollback import Rollback
@@ -116,12 +116,12 @@ class Engine:
                     self._logged_failures.pop(uid, None)
                     continue
                 results[result.reason] += 1
-                self._log_failure(work, by_uid[uid], result, result.operation or op)
+                self._log_failure(work, by_uid[uid], result, self.context.tasks.log_of(tasks[uid]) or TaskLog(op, {}))
             for reason, count in results.items():
                 self.context.metrics.inc("requests_total", count, operation=work.value, result=reason)
             return out
 
-    def _log_failure(self, work: Work, ref: ClaimIdentity, error: DraError, op: str) -> None:
+    def _log_failure(self, work: Work, ref: ClaimIdentity, error: DraError, task: TaskLog) -> None:
         """Logs a failure. The kubelet retries for ever, so the same failure is logged again only after a pause.
 
         A failed rollback is logged where it fails.
@@ -135,8 +135,8 @@ class Engine:
         while len(self._logged_failures) >= _MAX_LOGGED:
             del self._logged_failures[next(iter(self._logged_failures))]
         self._logged_failures[uid] = (text, now)
-        fields = {**claim_fields(ref), **error.log_fields, "error_code": error.code}
-        with operation(op):
+        fields = {**claim_fields(ref), **task.fields, "error_code": error.code}
+        with operation(task.operation):
             if work is Work.PREPARE:
                 log.warning("cannot prepare claim: %s", error.event(), extra=fields)
             else:

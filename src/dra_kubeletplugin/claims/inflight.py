@@ -9,11 +9,12 @@ import asyncio
 import enum
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import msgspec
 
-from ..base.telemetry.logs import log_fields, operation_id, set_log_fields
+from ..base.telemetry.logs import Fields, log_fields, operation_id, set_log_fields
 from ..base.telemetry.metrics import Metrics
 from ..errors import DraError, describe
 
@@ -38,6 +39,13 @@ class _ClaimTask(msgspec.Struct, frozen=True):
     task: asyncio.Task[Any]
 
 
+class TaskLog(NamedTuple):
+    """The id and the fields of a task's log lines. A call that joins the task must log its failure with them."""
+
+    operation: str
+    fields: Fields
+
+
 class ClaimTasks:
     """The tasks that work on claims. They outlive the calls that started them; only :meth:`end` cancels one."""
 
@@ -46,6 +54,8 @@ class ClaimTasks:
         self.ending = False  # True when no new work may start
         self._last: dict[str, _ClaimTask] = {}  # the newest task of each claim; it waits for the one before it
         self._all: set[asyncio.Task[Any]] = set()
+        # Not an attribute of the exception: tasks whose records are written together may fail with the same exception.
+        self._logs: WeakKeyDictionary[asyncio.Task[Any], TaskLog] = WeakKeyDictionary()
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._last
@@ -75,10 +85,8 @@ class ClaimTasks:
                 await asyncio.wait([before.task])
             try:
                 return await do()
-            except DraError as e:
-                # The log lines have the id of the call that started the work: a call that joins it must report that id.
-                e.operation = e.operation or operation_id()
-                e.log_fields = log_fields()
+            except DraError:
+                self._logs[task] = TaskLog(operation_id(), log_fields())
                 raise
 
         task = asyncio.create_task(run(), name=f"{work.value} {uid}")
@@ -95,6 +103,10 @@ class ClaimTasks:
 
         task.add_done_callback(finished)
         return task, before is None
+
+    def log_of(self, task: asyncio.Task[Any]) -> TaskLog | None:
+        """Returns the log context of a task that failed with :class:`DraError`; else None."""
+        return self._logs.get(task)
 
     async def end(self, grace: float) -> None:
         """Waits up to ``grace`` seconds for work in flight, then cancels the rest, which the next process rolls back.

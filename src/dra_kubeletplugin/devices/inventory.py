@@ -193,14 +193,26 @@ class Inventory:
 
     # --- responses of the API server -------------------------------------------------------------
 
-    async def reject(self, reasons: Mapping[str, str], pool: str | None = None) -> None:
-        """Marks devices, by name, as rejected by the API server: they are left out until the driver describes them differently."""
+    async def reject(
+        self, reasons: Mapping[str, str], pool: str | None = None, sent: Mapping[str, Device] | None = None
+    ) -> None:
+        """Marks devices, by name, as rejected by the API server: they are left out until the driver describes them differently.
+
+        Args:
+            reasons: the reason for each device.
+            pool: the pool's name; by default the node's pool.
+            sent: the devices that the API server rejected. A device that the driver has described differently since is not marked.
+        """
         async with self._change:
             state = self._state(pool)
             if state is _NO_POOL:
                 return
             entries = ((state.find(name), printable(reason)) for name, reason in reasons.items())
-            rejected = {entry.name: (entry.encoded, reason) for entry, reason in entries if entry}
+            rejected = {
+                entry.name: (entry.encoded, reason)
+                for entry, reason in entries
+                if entry and (sent is None or sent.get(entry.name) == entry.device)
+            }
             after = with_rejected(replace(state, server_rejections={**state.server_rejections, **rejected}))
             await self._apply({**self._states, state.name: after}, self._decisions, self.gates_off, published=True)
 
@@ -389,6 +401,8 @@ class Inventory:
         Raises:
             DriverError: the report is not a mapping of names to :class:`Health`; then nothing changes.
         """
+        if type(report) is dict:
+            report = report.copy()  # a task of the driver may change its own dict while a thread reads it
         async with self._change:
             decisions, changed = await compute(len(self), lambda: self._decide(report, at))
             self._reported_at = at

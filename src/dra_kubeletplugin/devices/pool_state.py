@@ -117,6 +117,8 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     per_device = pool.nodes.where is not Where.THIS and (
         any(d.nodes is not None for d in pool.devices) or any(e.has_own_nodes for e in gone.values())
     )
+    if per_device:
+        gone = {name: entry.with_nodes(pool.nodes) for name, entry in gone.items()}
     devices = {
         d.name: validate_device(d, pool.nodes, per_device=per_device, before=before.devices.get(d.name))
         for d in pool.devices

@@ -66,6 +66,13 @@ class DeviceEntry:
         consumptions = self.json.get("consumesCounters") if self.consumed else None
         return {c["counterSet"]: {n: a["value"] for n, a in c["counters"].items()} for c in consumptions or ()}
 
+    def with_nodes(self, nodes: Nodes) -> DeviceEntry:
+        """Returns the entry with its own nodes, for a pool in which each device has its own nodes."""
+        if self.fault or not self.encoded or self.has_own_nodes:
+            return self
+        built = {**self.json, **nodes.of_device()}
+        return replace(self, encoded=msgspec.json.encode(built), gates=gates_of(built))
+
     def with_json(self, json: JSON) -> DeviceEntry:
         """Returns the entry with other JSON, which is known to be valid."""
         return DeviceEntry(self.name, self.device, msgspec.json.encode(json), "", *_limits(json), self.gates)

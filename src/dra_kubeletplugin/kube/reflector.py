@@ -136,7 +136,8 @@ class Reflector:
                 failures, broken = 0 if lasted >= _SHORT else failures + 1, lasted < self._seconds - 1
             except ApiError as e:
                 failures += 1
-                self.error, self.fault_of_list = e, started == math.inf
+                # A new object, because the frames of the traceback keep the objects of a list that failed.
+                self.error, self.fault_of_list = api_error(str(e), e.status, e.details), started == math.inf
                 level = logging.WARNING if failures in {1, 5} or failures % 20 == 0 else logging.DEBUG
                 log.log(level, "cannot watch %s: %s (failure %d)", self.plural, e, failures)
                 if not e.unreachable or failures % _RELIST == 0:

@@ -202,7 +202,13 @@ async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_p
 
 
 @pytest.mark.gates("DRADeviceTaints")
-@pytest.mark.parametrize("time", ["", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", 5, None])
+@pytest.mark.parametrize(
+    "time",
+    [
+        "", "yesterday", "2026-02-31T00:00:00Z", "2026-1-1T0:0:0Z", "2026-01-01 00:00:00Z", "2026-01-01t00:00:00z",
+        "2026-01-01T00:00:00+0000", 5, None,
+    ],
+)  # fmt: skip
 async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Path, time: object) -> None:
     file = tmp_path / "times.json"
     taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}

@@ -485,3 +485,23 @@ async def test_a_device_that_moves_to_another_pool_is_never_in_both(names: tuple
         server.update = update  # type: ignore[method-assign]
     await writer.settle()
     assert any(d["name"] == "moves" for o in server.objects.values() for d in o["spec"]["devices"])
+
+
+async def test_the_rejection_of_an_older_description_does_not_withhold_the_device() -> None:
+    server = Server([])
+    server.changed = lambda: None  # type: ignore[method-assign]
+    writer = Writer(server)
+    await writer.answer(({"a": 0, "b": 0}, False))
+    create = server.create
+
+    async def refuse(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
+        await writer.answer(({"a": 1, "b": 0}, False))  # the driver's next result, during the request
+        causes = [{"field": f"spec.devices[{i}].attributes", "message": "no"} for i in range(2)]
+        raise InvalidError("refused", details={"details": {"causes": causes}})
+
+    server.create = refuse  # type: ignore[method-assign]
+    assert not await writer.try_once()
+    server.create = create  # type: ignore[method-assign]
+    assert set(writer.inventory.rejected) == {"b"}
+    await writer.settle()
+    assert [d["name"] for o in server.objects.values() for d in o["spec"]["devices"]] == ["a"]

@@ -306,7 +306,8 @@ class Syncer:
             )
         except ApiError as e:
             if reasons := rejected_devices(e, obj):
-                await self._inventory.reject(reasons, frame.pool)
+                sent_devices = {d.name: d.device for d in write.content.devices}
+                await self._inventory.reject(reasons, frame.pool, sent_devices)
             raise
         del sent
         self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")

@@ -26,7 +26,14 @@ Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
 class _StoredTaint(msgspec.Struct, rename="camel"):
     """A taint in the file. The API server rejects a whole slice if one time is invalid."""
 
-    time_added: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    # msgspec's type for times accepts more texts than the API server, such as a space in place of the T.
+    time_added: (
+        Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\Z")] | None
+    ) = None
+
+    def __post_init__(self) -> None:
+        if self.time_added is not None:
+            datetime.fromisoformat(self.time_added)
 
 
 class TaintTimes:
