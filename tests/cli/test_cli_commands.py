@@ -105,6 +105,9 @@ def test_a_choice_that_is_none_is_reported_with_those_that_are(
         (["-o", "json", "claims"], "dra: a command precedes its options: did you mean `dra claims -o`?"),
         (["dev", "-o", "json", "status"], "dra: a verb precedes its options: did you mean `dra dev status -o`?"),
         (["--help", "--oops"], "dra: there is no option --oops; see dra --help"),
+        (["exlpain", "pod/a", "-n", "default"], "dra: there is no command 'exlpain', did you mean 'explain'?"),
+        (["explian", "claims"], "dra: there is no command 'explian', did you mean 'explain'?"),
+        (["dev", "driver.py", "kill-driver"], "dra: kill-driver is a verb, which precedes all other words: dra dev kill-driver [DRA-E001]"),
         (["inspekt"], "dra: there is no command 'inspekt', did you mean 'inspect'?"),
         (["reboot-node"], "dra: reboot-node changes a running cluster: did you mean `dra dev reboot-node`?"),
         (["completion", "fsh"], "dra: shell: 'fsh' is not one of bash, zsh, fish, did you mean 'fish'?"),
@@ -159,6 +162,52 @@ def test_after_two_dashes_nothing_is_an_option(
     monkeypatch.chdir(tmp_path)
     Path("-o").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n")
     assert run(capsys, "validate", "--", "-o")[:2] == (0, "ok ConfigMap a (-o:1)\n")
+
+
+def test_a_word_that_begins_with_a_dash_and_a_digit_is_no_option() -> None:
+    verb = cli.command_parser("dev write-sysfs").parse_args(["bus/pci/x/label", "-1x", "--node", "-5%"])
+    assert (verb.path, verb.text, verb.node) == ("bus/pci/x/label", "-1x", "-5%")
+
+
+def test_the_value_of_an_option_is_not_read_as_a_verb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(capsys, "dev", "--state-dir", "stop", "missing.py")
+    assert code == Exit.USAGE
+    assert "missing.py" in err
+
+
+OWN = """
+from dataclasses import dataclass
+from dra_kubeletplugin import Driver
+
+@dataclass(frozen=True)
+class Options:
+    level: int = 1
+    fast: bool = False
+    slow: bool = False
+
+class Own(Driver):
+    name = "own.example.com"
+    options = Options()
+    def devices(self):
+        return []
+    def prepare(self, claim):
+        return []
+"""
+
+
+@pytest.mark.parametrize(
+    "words", ["--level 3 --fast own.py", "--fast own.py --level 3", "own.py --level 3", "--level=3 --no-slow own.py"]
+)
+def test_options_of_a_driver_may_precede_the_driver(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    assert run(capsys, "inspect", "--host", "virtual-machine", *words.split())[0] == Exit.SUCCESS
+    assert "Kubernetes '9' is not supported" in run(capsys, "dev", "--kubernetes", "9", *words.split())[2]
 
 
 # --- documents ------------------------------------------------------------------------------------------

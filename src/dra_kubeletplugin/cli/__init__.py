@@ -63,9 +63,10 @@ def _run(words: Sequence[str]) -> int:
     if command is None:
         return _without_command(words)
     parser = command_parser(name)
-    verb = next((word for word in rest if word in VERBS), None) if name == "dev" else None
-    if verb and rest[0].startswith("-"):
-        parser.error(f"a verb precedes its options: did you mean `dra dev {verb} {rest[0]}`?")
+    if name == "dev" and rest and rest[0].startswith("-"):
+        _, positional, candidates = parser.classify_words(rest)
+        if verb := next((word for word in positional or candidates if word in VERBS), None):
+            parser.error(f"a verb precedes its options: did you mean `dra dev {verb} {rest[0]}`?")
     loaded = _with_own_flags(parser, rest) if name in OF_DRIVERS else {}
     args = parser.parse_args(rest, argparse.Namespace(command=name, loaded=loaded))
     code: int = command.load()(args)
@@ -80,9 +81,10 @@ def _without_command(words: Sequence[str]) -> int:
         if words and words[0] in VERBS:
             top.error(f"{words[0]} changes a running cluster: did you mean `dra dev {words[0]}`?")
         command = next((word for word in words if word in COMMANDS), None)
-        if command and words[0] not in top.flags:
+        if command and words[0].startswith("-") and words[0] not in top.flags:
             top.error(f"a command precedes its options: did you mean `dra {command} {words[0]}`?")
-        if not top.parse_args(words).version:
+        # Without the words after a misspelt command, because its options would be reported instead of the command.
+        if not top.parse_args(words if not words or words[0].startswith("-") else words[:1]).version:
             top.error("a COMMAND is needed")
     print(f"dra {__version__}")
     return Exit.SUCCESS
@@ -95,8 +97,9 @@ def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[
         return {}
     from .shell.driver_options import add_flags_of
 
-    named = targets or candidates
-    return add_flags_of(command, named if command.prog.endswith(" dev") else named[:1], unknown)
+    if not targets:
+        return add_flags_of(command, candidates, unknown, certain=False)
+    return add_flags_of(command, targets if command.prog.endswith(" dev") else targets[:1], unknown)
 
 
 def run_class(driver: type[Driver], argv: Sequence[str] | None = None) -> int:

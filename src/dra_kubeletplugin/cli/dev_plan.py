@@ -157,6 +157,8 @@ def _loaded(target: str) -> type[Driver]:
     except DriverError:
         # The name of a module may resemble a verb (`driver`, `kill-driver`), so only a name that is not a module gets the hint.
         known = not re.fullmatch("[a-z-]+", target) or Path(target).exists() or find_spec(target) is not None
+        if not known and target in VERBS:
+            raise SettingsError(f"{target} is a verb, which precedes all other words: dra dev {target}") from None
         if not known and (verb := did_you_mean(target, VERBS, cutoff=0.4)):
             raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}") from None
         raise

@@ -259,6 +259,9 @@ def test_no_overlay_patches_by_place() -> None:
         ({"features": {"probe": True}}, "values.yaml:8: features.probe: no such feature, did you mean 'probes'?"),
         ({"features": {"probes": "yes"}}, "features.probes: 'yes' is neither true nor false"),
         ({"features": {"nodeLabel": True}}, "nodeLabel: a value is required"),
+        ({"features": []}, "features: a list, not a mapping of names to values"),
+        ({"options": ""}, "options: '', not a mapping of names to values"),
+        ({"pods": {"plugin": False}}, "pods.plugin: not a mapping of fields to values"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
         (
             {"features": {"webhook": True}},
@@ -556,6 +559,8 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ({"driverName": "NPU"}, "match pattern"),
         ({"driverName": "a." * 32 + "a"}, "maxLength"),
         ({"features": {"probe": True}}, "probe"),
+        ({"features": None}, "missing property 'features'"),
+        ({"features": {"probes": None}}, "missing property 'probes'"),
         ({"features": {"nodeLabel": True}}, "nodeLabel: With the feature nodeLabel"),
         ({"features": {"hostNetwork": True}}, "would serve probes on one port"),
         (

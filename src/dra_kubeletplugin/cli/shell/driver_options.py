@@ -46,20 +46,22 @@ def given_own(args: argparse.Namespace, driver: type[Driver]) -> dict[str, Any]:
     return {f.name: known[_DEST + f.name] for f in declared(driver) if known.get(_DEST + f.name) is not None}
 
 
-def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str]) -> dict[str, type[Driver]]:
+def add_flags_of(
+    parser: Parser, targets: Sequence[str], unknown: Sequence[str], *, certain: bool = True
+) -> dict[str, type[Driver]]:
     """Adds the flags of drivers and returns the drivers by target; each is loaded once.
 
     Args:
         parser: the parser to which the flags are added.
         targets: drivers in the form of the command line, such as a file.
         unknown: flags of the command line that a driver may define; if empty, only the help needs the flags.
+        certain: whether all targets are drivers. Otherwise some may be values of flags, and at least one must be a driver.
 
     Raises :class:`DriverError` if a driver cannot be loaded.
     """
     loaded: dict[str, type[Driver]] = {}
     try:
-        for target in targets:
-            loaded[target] = load_driver(target)
+        loaded = _loaded(targets, certain=certain)
         add_own_options(parser, list(loaded.values()))
     except DriverError as e:
         if not unknown:
@@ -67,6 +69,20 @@ def add_flags_of(parser: Parser, targets: Sequence[str], unknown: Sequence[str])
         # If a flag is misspelt, the parser reports it; otherwise the driver's error is raised.
         elif not any(did_you_mean(flag, parser.flags, _SIMILARITY) for flag in unknown):
             raise
+    return loaded
+
+
+def _loaded(targets: Sequence[str], *, certain: bool) -> dict[str, type[Driver]]:
+    """Loads drivers; see :func:`add_flags_of`. Raises :class:`DriverError`."""
+    loaded: dict[str, type[Driver]] = {}
+    errors: list[DriverError] = []
+    for target in targets:
+        try:
+            loaded[target] = load_driver(target)
+        except DriverError as e:
+            errors.append(e)
+    if errors and (certain or not loaded):
+        raise errors[0]
     return loaded
 
 

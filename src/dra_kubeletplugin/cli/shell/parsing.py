@@ -79,6 +79,10 @@ class Parser(argparse.ArgumentParser):
         """Returns the action for ``--flag``, ``--flag=value``, ``-f`` and ``-fvalue``."""
         return self.known(word.partition("=")[0]) or (None if word.startswith("--") else self.known(word[:2]))
 
+    def _parse_optional(self, arg_string: str) -> Any:
+        """Returns None for a word that is no option, such as ``-5%``, which argparse would read as an unknown option."""
+        return super()._parse_optional(arg_string) if _OPTION.fullmatch(arg_string) else None
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return

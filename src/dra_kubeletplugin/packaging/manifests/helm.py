@@ -79,8 +79,10 @@ def _schema(source: Source, driver: type[Driver] | None) -> JSON:
     options = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
     device_class = kind_shape("resource.k8s.io", "v1", "DeviceClass")
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
+    # In Helm, a value of null removes the default, and a template without the default fails or switches the feature off.
+    required = {"required": [name for name in features if name != "namespace"]}
     properties: JSON = {p.name: _parameter(p) for p in source.parameters.values()} | {
-        "features": _closed(features),
+        "features": _closed(features) | required,
         "options": options | driver_options.schema(driver, framework_options() - set(source.variables)),
         "deviceClasses": {
             "type": "object",
@@ -93,6 +95,7 @@ def _schema(source: Source, driver: type[Driver] | None) -> JSON:
         "$schema": "https://json-schema.org/draft-07/schema#",
         "$comment": f"{MADE}: changes here will be lost.",
         **_closed(properties),
+        "required": ["features"],
         "definitions": {"pod": _pod(source)},
     }
 

@@ -28,7 +28,7 @@ def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[st
     for pod, fields in pods.items():
         if pod not in _KNOWN:
             yield f"pods.{pod}: no such pod" + (did_you_mean(str(pod), _KNOWN) or f"; there are {', '.join(_KNOWN)}")
-        elif not isinstance(fields or {}, dict):
+        elif not isinstance(fields, dict | None):
             yield f"pods.{pod}: not a mapping of fields to values"
         for name in fields if isinstance(fields, dict) else ():
             if name not in source.pod_fields:

@@ -30,7 +30,7 @@ _SIMILARITY = 0.85
 
 def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
     """Yields the errors of the values in ``raw``. With ``driver``, also checks the options that the driver defines."""
-    if wrong := [name for name in OTHERS if not isinstance(raw.get(name) or {}, dict)]:
+    if wrong := [name for name in OTHERS if not isinstance(raw.get(name), dict | None)]:
         yield from (f"{name}: {_shown(raw[name])}, not a mapping of names to values" for name in wrong)
         raw = {key: value for key, value in raw.items() if key not in wrong}
     names = (*source.parameters, *OTHERS)
