@@ -76,7 +76,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 """The gates that a gate requires; without them it has no effect."""
 
 NOT_IMPLEMENTED: Mapping[str, str] = {
-    "DRANodeAllocatableResources": "its scheduler does not subtract what devices use from a node's cpu and memory",
+    "DRANodeAllocatableResources": "its scheduler ignores the cpu and memory that devices use on a node",
     "DRAResourcePoolStatus": "it has no controller for ResourcePoolStatusRequests",
     "DRADerivedAttributes": "its allocator evaluates selectors only",
 }

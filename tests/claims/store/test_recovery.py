@@ -492,7 +492,9 @@ async def test_a_wrong_answer_of_recover_is_reported_in_readiness_and_asked_agai
         driver.answer = raises
     async with running_manager(tmp_path, driver, api) as after:
         (fault,) = await after.claims.faults()
-        assert fault.startswith("recover() of the driver failed, so it is not known what its hardware has in use: ")
+        assert fault.startswith(
+            "recover() of the driver failed, so the plugin does not know which hardware is in use: "
+        )
         new = api.allocate("x", "x", "d-9", DRIVER)
         assert isinstance(await after.prepare(new), HardwareUnknownError)
         asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ class Recovery:
         try:
             checked = _all_checked(await self._ask())
         except DraError as e:
-            self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
+            self.fault = f"recover() of the driver failed, so the plugin does not know which hardware is in use: {e}"
             log.error("%s", self.fault)
             return False
         sentences = await self.store.do(lambda records: self._merge(records, checked))
@@ -60,7 +60,7 @@ class Recovery:
         call = self._recover.begin()
         done, _ = await asyncio.wait([call], timeout=_SLOW)
         if not done:
-            self.fault = f"recover() of the driver has not returned for {_SLOW:g} s, so it is not known what its hardware has in use"
+            self.fault = f"recover() of the driver has not returned for {_SLOW:g} s, so the plugin does not know which hardware is in use"
             log.error("%s", self.fault)
             await asyncio.wait([call])
         return call.result()

@@ -166,7 +166,7 @@ class PodClaims:
     # --- score ----------------------------------------------------------------------------------
 
     def score(self, node: str) -> int:
-        """Returns the score of a node: higher the earlier its allocated alternatives are in their lists."""
+        """Returns the score of a node. An allocated alternative counts more the earlier it is in its request's list."""
         offer = self.offers.get(node)
         if offer is None:
             return 0
