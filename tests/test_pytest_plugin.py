@@ -322,7 +322,7 @@ def test_a_driver_or_host_that_is_mistyped_in_the_ini_file_is_one_sentence_that_
     author.makepyfile("def test_it(node): pass")
     for option, value, says in (
         ("dra_driver", "drivr.py", "drivr.py is not a file: *did you mean 'driver.py'?*"),
-        ("dra_host", "hosts.yaml", " hosts.yaml: neither a file nor one of *; did you mean `*.yaml`?*"),
+        ("dra_host", "hosts.yaml", " hosts.yaml: neither a file nor one of *, did you mean '*.yaml'?*"),
     ):
         kept = [line for line in INI.splitlines() if not line.startswith(option)]
         author.makefile(".ini", pytest="\n".join([*kept, f"{option} = {value}"]))

@@ -408,7 +408,7 @@ async def test_one_claim_that_conflicts_is_reported_and_does_not_stop_the_others
     async with running_manager(tmp_path, knowing(answer)) as after:
         assert await after.records() == {"a": "Prepared", "c": "Prepared"}
         assert any(
-            "thief was reported by the driver and not taken: device d-0" in n for n in await after.claims.notes()
+            "thief was reported by the driver and is not recorded: device d-0" in n for n in await after.claims.notes()
         )
         assert await after.claims.faults() == []
 

@@ -131,7 +131,7 @@ class RecordStore:
         return await self.do(lambda records: records.has_meta(RECOVER), Mode.READ)
 
     async def probe(self) -> None:
-        """Writes and syncs as much as a large record. Clears ``fault`` if the disk has space again.
+        """Tests the disk: writes and syncs as many bytes as a large record has. Clears ``fault`` if that succeeds.
 
         Raises :class:`RecordsError`.
         """
