@@ -278,7 +278,7 @@ def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
 
 
 def _known() -> str:
-    return f"known are {', '.join(_ROWS)}"
+    return f"the known gates are {', '.join(_ROWS)}"
 
 
 def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:
