@@ -161,7 +161,7 @@ def inspect(args: argparse.Namespace) -> int:
             functions = host.pci()
             put(Inspection((), {}, _functions(functions, {}), ()), args.output, lambda _: tree(functions, {}, style))
             return Exit.SUCCESS
-        # Without the log, because each fault is shown beside its device.
+        # The log is suppressed, because the command prints each fault beside its device.
         with (
             Progress() as progress,
             without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),

@@ -183,7 +183,7 @@ class Journal:
         file.size = info.st_size
         if info.st_size != file.end:
             file.read_on()
-        if file.fault:  # also of an earlier repair that failed
+        if file.fault:  # also damage that an earlier repair found but could not repair
             self._repair(file.fault, file, complete=False)
         return None
 
