@@ -105,7 +105,7 @@ def add_validate(validate: Parser) -> None:
     validate.add_argument(
         "--host",
         metavar="HOST",
-        help="with --driver: described host; a selector with an attribute that no device of this host has gets a warning",
+        help="with --driver: described host; warns if a selector names an attribute that none of its devices has",
     )
     add_output(validate)
 

@@ -12,7 +12,7 @@ _SHOWN = 80  # bytes of a kind or an API version in a message
 
 
 def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] | None]:
-    """Returns every kind that claims may use. Its value is the newer kind to which it is converted, or None without a conversion."""
+    """Returns every kind that claims may use, mapped to its newer kind. The kinds that the driver's code uses are mapped to None."""
     out: dict[type[Config], type[Config] | None] = dict.fromkeys(kinds)
     waiting = list(kinds)
     while waiting:

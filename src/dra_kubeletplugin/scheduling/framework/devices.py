@@ -166,7 +166,7 @@ class PodClaims:
     # --- score ----------------------------------------------------------------------------------
 
     def score(self, node: str) -> int:
-        """Returns the score of a node. An allocated alternative counts more the earlier it is in its request's list."""
+        """Returns the score of a node. For each request with alternatives, the first alternative adds the most, the last the least."""
         offer = self.offers.get(node)
         if offer is None:
             return 0
