@@ -385,7 +385,7 @@ _GATED_DEVICES: list[tuple[gated_fields.Gate, str, dict[str, Any]]] = [
     (gated_fields.Gate.COMPATIBILITY, "groups of partitions that exclude each other", {"consumesCounters": _GROUPED}),
     (
         gated_fields.Gate.NODE_RESOURCES,
-        "cpu or memory of the node in it",
+        "cpu or memory of its node",
         {"nodeAllocatableResources": {"memory": {"mapping": "memory"}}},
     ),
 ]

@@ -338,7 +338,7 @@ def test_a_marker_s_misspelt_name_is_reported_with_the_nearest(author: pytest.Py
     author.makepyfile("import pytest\n@pytest.mark.dra(health_intervall=1.0)\ndef test_it(node): pass")
     result = run(author)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*takes no 'health_intervall', did you mean 'health_interval'?*"])
+    result.stdout.fnmatch_lines(["*does not accept 'health_intervall', did you mean 'health_interval'?*"])
 
 
 @pytest.mark.full
@@ -466,7 +466,7 @@ def test_mistakes_of_a_test_are_reported_in_one_sentence_with_the_nearest_name(a
     result.stdout.fnmatch_lines_random(
         [
             "@pytest.mark.dra: driver: drivr.py is not a file: *did you mean 'driver.py'?*",
-            "@pytest.mark.dra(driver=3): use a class, or as `dra run` takes it",
+            "@pytest.mark.dra(driver=3): use a class, or a text that `dra run` accepts",
             "@pytest.mark.dra(nodes='node-1'): use a list of names",
             "@pytest.mark.dra: host nope: neither a file nor one of *",
             "@pytest.mark.dra(environment): A is 1, not text",

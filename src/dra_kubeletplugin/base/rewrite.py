@@ -1,14 +1,15 @@
 """Replaces the content of a file that is mounted into containers.
 
 A container's bind mount refers to the inode, so a running container never sees a new file renamed to the same name (tested with
-runc, see tests/base/test_rewrite.py). Therefore the content is replaced in the same inode. Go drivers truncate the file first.
-This module keeps a complete JSON stream in the file at every step:
+runc, see tests/base/test_rewrite.py). Therefore the content is replaced in the same inode. Go drivers truncate the file first, so
+a reader can see an empty file. This module keeps a complete JSON stream in the file at every step:
 
-1. Append whitespace, which may end a JSON stream, until the file is as long as the new content. Only this step can fail for lack of space.
+1. Append whitespace until the file is as long as the new content. A JSON stream may end with whitespace. Only this step can fail for
+   lack of space.
 2. Overwrite the old content with the new content in one write, padded with whitespace to the old length. Then cut the padding off.
 
-A reader may see a partial write, and a process killed during the write may leave one. Readers detect it: in a complete
-file, both versions in the stream have the same content.
+A reader may see a partial write, and a process killed during the write may leave one. Readers detect it: the stream contains the
+content once per API version, and in a complete file all these copies are the same.
 """
 
 from __future__ import annotations

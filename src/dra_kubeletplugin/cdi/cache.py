@@ -26,7 +26,7 @@ class CdiInjectError(Exception):
 
 
 class CdiCache:
-    """The usable devices of some folders, lowest priority first. The folders are read once, at creation."""
+    """The usable devices of some folders. ``dirs`` begins with the lowest priority. The folders are read once, at creation."""
 
     def __init__(self, dirs: Sequence[Path] = DEFAULT_DIRS) -> None:
         self.errors: dict[str, list[str]] = {}

@@ -117,12 +117,12 @@ class RollbackRetries:
             return  # the next process rolls it back
         except DraError as e:
             retry = self._retries.get(uid)
-            if retry and retry.due == float("inf"):  # it failed before the rollback began
+            if retry and retry.due == float("inf"):  # the rollback set no new time, because it failed before it began
                 self.log(uid, "cannot roll back claim: %s", e)
                 self.failed(uid)
         else:
             retry = self._retries.get(uid)
-            if retry and retry.due == float("inf"):  # else later work on the claim has failed meanwhile
+            if retry and retry.due == float("inf"):  # another time was set by later work on the claim, which failed
                 self.done(uid)
 
 

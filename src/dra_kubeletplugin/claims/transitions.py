@@ -21,7 +21,7 @@ from .store.records import HeldByError, OverdrawnByError, Records, Row
 
 log = logging.getLogger(__name__)
 RECOVER = "recover"  # meta key of the records: recover() of the driver has still to be called
-_NODE = "node_name"  # meta key: the node's name when a claim was last prepared for the first time
+_NODE = "node_name"  # meta key: the node's name when the newest record was written for a new claim
 ENDED = "ended:"  # meta key + UID: a claim that was unprepared before the driver reported it
 
 

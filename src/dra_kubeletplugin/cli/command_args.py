@@ -41,7 +41,7 @@ def add_webhook(webhook: Parser) -> None:
 def add_claims(claims: Parser) -> None:
     claims.description = (
         "Lists the records of prepared claims on this node, of one driver or of all; `forget UID` deletes a record and "
-        "releases its devices. Run it on the node or in the plugin's pod, where the kubelet's folder is."
+        "releases its devices. Run it on the node or in the plugin's pod, because it needs the kubelet's folder."
     )
     claims.add_argument("action", nargs="?", choices=("list", "forget"), default="list", help="default: list")
     claims.add_argument("uid", nargs="?", help="UID of the claim whose record is deleted")
@@ -103,7 +103,9 @@ def add_validate(validate: Parser) -> None:
     add_repeated(validate, "--driver", metavar="DRIVER", dest="drivers", help=text)
     validate.add_argument("--driver-name", metavar="NAME", help="name of the driver; by default the name in its class")
     validate.add_argument(
-        "--host", metavar="HOST", help="with --driver: described host, whose devices' attributes selectors may use"
+        "--host",
+        metavar="HOST",
+        help="with --driver: described host; warns if a selector names an attribute that none of its devices has",
     )
     add_output(validate)
 
@@ -142,16 +144,17 @@ def add_deploy(deploy: Parser) -> None:
         "(docs/deploy.md)."
     )
     deploy.add_argument("values", metavar="VALUES", nargs="?", help="values.yaml of a driver, or its folder")
-    text = "further values file, whose values replace values of VALUES, as in Helm; may be repeated"
+    text = "file with values that replace values of VALUES, as in Helm; may be repeated"
     add_repeated(deploy, "-f", "--values", dest="above", metavar="FILE", help=text)
     text = (
-        "; its options are validated; with --shared-dir, by the chart; by default, the driver in the package of VALUES"
+        "; the command validates the driver's options in VALUES; with --shared-dir, the Helm chart validates them. "
+        "By default, the driver of the package that contains VALUES"
     )
     deploy.add_argument("--driver", metavar="DRIVER", help=DRIVER + text)
     deploy.add_argument(
         "-C", "--directory", metavar="FOLDER", help="folder to write to; by default, the folder of VALUES"
     )
-    text = "folder or URL of an existing `kustomize` base, relative to FOLDER; no base is written"
+    text = "existing `kustomize` base to use instead of a new one: a folder relative to FOLDER, or a URL"
     deploy.add_argument("--kustomize-base", metavar="PLACE", default="", help=text)
     text = "write the files that all drivers share: kustomize components, the Helm chart, alerts and a dashboard"
     deploy.add_argument("--shared-dir", metavar="FOLDER", help=text)

@@ -94,7 +94,7 @@ def _examination(args: argparse.Namespace) -> Examination:
     in_pod = not settings.kubeconfig
     wanted = args.permissions or ("plugin" if in_pod and settings.node_name else "reader")
     if args.host is False:
-        refuse(args, _OF_HOST, "is about this machine, which --no-host leaves out")
+        refuse(args, _OF_HOST, "is about this machine: do not combine it with --no-host")
     host = args.host if args.host is not None else bool(settings.node_name) or settings.kubelet_root.is_dir()
     devices, driver_errors = _devices(args.drivers, settings)
     return Examination(

@@ -53,7 +53,7 @@ def host_root(description: str | None, default: Path) -> Iterator[Path]:
 
 
 def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Style) -> list[str]:
-    """Returns a tree as lines: PCIe root, function, and its vendor, class, driver, NUMA node. ``notes`` are by a function's address."""
+    """Returns a tree as lines: PCIe root, function, and its vendor, class, driver, NUMA node. ``notes`` maps addresses to lines."""
     roots: dict[str, list[PciFunction]] = {}
     for fn in functions:
         roots.setdefault(fn.pcie_root or "(no PCIe root)", []).append(fn)
@@ -130,7 +130,7 @@ async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: f
 
 
 def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
-    """Returns lines: each pool with its counters and devices as in slices, devices that are not published, and unhealthy devices."""
+    """Returns the pools as lines, with counters and devices; then the devices that are not published, and the unhealthy devices."""
     lines = []
     for pool in inventory.contents():
         where = node if pool.nodes.where is Where.THIS else json.dumps(pool.nodes.of_slice(node))
@@ -161,7 +161,7 @@ def inspect(args: argparse.Namespace) -> int:
             functions = host.pci()
             put(Inspection((), {}, _functions(functions, {}), ()), args.output, lambda _: tree(functions, {}, style))
             return Exit.SUCCESS
-        # Without the log, because each fault is shown beside its device.
+        # The log is suppressed, because the command prints each fault beside its device.
         with (
             Progress() as progress,
             without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),
@@ -193,9 +193,7 @@ def _check(args: argparse.Namespace) -> None:
             "cannot be combined with --describe-host, which describes the machine",
         )
         if args.output != TEXT:
-            raise SettingsError(
-                f"--output {args.output}: --describe-host prints a described host, which is YAML as it is"
-            )
+            raise SettingsError(f"--output {args.output}: --describe-host always prints YAML: remove --output")
 
 
 def _query(args: argparse.Namespace, settings: Settings, host: Host, root: Path) -> tuple[Inventory, str, list[str]]:
@@ -235,7 +233,7 @@ class _Devices:
 
 
 def _by_function(inventory: Inventory) -> dict[str, _Devices]:
-    """Returns devices by PCI address. The address is from ``data`` if it is a function, else from the standard attribute."""
+    """Returns devices by PCI address: the address of a :class:`PciFunction` in ``data``, or else the attribute ``pciBusID``."""
     out: dict[str, _Devices] = {}
     for key, device in inventory.items():
         of = device.data.address if isinstance(device.data, PciFunction) else device.attributes.get(PCI_BUS_ID)

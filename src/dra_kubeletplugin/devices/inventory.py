@@ -143,7 +143,7 @@ class Inventory:
         for name in [*fresh, *(n for n in {**self._states, **of_pool} if n not in result)]:
             before = self._states.get(name) or PoolState(name)
             state = updated_pool(before, fresh.get(name), self.pool, None if held is None else of_pool.get(name, {}))
-            if name in fresh or state.gone:  # of a pool that vanished, the devices in use stay
+            if name in fresh or state.gone:  # a pool that vanished stays while claims hold its devices
                 states[name] = state
         return states
 

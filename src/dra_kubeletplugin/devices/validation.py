@@ -250,7 +250,7 @@ def _items(result: object, kind: type[T], subject: str, maximum: int) -> Iterato
                 raise DriverError(f"{subject} a {kind.__name__} whose name is {_kind(item.name)}, not text")
             if i >= maximum:
                 raise DriverError(
-                    f"{subject} more than {maximum} items of {kind.__name__}: so many cannot be published"
+                    f"{subject} more than {maximum} items of {kind.__name__}: at most {maximum} can be published"
                 )
             yield item
     except DriverError:

@@ -114,7 +114,7 @@ class UndoRegistrar:
 
     def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
         raise DriverError(
-            f"on_undo({step!r}): this Claim object was created directly: only claims that the plugin prepares have a record"
+            f"on_undo({step!r}) needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
         )
 
 

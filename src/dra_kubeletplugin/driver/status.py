@@ -125,7 +125,7 @@ class DeviceStatus:
             raise InvalidObjectError("DeviceStatus: each item of conditions must be a Condition")
         if len(types) > MAX_CONDITIONS or len(set(types)) != len(types):
             raise InvalidObjectError(
-                f"DeviceStatus: at most {MAX_CONDITIONS} conditions are accepted, each type once: there are {', '.join(types)}"
+                f"DeviceStatus: conditions are {', '.join(types)}: use each type once, and at most {MAX_CONDITIONS} conditions"
             )
         if self.data is not None:
             try:
@@ -162,7 +162,7 @@ class StatusSink:
 
     def report(self, key: tuple[str, str, str], status: DeviceStatus) -> ReportedStatus:
         raise DriverError(
-            "report(): this Claim object was created directly: only claims that the plugin passes to the driver exist in a cluster"
+            "report() needs a claim that the plugin passed to the driver; this Claim object was created directly, so no cluster has it"
         )
 
 
@@ -170,8 +170,8 @@ class StatusSink:
 class ReportedStatus:
     """A report that is being written. ``await`` it, or call :meth:`wait` in a thread.
 
-    The result is True if the status is in the claim. It is False after 5 s, while the write continues in the background, or if the
-    claim is gone. Nothing is raised.
+    The result is True if the status is in the claim. It is False if the claim is gone, or if the write takes longer than 5 s and
+    continues in the background. Nothing is raised.
     """
 
     until_written: Callable[[], Awaitable[bool]] = field(repr=False)

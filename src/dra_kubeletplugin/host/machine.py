@@ -68,11 +68,11 @@ class Host:
         for name, number in (("vendor", vendor), ("device", device), ("class_code", class_code)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
                 raise TypeError(f"pci({name}={number!r}): give an integer such as 0x10EE")
-        around = self._pci_context()
+        context = self._pci_context()
         out = []
-        for name in self._bound(driver) if driver is not None else sysfs.names(around.links):
+        for name in self._bound(driver) if driver is not None else sysfs.names(context.links):
             try:
-                fn = find_function(around, name, vendor, device)
+                fn = find_function(context, name, vendor, device)
             except (FileNotFoundError, ValueError):
                 continue  # removed or not ready during the scan; if it appears later, an event or the next scan finds it
             if fn is not None and (class_code is None or fn.is_class(class_code)):

@@ -25,11 +25,11 @@ JSON = dict[str, Any]
 T = TypeVar("T")
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-LARGE = 64 * 1024  # up to so many bytes, JSON is decoded on the event loop, which takes at most about 3 ms
+LARGE = 64 * 1024  # bytes: JSON up to this size is decoded on the event loop, which takes at most about 3 ms
 _RETRIES = 4
 _MAX_RETRY_AFTER = 30.0
 _DISCOVERY = 5.0  # seconds that a version discovery may take
-_MAX_REFUSAL = 1024 * 1024  # at most so many bytes of the response to a refused watch are read
+_MAX_REFUSAL = 1024 * 1024  # maximum number of bytes that are read of the response to a refused watch
 USER_AGENT = "dra-kubeletplugin"
 
 

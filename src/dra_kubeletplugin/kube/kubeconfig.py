@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _WAIT = 8.0  # seconds that a request waits for an exec plugin, which continues for the next request
 _HUNG_AFTER = 120.0  # seconds after which an exec plugin is considered hung and started again
 _MIN_INTERVAL = 5.0  # minimum seconds between runs of an exec plugin, also if the server returns 401 more often
-_EXPIRY_MARGIN = 300.0  # credentials are renewed so many seconds before they expire, as in the official client
+_EXPIRY_MARGIN = 300.0  # credentials are renewed this number of seconds before they expire, as in the official client
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,13 @@ PAGE = 500  # objects, as kubectl requests
 WATCH_SECONDS = (
     290  # the server ends a watch after this time, which must be less than the five minutes of common proxies
 )
-# A watch without a line for so many seconds is started again. The server sends a bookmark about every minute, so an idle watch
+# A watch is started again after this number of seconds without a line. The server sends a bookmark about every minute, so an idle watch
 # continues. If the server sends no bookmarks, this costs one request every 75 s. TCP keepalive notices a vanished peer after 30 s;
 # this limit is for a peer that is connected but forwards no data.
 IDLE_TIMEOUT = 75.0
 _MAX_PAUSE = 30.0
 _SPREAD = 1.0  # the maximum random pause in seconds before a reconnect, when a server ends many watches at once
-_RELIST = 3  # after so many consecutive failures of any kind, objects are listed again
+_RELIST = 3  # number of consecutive failures of any kind after which objects are listed again
 _SHORT = 5.0  # a watch that lasts fewer seconds counts as a failure
 
 

@@ -94,7 +94,7 @@ def make_context(files: TlsFiles, content: tuple[bytes | None, ...]) -> ssl.SSLC
     Raises ``OSError`` (``ssl.SSLError`` is one) or ``ValueError``.
     """
     ca = content[0]
-    # Without VERIFY_X509_STRICT, because it rejects the certificates of many clusters.
+    # VERIFY_X509_STRICT is not set, because it rejects the certificates of many clusters.
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # every certificate in the CA file is trusted, also intermediates

@@ -213,6 +213,6 @@ def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
     return any(o["uid"] == uid for o in obj["metadata"].get("ownerReferences") or [])
 
 
-def words_of(e: ApiError) -> str:
+def server_message(e: ApiError) -> str:
     """Returns the API server's message without this package's prefix."""
     return str(e.details.get("message") or e)

@@ -1,4 +1,4 @@
-"""Decodes JSON of users that an API server, written in Go, accepts and msgspec rejects.
+"""Decodes JSON that the API server, written in Go, accepts, but msgspec rejects. Users can write such JSON into objects.
 
 An opaque parameter may contain half of a surrogate pair (``"\\ud800"``) or 5,000 nested lists: the API server accepts both. Without
 this module, one such object makes a whole list unreadable.
@@ -42,8 +42,8 @@ def from_json(encoded: bytes | memoryview | msgspec.Raw, type: Any = Any) -> Any
 def config_entries(encoded: msgspec.Raw) -> list[dict[str, Any]]:
     """Returns the entries of ``devices.config``, with ``opaque.parameters`` still encoded, as :class:`msgspec.Raw`.
 
-    A user can write 10 KiB of parameters in each of 32 entries; decoded, they take 20 times their bytes. Values of another shape are
-    left out.
+    A user can write 10 KiB of parameters into each of 32 entries, and decoded parameters need 20 times this memory. Values of a wrong
+    type are left out.
     """
     return [entry for raw in _as(encoded, list[msgspec.Raw]) or () if (entry := _config_entry(raw))]
 

@@ -99,7 +99,9 @@ _NODE_RESOURCES = ("nodeAllocatableResources", "nodeAllocatableResourceMappings"
 def _without_node_resources(device: JSON) -> JSON | str:
     mapped = [k for k, r in (device.get(_NODE_RESOURCES[0]) or {}).items() if r.get("mapping")]
     if mapped or (mapped := list(device.get(_NODE_RESOURCES[1]) or ())):
-        return f"the node's {mapped[0]} would be allocated twice: with devices, and by the requests of pods"
+        return (
+            f"the node's {mapped[0]} would be allocated twice: once with the devices, and once for the requests of pods"
+        )
     # The overhead of pods is then not counted, as with drivers that do not publish it.
     return _drop(device, *_NODE_RESOURCES)
 

@@ -76,7 +76,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
 """The gates that a gate requires; without them it has no effect."""
 
 NOT_IMPLEMENTED: Mapping[str, str] = {
-    "DRANodeAllocatableResources": "its scheduler does not subtract what devices use from a node's cpu and memory",
+    "DRANodeAllocatableResources": "its scheduler ignores the cpu and memory that devices use on a node",
     "DRAResourcePoolStatus": "it has no controller for ResourcePoolStatusRequests",
     "DRADerivedAttributes": "its allocator evaluates selectors only",
 }
@@ -278,7 +278,7 @@ def _gate_fault(name: str, release: str, *, wanted: bool) -> str:
 
 
 def _known() -> str:
-    return f"known are {', '.join(_ROWS)}"
+    return f"the known gates are {', '.join(_ROWS)}"
 
 
 def _served(wanted: Mapping[str, bool], faults: list[str]) -> frozenset[str]:

@@ -55,7 +55,17 @@ _HOST = "virtual-machine"
 _THIS_MACHINE = "this machine"
 
 
-_OWN = ("driver", "host", "nodes", "timers", "options", "environment", "process", "kubernetes", "feature_gates")
+_MARKER_FIELDS = (
+    "driver",
+    "host",
+    "nodes",
+    "timers",
+    "options",
+    "environment",
+    "process",
+    "kubernetes",
+    "feature_gates",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +98,7 @@ class _TestConfig:
         base_folder = config.inipath.parent if config.inipath else config.rootpath
         ini = f"{config.inipath}: " if config.inipath else ""
         origins = {n: f"@pytest.mark.dra: {n}" if settings.get(n) else f"{ini}dra_{n}" for n in ("driver", "host")}
-        own = {name: settings.pop(name) for name in _OWN if name in settings}
+        own = {name: settings.pop(name) for name in _MARKER_FIELDS if name in settings}
         driver = own.get("driver") or config.getini("dra_driver")
         host = own.get("host") or config.getini("dra_host")
         own["driver"] = _driver_path(driver, base_folder) if isinstance(driver, str) else driver
@@ -101,17 +111,17 @@ def _check_names(arguments: Collection[str]) -> None:
     from ..base.settings import Settings
     from ..base.text import did_you_mean
 
-    known = [*_OWN, *(f.name for f in dataclasses.fields(Settings))]
+    known = [*_MARKER_FIELDS, *(f.name for f in dataclasses.fields(Settings))]
     for name in arguments:
         if name not in known:
-            hint = did_you_mean(name, known) or f", only {', '.join(_OWN)} and the options of the plugin"
-            _fail(f"@pytest.mark.dra takes no {name!r}{hint}")
+            hint = did_you_mean(name, known) or f", only {', '.join(_MARKER_FIELDS)} and the options of the plugin"
+            _fail(f"@pytest.mark.dra does not accept {name!r}{hint}")
 
 
 def _check_types(arguments: Mapping[str, Any]) -> None:
     """Rejects a marker's values of wrong types, because a later error would not name the marker."""
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
-        "driver": ((str, type), "a class, or as `dra run` takes it"),
+        "driver": ((str, type), "a class, or a text that `dra run` accepts"),
         "nodes": ((list, tuple, set, frozenset), "a list of names"),
         "environment": ((Mapping,), "a mapping of names to text"),
         "process": ((bool,), "True or False"),
@@ -157,16 +167,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kubernetes", default="", metavar="RELEASE", help="the release that local clusters behave as: 1.34 to 1.37"
     )
-    parser.addini(
-        "dra_driver", "the driver under test, as `dra run` takes it: a file, a package's folder, or module:Class"
-    )
+    parser.addini("dra_driver", "the driver under test: a file, a package's folder, or module:Class, as for `dra run`")
     parser.addini(
         "dra_host",
-        f"the described host that it runs on, a file or a name; {_THIS_MACHINE!r} for no description",
+        f"the host of the driver under test: a file, or the name of a described host; {_THIS_MACHINE!r} for the real machine",
         default=_HOST,
     )
     parser.addini(
-        "dra_feature_gates", "of the real API server of KUBEBUILDER_ASSETS, as in DRAPartitionableDevices=false"
+        "dra_feature_gates",
+        "feature gates of the real API server (KUBEBUILDER_ASSETS), for example DRAPartitionableDevices=false",
     )
 
 

@@ -163,7 +163,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
             pod("c"),
         ],
         ReasonKind.COUNTERS,
-        "of gpu-0 it needs 80Gi memory (40Gi left); claim default/h of pod default/holder",
+        "it needs 80Gi memory (40Gi left) of counter set gpu-0; claim default/h of pod default/holder",
         "must be deleted (on a: claim default/h of pod default/holder)",
     ),
     "capacity of a device that is too small": (

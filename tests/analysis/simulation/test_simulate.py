@@ -163,7 +163,10 @@ def _spec(change: Callable[[JSON], Any]) -> JSON:
         ([_spec(lambda r: r.update(kount=1)), BARE], "ResourceClaimTemplate t: "),
         ([_spec(lambda r: r.update(selectors=[{"cel": {"expression": "device.x"}}])), BARE], "undefined field 'x'"),
         ([{**BARE, "spec": {"containers": 3}}], "Pod default/w: its pods cannot be read"),
-        ([workload("Deployment", replicas=10**9)], "Deployment w: 1000000000 pods, where 0 to 100000 can be simulated"),
+        (
+            [workload("Deployment", replicas=10**9)],
+            "Deployment w: 1000000000 pods cannot be simulated: use 0 to 100000",
+        ),
         ([workload("Deployment", replicas=-1)], "Deployment w: -1 pods"),
         ([workload("Deployment", replicas="many")], "Deployment w cannot be read"),
         (
@@ -211,7 +214,8 @@ def test_of_partitions_it_is_reported_once_who_holds_them_and_once_that_counters
         assert {(r.kind, r.devices) for r in request.reasons} == {(ReasonKind.HELD, 4), (ReasonKind.COUNTERS, 8)}
         [counters] = [r for r in request.reasons if r.kind is ReasonKind.COUNTERS]
         assert (
-            counters.examples[0].detail == "of card it needs 1 slice-0 (0 left); claim default/h of pod default/holder"
+            counters.examples[0].detail
+            == "it needs 1 slice-0 (0 left) of counter set card; claim default/h of pod default/holder"
         )
     shown = text(fit.stopped, Style(coloured=False))
     assert [line.strip() for line in shown if " class gpu;" in line] == [

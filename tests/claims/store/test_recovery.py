@@ -408,7 +408,7 @@ async def test_one_claim_that_conflicts_is_reported_and_does_not_stop_the_others
     async with running_manager(tmp_path, knowing(answer)) as after:
         assert await after.records() == {"a": "Prepared", "c": "Prepared"}
         assert any(
-            "thief was reported by the driver and not taken: device d-0" in n for n in await after.claims.notes()
+            "thief was reported by the driver and is not recorded: device d-0" in n for n in await after.claims.notes()
         )
         assert await after.claims.faults() == []
 
@@ -492,7 +492,9 @@ async def test_a_wrong_answer_of_recover_is_reported_in_readiness_and_asked_agai
         driver.answer = raises
     async with running_manager(tmp_path, driver, api) as after:
         (fault,) = await after.claims.faults()
-        assert fault.startswith("recover() of the driver failed, so it is not known what its hardware has in use: ")
+        assert fault.startswith(
+            "recover() of the driver failed, so the plugin does not know which hardware is in use: "
+        )
         new = api.allocate("x", "x", "d-9", DRIVER)
         assert isinstance(await after.prepare(new), HardwareUnknownError)
         asking = asyncio.create_task(after.claims.background()["recovery"]())  # type: ignore[arg-type]

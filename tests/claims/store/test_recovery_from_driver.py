@@ -107,7 +107,8 @@ async def test_what_the_hardware_has_is_held_and_what_ended_meanwhile_is_left_to
     assert await store.get("late") is None
     assert asks.report[0] == "2 claims reported by the driver: new, over"
     assert (
-        "claim late was reported by the driver and not taken: device d-1 is still held by claim ns/c" in asks.report[1]
+        "claim late was reported by the driver and is not recorded: device d-1 is still held by claim ns/c"
+        in asks.report[1]
     )
     assert len(asks.report) == 2
     assert await store.do(lambda records: records.get_meta(ENDED)) == {}
@@ -160,9 +161,9 @@ ODD = object()
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({}, "recover() answered dict, not a list"),
-        ("text", "recover() answered str, not a list"),
-        ([ODD], "recover() answered object, not RecoveredClaim"),
+        ({}, "recover() returned dict, not a list"),
+        ("text", "recover() returned str, not a list"),
+        ([ODD], "recover() returned object, not RecoveredClaim"),
         ([claim("u", cast(Any, "devices"))], "not RecoveredClaim with a list"),
         ([claim("", [device()])], "without the UID"),
         ([claim("u", [cast(Any, ODD)])], "(UID u) with object, not PreparedDevice"),

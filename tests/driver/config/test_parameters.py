@@ -54,15 +54,15 @@ def test_defaults_are_used_where_nothing_applies() -> None:
         ({"slots": 0}, "slots must be at least 1"),
         (
             {"kind": "Other", "apiVersion": "toy.example.com/v1"},
-            r"parameters\.kind: 'Other' is not known to toy\.example\.com: known are toy.example.com/v1 \w+; to accept an older version",
+            r"parameters\.kind: 'Other' is not known to toy\.example\.com, which knows toy.example.com/v1 \w+; to accept an older version",
         ),
         (
             {"apiVersion": "toy.example.com/v11"},
-            r"parameters\.apiVersion: 'toy.example.com/v11' is not known to toy\.example\.com: known are toy.example.com/v1 ",
+            r"parameters\.apiVersion: 'toy.example.com/v11' is not known to toy\.example\.com, which knows toy.example.com/v1 ",
         ),
         (
             {"kind": "ToyConfig"},
-            r"parameters\.apiVersion: missing: known to toy\.example\.com are toy.example.com/v1 \w+$",
+            r"parameters\.apiVersion: missing: toy\.example\.com knows toy.example.com/v1 \w+$",
         ),
         ({"zzzzzz": "blue"}, r"parameters: unknown field 'zzzzzz': there are colour, "),
         ([1], "must be an object"),

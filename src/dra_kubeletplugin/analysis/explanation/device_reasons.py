@@ -135,9 +135,9 @@ class NodeDevices:
                 if has is None or has < parse(amount["value"]):
                     short[name] = f"{amount['value']} {name} ({'none' if has is None else canonical(has)} left)"
             if short:
-                text = "counters that it shares with others are exhausted"
+                text = "counters that it shares with other devices are exhausted"
                 holders = self._takers(candidate, counter_set, short)
-                detail = f"of {counter_set} it needs {join_names(short.values(), 2)}; {holders}"
+                detail = f"it needs {join_names(short.values(), 2)} of counter set {counter_set}; {holders}"
                 yield DeviceFault(
                     ReasonKind.COUNTERS, text, "claims that hold devices of the same counters must be deleted", detail
                 )

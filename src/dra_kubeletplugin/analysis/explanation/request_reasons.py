@@ -22,7 +22,7 @@ _NONE = DeviceFault(
     "run a driver that publishes devices there, and check its log",
 )
 _NO_MATCH = DeviceFault(
-    ReasonKind.NO_DEVICES, "no device of the node is large enough and selected", "add devices that are"
+    ReasonKind.NO_DEVICES, "no device of the node is large enough and matches the selectors", "add such devices"
 )
 
 

@@ -107,7 +107,7 @@ def workloads(objects: Sequence[JSON], namespace: str = "default") -> list[Simul
         if not isinstance(template, Mapping) or not isinstance(template.get("spec"), Mapping):
             raise QuestionError(f"{kind} {meta.get('name')}: its template has no spec")
         if not 0 <= count <= MAX_PODS:
-            raise QuestionError(f"{kind} {meta.get('name')}: {count} pods, where 0 to {MAX_PODS} can be simulated")
+            raise QuestionError(f"{kind} {meta.get('name')}: {count} pods cannot be simulated: use 0 to {MAX_PODS}")
         where = str(meta.get("namespace") or namespace)
         name = str(meta.get("name") or f"{meta.get('generateName', '')}0")
         priority = {**_PRIORITIES, **priorities}.get(template["spec"].get("priorityClassName"))

@@ -83,7 +83,7 @@ _ORDERS: Mapping[Order, Callable[[DeviceRow], object]] = {
 }
 
 
-def words_of(row: DeviceRow) -> str:
+def searchable_text(row: DeviceRow) -> str:
     """Returns the text that a filter searches, in lower case."""
     parts = [row.node, row.driver, row.pool, row.name, row.use, row.health, row.root, *row.sets, *row.taints]
     parts += [f"numa={row.numa}", *(f"{h.claim} {' '.join(h.pods)}" for h in row.holders)]
@@ -100,7 +100,7 @@ def matching(rows: Iterable[DeviceRow], text: str) -> list[DeviceRow]:
     unwanted = [w[1:] for w in words if w.startswith("!") and len(w) > 1]
     out = []
     for row in rows:
-        found = words_of(row)
+        found = searchable_text(row)
         if all(w in found for w in wanted) and not any(w in found for w in unwanted):
             out.append(row)
     return out
@@ -132,4 +132,4 @@ def arranged(
     return out
 
 
-__all__ = ["Group", "Grouping", "Order", "arranged", "matching", "matching_pods", "natural", "words_of"]
+__all__ = ["Group", "Grouping", "Order", "arranged", "matching", "matching_pods", "natural", "searchable_text"]

@@ -39,7 +39,7 @@ class Limits:
     send_timeout: float | None = None  # for the client to read a response that is not a stream
     connections: int | None = None  # one client address may use at most three quarters
     requests: int | None = (
-        None  # handled at the same time; none for liveness probes, a separate limit of the same size for readiness probes
+        None  # handled at the same time. Readiness probes have a second limit of the same size; liveness probes have none
     )
     head_bytes: int = 64 * 1024
     head_lines: int = 1000

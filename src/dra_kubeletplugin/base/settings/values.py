@@ -1,4 +1,4 @@
-"""Options as fields of a dataclass: flag, environment variable, default, parser of the text, and the processes that use it.
+"""Options as fields of a dataclass. A field has the flag, environment variable, default and parser of its option, and its audience.
 
 A parser raises ``ValueError`` with the end of the sentence "FLAG TEXT is ...".
 """

@@ -62,7 +62,7 @@ _GAUGES = {
     "slices": ("Published ResourceSlices.", []),
     "pools": ("Published pools.", []),
     "feature_gate_disabled": (
-        "1 for each feature gate that is off in the API server, of those that matter to this driver.",
+        "1 for each feature gate that this driver uses and that is off in the API server.",
         ["gate"],
     ),
     "publisher": ("1 while this instance of the plugin publishes the node's ResourceSlices.", []),

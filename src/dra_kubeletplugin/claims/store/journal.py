@@ -183,7 +183,7 @@ class Journal:
         file.size = info.st_size
         if info.st_size != file.end:
             file.read_on()
-        if file.fault:  # also of an earlier repair that failed
+        if file.fault:  # also damage that an earlier repair found but could not repair
             self._repair(file.fault, file, complete=False)
         return None
 
@@ -255,7 +255,9 @@ class Journal:
             file.append(records.changed_lines(), sync=True)
             records.commit()
             self._add_report(f"{counted(len(lost), 'record')} lost and rebuilt: {', '.join(sorted(lost))}")
-        sync_folder(self.path.parent)  # the writer of the file may have been killed before it did that
+        sync_folder(
+            self.path.parent
+        )  # the process that wrote the file may have been killed before it synced the folder
         # Last: from then on other instances do not wait for this one.
         self.process.note_records(file.header.generation)
         self.file = file

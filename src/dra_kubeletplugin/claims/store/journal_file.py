@@ -124,7 +124,7 @@ class JournalFile:
         return zlib.crc32(os.pread(self._fd, self.end, 0)) == self._checksum
 
     def supersede(self) -> None:
-        """Notes in this file that a newer one exists, for an instance that still has it open and finds no other."""
+        """Appends a line that says that a newer file exists, for instances that still have this file open."""
         with contextlib.suppress(OSError):
             self.append(encode(Change(MOVED)), sync=False)
 

@@ -140,13 +140,15 @@ def _salvage(raw: bytes) -> Iterator[Line]:
 
 
 def _parts(raw: bytes) -> Iterator[bytes]:
-    """Yields the JSON texts whose checksum is right."""
+    """Yields the JSON texts whose checksum matches."""
     at = 0
     while found := _PART.search(raw, at):
         start = found.start() + _SUM
         at = found.start() + 1
         try:
-            tab = raw.find(b"\t", start)  # no part contains one: without this limit a long region takes quadratic time
+            tab = raw.find(
+                b"\t", start
+            )  # no JSON text contains a tab; without this limit, a long damaged region would take quadratic time
             rest = raw[start : tab if tab >= 0 else len(raw)].decode(errors="surrogateescape")
             part = rest[: _decode_text(rest)[1]].encode(errors="surrogateescape")
             if raw[found.start() : start] == b"%08x " % zlib.crc32(part) and (_is_change(part) or _named.decode(part)):

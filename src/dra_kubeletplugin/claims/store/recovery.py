@@ -45,7 +45,7 @@ class Recovery:
         try:
             checked = _all_checked(await self._ask())
         except DraError as e:
-            self.fault = f"recover() of the driver failed, so it is not known what its hardware has in use: {e}"
+            self.fault = f"recover() of the driver failed, so the plugin does not know which hardware is in use: {e}"
             log.error("%s", self.fault)
             return False
         sentences = await self.store.do(lambda records: self._merge(records, checked))
@@ -60,7 +60,7 @@ class Recovery:
         call = self._recover.begin()
         done, _ = await asyncio.wait([call], timeout=_SLOW)
         if not done:
-            self.fault = f"recover() of the driver has not returned for {_SLOW:g} s, so it is not known what its hardware has in use"
+            self.fault = f"recover() of the driver has not returned for {_SLOW:g} s, so the plugin does not know which hardware is in use"
             log.error("%s", self.fault)
             await asyncio.wait([call])
         return call.result()
@@ -86,7 +86,7 @@ class Recovery:
                 added.append(claim.uid)
             except HeldByError as e:
                 if reported & {holder.uid for holder in e.holders}:
-                    sentences.append(f"claim {claim.uid} was reported by the driver and not taken: {e}")
+                    sentences.append(f"claim {claim.uid} was reported by the driver and is not recorded: {e}")
                     continue
                 # The hardware does not know the holder on record. The claim that it does know must be undone before any other.
                 records.insert(record, shared=True)
@@ -123,7 +123,7 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
 
 def _all_checked(answer: object) -> list[RecoveredClaim]:
     if not isinstance(answer, list | tuple | None):
-        raise DriverError(f"recover() answered {printable(type(answer).__name__)}, not a list of RecoveredClaim")
+        raise DriverError(f"recover() returned {printable(type(answer).__name__)}, not a list of RecoveredClaim")
     return [_checked(c) for c in answer or ()]
 
 
@@ -134,11 +134,11 @@ def _checked(claim: object) -> RecoveredClaim:
     """
     if not isinstance(claim, RecoveredClaim) or not isinstance(claim.devices, list | tuple):
         raise DriverError(
-            f"recover() answered {printable(type(claim).__name__)}, not RecoveredClaim with a list of PreparedDevice"
+            f"recover() returned {printable(type(claim).__name__)}, not RecoveredClaim with a list of PreparedDevice"
         )
     if not claim.uid:
-        raise DriverError("recover() answered a RecoveredClaim without the UID of its claim")
-    shown = f"recover() answered a RecoveredClaim (UID {printable(claim.uid)})"
+        raise DriverError("recover() returned a RecoveredClaim without the UID of its claim")
+    shown = f"recover() returned a RecoveredClaim (UID {printable(claim.uid)})"
     devices = []
     for device in claim.devices:
         if not isinstance(device, PreparedDevice):

@@ -131,7 +131,7 @@ class RecordStore:
         return await self.do(lambda records: records.has_meta(RECOVER), Mode.READ)
 
     async def probe(self) -> None:
-        """Writes and syncs as much as a large record. Clears ``fault`` if the disk has space again.
+        """Tests the disk: writes and syncs as many bytes as a large record has. Clears ``fault`` if that succeeds.
 
         Raises :class:`RecordsError`.
         """
@@ -186,7 +186,7 @@ class RecordStore:
         journal = self.journal
         try:
             if not journal.is_current():
-                # Without the lock, this could read appended lines of a write that fails later, and whose lines are then removed.
+                # Takes the lock: otherwise it could read lines that another instance has appended and then removes after a failed write.
                 with contextlib.ExitStack() as stack:
                     try:
                         stack.enter_context(journal.locked(_READ_WAIT if journal.file else journal.wait, write=False))

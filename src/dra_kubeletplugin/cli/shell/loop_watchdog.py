@@ -16,7 +16,7 @@ from ...driver.diagnostics.author_errors import at_work
 log = logging.getLogger(__name__)
 _PAUSE = 2.0  # seconds between probes of the loop
 _CHECK_INTERVAL = 0.5  # seconds between checks of a probe
-_CHECKS = 4  # checks without a response before the warning; after the whole process was stopped and continued, only one has none
+_CHECKS = 4  # checks without a response before the warning; more than one, because a process that was stopped and continued misses one
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> None:

@@ -41,7 +41,7 @@ def first_frame(
     pool: str,
     fields: JSON,
 ) -> PoolFrame:
-    """Returns the frame with the current generation, for the comparison with existing slices. If few slices change, it is kept."""
+    """Returns the frame with the current generation, to compare existing slices with it. :func:`make_plan` may raise the generation."""
     return PoolFrame(driver, pool, fields, max(newest(existing), 1), len(contents))
 
 
@@ -87,7 +87,7 @@ def make_plan(
         if len(current) > len(contents):
             return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
         return WritePlan(frame, obsolete, order, [], devices)
-    # Another writer has used the last generation: all slices are deleted, and the generation restarts at 1.
+    # Another writer has used the largest possible generation: all slices are deleted, and the generation restarts at 1.
     if generation >= _LAST_GENERATION:
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
         return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)

@@ -87,7 +87,7 @@ class PoolFrame:
         return {"driver": self.driver, **self.fields, "pool": pool}
 
     def digest(self, content: SliceContent) -> bytes:
-        """Returns the digest of the spec that ``content`` is sent as. Decodes one device at a time."""
+        """Returns the digest of the spec that contains ``content``. Decodes one device at a time."""
         devices = (device_digest(msgspec.json.decode(d.encoded)) for d in content.devices)
         return spec_digest(self._head(), devices, content.counter_sets)
 

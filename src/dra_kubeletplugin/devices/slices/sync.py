@@ -354,7 +354,7 @@ class Syncer:
         """Forgets what the API server kept and dropped, because it may behave differently now; all slices are compared again."""
         self._found, self._accepted = {}, {}
         self.dropped.clear()
-        self.settled_at = -1  # so the next write does not count as a conflict with another writer
+        self.settled_at = -1  # then the next write does not count as a conflict with another writer
 
 
 def _age(metadata: Mapping[str, Any]) -> _Age:

@@ -65,7 +65,7 @@ class TaintTimes:
         self._keep(now)
 
     def forget(self, tainted: Mapping[str, Iterable[str]]) -> None:
-        """Forgets the times of all devices except ``tainted`` (pool → names): a taint that comes back is a new one."""
+        """Forgets the times of all devices except ``tainted`` (pool → names). If a removed taint is added again, it gets a new time."""
         self._load()
         now = {
             pool: {n: t for n, t in devices.items() if n in names}

@@ -12,7 +12,7 @@ _SHOWN = 80  # bytes of a kind or an API version in a message
 
 
 def versions(kinds: Sequence[type[Config]]) -> dict[type[Config], type[Config] | None]:
-    """Returns every kind that claims may use, each with the kind that it is converted to, or None if the driver's code uses it."""
+    """Returns every kind that claims may use, mapped to its newer kind. The kinds that the driver's code uses are mapped to None."""
     out: dict[type[Config], type[Config] | None] = dict.fromkeys(kinds)
     waiting = list(kinds)
     while waiting:
@@ -32,9 +32,9 @@ def unknown_kind(api_version: str, kind: str, driver: str, known: Iterable[type[
         return f"parameters.kind: {clip(kind, _SHOWN)!r} is not known to {driver}{hint}"
     field, value = ("apiVersion", api_version) if kind in kinds or not kinds else ("kind", kind)
     if not value:
-        return f"parameters.{field}: missing: known to {driver} are {names}"
+        return f"parameters.{field}: missing: {driver} knows {names}"
     to_do = "to accept an older version, keep its class and list it in OLDER"
-    return f"parameters.{field}: {clip(value, _SHOWN)!r} is not known to {driver}: known are {names}; {to_do}"
+    return f"parameters.{field}: {clip(value, _SHOWN)!r} is not known to {driver}, which knows {names}; {to_do}"
 
 
 def name_of(cls: type[Config]) -> str:

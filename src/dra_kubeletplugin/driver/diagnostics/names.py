@@ -90,7 +90,7 @@ def _is_used(name: str, cls: type) -> bool:
             break
         try:
             tree = ast.parse(inspect.getsource(sys.modules[one.__module__]))
-        except (OSError, TypeError, KeyError):  # without the source, the name may be used
+        except (OSError, TypeError, KeyError):  # the source cannot be read, so the name may be used there
             return True
         if any(name in _names_read(node) for node in ast.walk(tree)):
             return True

@@ -138,7 +138,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 
 
 def fits_format(text: str, name: str) -> bool:
-    """Returns whether a text fits a format that has a CEL type. Any text fits other formats."""
+    """Returns whether a text is valid for a format. Only formats with their own CEL type are checked; other formats accept any text."""
     read = _READ.get(name)
     try:
         return read is None or read(text) is not None
@@ -191,12 +191,12 @@ def _compile(declared: Schema, schema: Schema, *, root: bool) -> Rule:
         Expression(str(message), environment, _STRING) if message else None,
         str(declared.get("reason") or "FieldValueInvalid"),
         str(declared.get("fieldPath") or ""),
-        _names_old(text),
+        _uses_old_self(text),
         optional,
     )
 
 
-def _names_old(text: str) -> bool:
+def _uses_old_self(text: str) -> bool:
     waiting = [Parser(Source(text)).parse()]
     while waiting:
         node = waiting.pop()
@@ -243,7 +243,7 @@ def _violations(
 
 
 def _same_item(item: Any, old: Any, schema: Schema) -> Any:
-    """Returns a list item's old value; None unless the list's items have keys."""
+    """Returns the old value of a list item: the old item with the same keys. Always None if the schema declares no keys."""
     keys = schema.get("x-kubernetes-list-map-keys") or ()
     if not keys or not isinstance(old, list) or not isinstance(item, dict):
         return None

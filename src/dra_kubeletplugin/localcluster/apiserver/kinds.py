@@ -101,7 +101,7 @@ _WITHOUT_GENERATION = frozenset(
 )  # fmt: skip
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
-# Of PodGroup and Workload; a release serves at most one of them, if its feature gate is on
+# The versions of PodGroup and Workload. A release serves at most one of these versions, if the feature gate is on.
 _POD_GROUP_VERSIONS = ("v1beta1", "v1alpha2")
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"

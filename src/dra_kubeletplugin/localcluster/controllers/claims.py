@@ -25,7 +25,7 @@ from ..informer import (
     is_finished,
     owned_by,
     pod_claim_names,
-    words_of,
+    server_message,
 )
 from .base import Controller, Key, RetryLater, key_of
 
@@ -215,7 +215,7 @@ class ClaimController(Controller):
         except ApiError as e:
             if e.unreachable:
                 raise
-            raise _ClaimCreationError(f"create ResourceClaim : {words_of(e)}") from e
+            raise _ClaimCreationError(f"create ResourceClaim : {server_message(e)}") from e
         self._created[meta["uid"], entry["name"]] = claim["metadata"]["name"]
         return str(claim["metadata"]["name"])
 

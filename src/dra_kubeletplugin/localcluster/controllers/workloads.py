@@ -16,7 +16,7 @@ from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import PODS
-from ..informer import Informers, ObjectChange, is_finished, words_of
+from ..informer import Informers, ObjectChange, is_finished, server_message
 from .base import Controller, Key, RetryLater
 
 JSON = dict[str, Any]
@@ -95,7 +95,7 @@ class Workload(Controller):
         except ApiError as e:
             if e.unreachable:
                 raise
-            self.record_event(obj, "Warning", "FailedCreate", f"Error creating: {words_of(e)}")
+            self.record_event(obj, "Warning", "FailedCreate", f"Error creating: {server_message(e)}")
             raise RetryLater(str(e)) from e
         self._created[pod["metadata"]["uid"]] = time.monotonic(), pod
         self.record_event(obj, "Normal", "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
@@ -143,7 +143,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def available_in(pod: Mapping[str, Any], seconds: float) -> float | None:
-    """Returns the seconds until a pod has been ready for ``seconds``: 0 if it has, None if it is not ready."""
+    """Returns how many seconds a pod must still be ready to count as available. None if the pod is not ready."""
     for c in (pod.get("status") or {}).get("conditions") or []:
         if c.get("type") == "Ready" and c.get("status") == "True":
             if not seconds or not c.get("lastTransitionTime"):

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 from ...errors import ApiError
 from ...kube.resource import PODS
-from ..informer import words_of
+from ..informer import server_message
 from ..runtime.simulated import SimulatedRuntime
 from .drivers import DriverFailed
 from .environment import DevEnvironment, EnvironmentRefused
@@ -267,7 +267,7 @@ async def _end(on: DevEnvironment, verb: ExitContainer) -> VerbResult:
     try:
         pod = await on.cluster.client.get(PODS, verb.pod, verb.namespace)
     except ApiError as e:
-        raise EnvironmentRefused(words_of(e)) from None
+        raise EnvironmentRefused(server_message(e)) from None
     node = on.cluster.nodes.get(pod["spec"].get("nodeName", ""))
     if node is None:
         raise EnvironmentRefused(f"pod {verb.pod} runs on no node of this cluster")

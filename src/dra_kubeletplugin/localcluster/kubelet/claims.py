@@ -53,7 +53,7 @@ class ClaimInfo:
     Attributes:
         devices: results by driver. A result is kept also if another claim in the same call failed.
         ready: whether every driver prepared the claim, in a call that succeeded for all of its claims.
-        skipped: by driver, the methods that all of its devices in the claim do not need (KEP-5945).
+        skipped: by driver, the methods that none of its devices in the claim needs (KEP-5945).
         left: UIDs of pods that no longer use the claim, while another pod still uses it.
     """
 

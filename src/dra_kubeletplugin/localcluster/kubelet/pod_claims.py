@@ -9,7 +9,7 @@ from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.resource import CLAIMS
 from ...scheduling.framework import pod_groups
-from ..informer import words_of
+from ..informer import server_message
 from .claims import PrepareError
 
 JSON = dict[str, Any]
@@ -63,7 +63,7 @@ async def _usable(client: KubeClient, pod: JSON, name: str, *, from_template: bo
     try:
         claim = await client.get(CLAIMS, name, meta["namespace"])
     except ApiError as e:
-        raise PrepareError(f"fetch ResourceClaim {name}: {words_of(e)}") from None
+        raise PrepareError(f"fetch ResourceClaim {name}: {server_message(e)}") from None
     if from_template and not pod_groups.made_for(claim, pod):
         group = pod_groups.name_of(pod)
         why = f"neither Pod nor PodGroup {group} is the owner" if group else "pod is not owner"

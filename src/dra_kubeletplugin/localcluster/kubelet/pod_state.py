@@ -106,7 +106,7 @@ def initial_state(pod: JSON, *, runs: bool) -> PodState:
 
 
 def _lost(status: Mapping[str, Any]) -> ContainerStatus:
-    """Builds the status of a container that ended with the machine, from the pod's status."""
+    """Builds the status of a container that ended because the machine stopped, from the pod's status."""
     now = status.get("state") or {}
     ended = now.get("terminated") or ("waiting" in now and (status.get("lastState") or {}).get("terminated")) or {}
     began = ended.get("startedAt") or (now.get("running") or {}).get("startedAt")

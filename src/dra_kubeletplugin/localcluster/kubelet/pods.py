@@ -91,7 +91,7 @@ class PodSync:
         return self._states[uid]
 
     def _statuses(self, state: PodState) -> dict[str, ContainerStatus]:
-        """Returns the status of each container, also of containers that ended with the machine and have not started again."""
+        """Returns the status of each container, also of containers that ended because the machine stopped, until they start again."""
         return {**state.lost, **self.parts.runtime.statuses(state.uid)}
 
     # --- pods to run ----------------------------------------------------------------------------
@@ -123,14 +123,14 @@ class PodSync:
             for text in refusals(pod):
                 await self._hold(pod, state, "FailedCreatePodSandBox", text)
             await self._prepare(pod, state)
-        again = await self._make_volumes(pod, state)
-        if again is not None:
-            self.queue_after(state.uid, again)
+        delay = await self._make_volumes(pod, state)
+        if delay is not None:
+            self.queue_after(state.uid, delay)
             return
         self.parts.probes.follow(pod)
-        again = await self.starts.bring_up(pod, state, claim_names(pod, state.claims))
-        if again is not None:
-            self.queue_after(state.uid, again)
+        delay = await self.starts.bring_up(pod, state, claim_names(pod, state.claims))
+        if delay is not None:
+            self.queue_after(state.uid, delay)
 
     async def _fail(self, pod: JSON, state: PodState, why: AdmissionRefusal) -> None:
         """Stops a pod that exceeded a limit. Its phase becomes Failed after its devices are free."""

@@ -25,6 +25,7 @@ class Timers:
     crash_loop_backoff_max: float = 300.0
     mount_backoff: float = 0.5  # before failed mounts are retried; doubles with each failure
     mount_backoff_max: float = 122.0
-    # Without a renewed Lease until the node's conditions are unknown. The kubelet renews its Lease five times in this period.
+    # From the last renewal of a node's Lease until the node's conditions become Unknown. The kubelet renews its Lease five times in
+    # this period.
     node_monitor_grace_period: float = 50.0
     binding_timeout: float = TIMEOUT  # from a claim's allocation until its binding conditions must be true (KEP-5007)

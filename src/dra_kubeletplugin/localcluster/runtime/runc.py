@@ -27,7 +27,7 @@ _ROOTED = (
     'exec "$@"'
 )
 # After this process dies, runc may still be starting a container. runc lists this container only after its hooks ran, so
-# the guard waits. Another process may then use the same directory, so the guard deletes only this process's containers.
+# the guard waits. Meanwhile a new process may use the same directory, so the guard deletes only this process's containers.
 _GUARD_TIME = 60.0  # seconds for which the guard waits for such a container
 _DELETE = (
     'runc --root "$1" list -q | grep "^$2" | '
@@ -188,7 +188,9 @@ def missing() -> str:
     if tools:
         return f"{', '.join(tools)} not installed (Debian: apt-get install runc util-linux mount)"
     return (
-        "" if os.geteuid() == 0 else "containers with devices need root here; without --containers they are simulated"
+        ""
+        if os.geteuid() == 0
+        else "containers with devices need root here; without --containers, the local cluster simulates containers"
     )
 
 

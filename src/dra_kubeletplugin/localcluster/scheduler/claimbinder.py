@@ -24,7 +24,7 @@ from ...scheduling.framework.claim_cache import ClaimCache, is_allocated, reserv
 from ...scheduling.framework.devices import NodeAllocation, PodClaims
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.status import Plugin, SchedulerError
-from ..informer import FINALIZER, words_of
+from ..informer import FINALIZER, server_message
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
@@ -117,7 +117,7 @@ class ClaimBinder:
         try:
             return await self.client.get(CLAIMS, name, namespace)
         except ApiError as e:
-            raise SchedulerError(f"get updated claim {full_name} after conflict: {words_of(e)}") from None
+            raise SchedulerError(f"get updated claim {full_name} after conflict: {server_message(e)}") from None
 
     async def _with_finalizer(self, claim: JSON, name: str) -> JSON:
         """Adds the finalizer that keeps an allocated claim until it is deallocated."""
@@ -131,7 +131,7 @@ class ClaimBinder:
         try:
             updated = await self.client.update(CLAIMS, claim, sub)
         except ApiError as e:
-            text = f"{what}: {words_of(e)}"
+            text = f"{what}: {server_message(e)}"
             raise (_Conflict(text) if isinstance(e, ConflictError) else SchedulerError(text)) from None
         self.store.wrote(updated)
         return updated
@@ -144,7 +144,7 @@ class ClaimBinder:
             made = await self.client.create(CLAIMS, body, pod.namespace)
         except ApiError as e:
             where = f"{pod.namespace}/{draft['metadata']['name']}"
-            raise SchedulerError(f"create claim for extended resources {where}: {words_of(e)}") from None
+            raise SchedulerError(f"create claim for extended resources {where}: {server_message(e)}") from None
         self.store.created(made)
         return made
 
@@ -154,7 +154,7 @@ class ClaimBinder:
         try:
             await self.client.patch(PODS, pod.name, patch, pod.namespace, "status")
         except ApiError as e:
-            raise SchedulerError(f"update pod {pod.key} ExtendedResourceClaimStatus: {words_of(e)}") from None
+            raise SchedulerError(f"update pod {pod.key} ExtendedResourceClaimStatus: {server_message(e)}") from None
 
     async def unreserve(self, claim: JSON, consumer: JSON) -> None:
         meta = claim["metadata"]
@@ -246,13 +246,13 @@ class ClaimBinder:
                 try:
                     self.store.wrote(await self.client.update(CLAIMS, {**claim, "status": rest}, "status"))
                 except ApiError as e:
-                    return words_of(e)
+                    return server_message(e)
                 return "deallocation of ResourceClaim completed"
         if claims.extended is not None and not extended.is_draft(claims.extended):
             try:
                 await self.delete(claims.extended)
             except ApiError as e:
-                return words_of(e)
+                return server_message(e)
             return "deletion of ResourceClaim completed"
         return "still not schedulable"
 

@@ -28,7 +28,7 @@ from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange
 from ...scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, SchedulerError
 from .. import informer
 from ..event_recorder import EventRecorder
-from ..informer import Informers, is_finished, words_of
+from ..informer import Informers, is_finished, server_message
 from .arriving import ArrivingNodes
 from .claimbinder import ClaimBinder, PodBinding
 from .queue import QueuedPod, SchedulingQueue
@@ -341,7 +341,9 @@ class Scheduler:
         try:
             await self.client.call("POST", PODS.path(pod.namespace, pod.name, "binding"), body)
         except ApiError as e:
-            raise SchedulerError(f'binding rejected: running Bind plugin "DefaultBinder": {words_of(e)}') from None
+            raise SchedulerError(
+                f'binding rejected: running Bind plugin "DefaultBinder": {server_message(e)}'
+            ) from None
 
     async def _undo_binding(self, entry: QueuedPod, binding: PodBinding, error: SchedulerError) -> None:
         pod = entry.info

@@ -218,7 +218,7 @@ def _lines(text: str) -> list[Line]:
     whole: list[Line] = []
     defined: dict[str, list[Line]] = {}
     target = whole
-    needs: list[tuple[str, bool]] = []  # of the open ``if``
+    needs: list[tuple[str, bool]] = []  # the features that the open ``if`` blocks need
     for line in text.splitlines():
         if found := _IF.fullmatch(line):
             needs.append((found[2], not found[1]))

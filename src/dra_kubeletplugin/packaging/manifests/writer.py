@@ -51,7 +51,10 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
 
 
 def _replace(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes ``files``. Deletes all other rendered files in the top-level folders of ``files``, and a rendered file with classes."""
+    """Writes ``files``. Deletes all other rendered files in the top-level folders of ``files``.
+
+    Also deletes a rendered ``deviceclass.yaml`` that ``files`` does not contain.
+    """
     tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES}
     present = [path for top in sorted(tops) for path in _files(folder / top)]
     if foreign := [path for path in present if not _is_rendered(path)]:

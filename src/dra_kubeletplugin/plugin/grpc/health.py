@@ -53,14 +53,14 @@ class HealthService:
                     await self.inventory.health_changed(seen)
 
     def _pause(self) -> float:
-        """Returns the seconds until the next message if nothing changes; the expiry of a report is sent at once."""
+        """Returns the seconds until the next message if nothing changes: at the latest when a report expires."""
         expiry = self.inventory.expires_in()
         return self.heartbeat if expiry is None else min(self.heartbeat, expiry + _EXPIRY_MARGIN)
 
     async def messages(self, kind: type[Response]) -> AsyncIterator[Response]:
         """Yields all devices: in one message, as the API intends, or in as many as gRPC needs.
 
-        A kubelet (1.34 to 1.37) keeps the status of a device that a message does not name until it expires.
+        If a message does not contain a device, the kubelet (1.34 to 1.37) keeps the device's last status until that status expires.
         """
         out, remaining = kind(), MAX_BYTES
         for i, (key, health) in enumerate(self.inventory.health()):

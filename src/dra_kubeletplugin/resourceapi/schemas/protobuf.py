@@ -1,9 +1,9 @@
 """Decodes bodies in ``application/vnd.kubernetes.protobuf``, as kubectl sends them, into the JSON form of the same
 object.
 
-The shapes of the kinds define the messages; the tables contain each field's wire number. kubectl also sends zero
-values of fields that are not pointers; :mod:`.decoding` removes them. The envelope is runtime.Unknown after four magic
-bytes. Source: "Alternate representations of resources" in Kubernetes' API concepts.
+A kind's shape (:mod:`.shapes`) defines its messages and the wire number of each field. kubectl also sends zero values of
+fields that are not pointers; :mod:`.decoding` removes them. A body consists of four magic bytes and a runtime.Unknown
+message. Source: "Alternate representations of resources" in Kubernetes' API concepts.
 """
 
 from __future__ import annotations

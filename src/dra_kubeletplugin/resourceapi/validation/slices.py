@@ -105,7 +105,7 @@ def validate_spec(spec: JSON, path: str, old: JSON | None = None, dialect: Diale
 
 
 def _changed(spec: JSON, old: JSON, path: str) -> list[FieldError]:
-    """Returns an error for each field that an update must not change but changes."""
+    """Returns an error for each immutable field that an update changes."""
     fields = (
         ("pool.name", spec["pool"]["name"], old["pool"]["name"]),
         ("driver", spec["driver"], old["driver"]),

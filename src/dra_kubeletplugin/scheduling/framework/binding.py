@@ -42,12 +42,13 @@ class BindingState:
 def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
     """Returns the state of an allocated claim. ``timeout`` is in seconds.
 
-    As in Kubernetes, the first device that is not ready decides: a failure of a later device does not count until then.
+    As in Kubernetes, the first device that is not ready decides. The failure of a later device counts only when all devices before it
+    are ready.
     """
     status = claim["status"]
     allocation = status["allocation"]
     known: dict[tuple[str, str, str], dict[str, JSON]] = {}
-    for device in status.get("devices") or []:  # of two shares of a device, the first entry counts
+    for device in status.get("devices") or []:  # if two shares of a device have entries, the first entry counts
         known.setdefault(_key(device), {c["type"]: c for c in device.get("conditions") or []})
     for result in (allocation.get("devices") or {}).get("results") or []:
         wanted = result.get("bindingConditions")

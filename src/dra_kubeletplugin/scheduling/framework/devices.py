@@ -166,7 +166,7 @@ class PodClaims:
     # --- score ----------------------------------------------------------------------------------
 
     def score(self, node: str) -> int:
-        """Returns the score of a node: higher the earlier its allocated alternatives are in their lists."""
+        """Returns the score of a node. For each request with alternatives, the first alternative adds the most, the last the least."""
         offer = self.offers.get(node)
         if offer is None:
             return 0

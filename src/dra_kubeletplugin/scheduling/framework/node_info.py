@@ -22,7 +22,7 @@ class NodeInfo:
     unschedulable: bool
     pods: Mapping[str, PodInfo]  # by UID
     requested: Mapping[str, int]
-    compared: tuple[int, int]  # requested millicores and bytes, for comparing nodes
+    nonzero_requested: tuple[int, int]  # requested millicores and bytes, for comparing nodes
 
     @cached_property
     def ports(self) -> frozenset[Port]:
@@ -53,8 +53,11 @@ class NodeInfo:
         requested = dict(base.requested)
         for name, amount in pod.requests.items():
             requested[name] = requested.get(name, 0) + amount
-        compared = (base.compared[0] + pod.compared[0], base.compared[1] + pod.compared[1])
-        return replace(base, pods={**base.pods, pod.uid: pod}, requested=requested, compared=compared)
+        nonzero_requested = (
+            base.nonzero_requested[0] + pod.nonzero_requested[0],
+            base.nonzero_requested[1] + pod.nonzero_requested[1],
+        )
+        return replace(base, pods={**base.pods, pod.uid: pod}, requested=requested, nonzero_requested=nonzero_requested)
 
     def without_pod(self, uid: str) -> NodeInfo:
         pod = self.pods.get(uid)
@@ -63,14 +66,17 @@ class NodeInfo:
         requested = dict(self.requested)
         for name, amount in pod.requests.items():
             requested[name] -= amount
-        compared = (self.compared[0] - pod.compared[0], self.compared[1] - pod.compared[1])
+        nonzero_requested = (
+            self.nonzero_requested[0] - pod.nonzero_requested[0],
+            self.nonzero_requested[1] - pod.nonzero_requested[1],
+        )
         pods = {k: p for k, p in self.pods.items() if k != uid}
-        return replace(self, pods=pods, requested=requested, compared=compared)
+        return replace(self, pods=pods, requested=requested, nonzero_requested=nonzero_requested)
 
     def as_node(self, node: JSON) -> NodeInfo:
         """Returns the changed object ``node`` as a NodeInfo with the pods of this one."""
         changed = read(node)
-        return replace(changed, pods=self.pods, requested=self.requested, compared=self.compared)
+        return replace(changed, pods=self.pods, requested=self.requested, nonzero_requested=self.nonzero_requested)
 
     def conflicts(self, ports: Iterable[Port]) -> bool:
         return any(

@@ -32,7 +32,7 @@ class PodInfo:
     labels: Mapping[str, str]
     priority: int
     requests: Mapping[str, int]
-    compared: tuple[int, int]  # millicores and bytes for comparing nodes
+    nonzero_requested: tuple[int, int]  # millicores and bytes for comparing nodes, with defaults for missing requests
     ports: tuple[Port, ...]
     tolerations: tuple[JSON, ...]
     created: str
@@ -100,8 +100,8 @@ def read(pod: JSON) -> PodInfo:
     cpu = requests.get(CPU, 0) or _DEFAULT_CPU * len(containers)
     memory = requests.get(MEMORY, 0) or _DEFAULT_MEMORY * len(containers)
     if requests.get(CPU) or requests.get(MEMORY):
-        cpu = _compared(spec, CPU, _DEFAULT_CPU, requests.get(CPU, 0))
-        memory = _compared(spec, MEMORY, _DEFAULT_MEMORY, requests.get(MEMORY, 0))
+        cpu = _nonzero_requested(spec, CPU, _DEFAULT_CPU, requests.get(CPU, 0))
+        memory = _nonzero_requested(spec, MEMORY, _DEFAULT_MEMORY, requests.get(MEMORY, 0))
     return PodInfo(
         pod,
         str(meta["uid"]),
@@ -120,9 +120,9 @@ def read(pod: JSON) -> PodInfo:
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
     """Returns the resources that a pod needs on a node.
 
-    They are the sum of its containers, or the peak of its init containers if that is higher, plus the overhead. Resources
-    of the pod itself replace that sum. An init container with restartPolicy Always keeps running, so it is added to the
-    containers and to later init containers.
+    For each resource this is the sum of the containers or the peak of the init containers, whichever is higher. A resource in
+    ``spec.resources`` replaces that amount. The overhead is added last. An init container with restartPolicy Always keeps
+    running, so it is added to the containers and to later init containers.
     """
     total: dict[str, int] = {}
     for container in spec["containers"]:
@@ -166,10 +166,12 @@ def is_extended(name: str) -> bool:
     return name.startswith(IMPLICIT) or _NATIVE not in name
 
 
-IMPLICIT = "deviceclass.resource.kubernetes.io/"  # this prefix and a DeviceClass's name are an extended resource
+IMPLICIT = (
+    "deviceclass.resource.kubernetes.io/"  # prefix of the extended resource that each DeviceClass has; its name follows
+)
 
 
-def _compared(spec: Mapping[str, Any], name: str, default: int, requested: int) -> int:
+def _nonzero_requested(spec: Mapping[str, Any], name: str, default: int, requested: int) -> int:
     missing = sum(1 for c in [*spec["containers"], *_sidecars(spec)] if not container_requests(c).get(name))
     return requested + missing * default
 

@@ -37,7 +37,7 @@ def best(
     """
     if len(nodes) == 1:
         return nodes[0]
-    size = (*pod.compared, pod.requests.get(CPU, 0), pod.requests.get(MEMORY, 0))
+    size = (*pod.nonzero_requested, pod.requests.get(CPU, 0), pod.requests.get(MEMORY, 0))
     totals = {n.name: n.scores[size] if size in n.scores else _of_amounts(pod, n, size) for n in nodes}
     if any(n.softly_tainted for n in nodes):
         _weigh(totals, 3, _scaled({n.name: _unwanted(pod, n) for n in nodes}, reverse=True))
@@ -77,7 +77,7 @@ def least_allocated(pod: PodInfo, node: NodeInfo) -> int:
     for i, name in enumerate(_COMPARED):
         has = node.allocatable.get(name, 0)
         if has:
-            wanted = node.compared[i] + pod.compared[i]
+            wanted = node.nonzero_requested[i] + pod.nonzero_requested[i]
             scores.append((has - wanted) * MAX_SCORE // has if wanted <= has else 0)
     return sum(scores) // len(scores) if scores else 0
 
@@ -92,7 +92,7 @@ def balanced(pod: PodInfo, node: NodeInfo) -> int:
 
 
 def _free(node: NodeInfo) -> int:
-    return node.allocatable.get(CPU, 0) - node.compared[0]
+    return node.allocatable.get(CPU, 0) - node.nonzero_requested[0]
 
 
 def _unwanted(pod: PodInfo, node: NodeInfo) -> int:

@@ -232,7 +232,7 @@ class _WebhookTls(Tls):
         self._bundle = bundle
 
     def context(self) -> ssl.SSLContext:
-        # Without VERIFY_X509_STRICT, because Go, in which API servers are written, does not require the strict checks
+        # VERIFY_X509_STRICT is not set, because Go, in which API servers are written, does not require the strict checks
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self._bundle:
             tls.load_verify_locations(cadata=base64.b64decode(self._bundle).decode())
