@@ -130,9 +130,12 @@ class Records:
 
     def apply(self, line: Line) -> None:
         """Applies a line of the journal. Lines of unknown changes have no effect."""
-        change, body = line.change, line.body
-        if change is None or change.op == PUT:
-            self._apply_put(change, body)
+        change = line.change
+        if change is None:
+            self._apply_body(line.body)
+        elif change.op == PUT:
+            holds = tuple(Hold(*hold, change.uid) for hold in change.holds)
+            self._set_claim(change.uid, Stored(line.body, change.claim, holds, *_state_of(line.body)))
         elif change.op == MARK and (old := self._claims.get(change.uid)):
             marked = old._replace(state=change.state, owner=change.owner, updated=change.updated, marked=True)
             self._set_claim(change.uid, marked)
@@ -141,15 +144,14 @@ class Records:
         elif change.op == META:
             self._set_meta(change.key, change.value)
 
-    def _apply_put(self, change: Change | None, body: bytes | None) -> None:
-        if change:
-            uid, claim = change.uid, change.claim
-            holds = tuple(Hold(*hold, uid) for hold in change.holds)
-        else:
-            row = _decode(body or b"", {})
-            uid, claim = row.uid, row.shown.partition(" ")[0]
-            holds = _holds_of(row)
-        self._set_claim(uid, Stored(body or b"", claim, holds, *_state_of(body or b"")))
+    def _apply_body(self, body: bytes) -> None:
+        """Applies the body of a damaged line. The head of the same line was applied before, unless it is damaged."""
+        row = _decode(body, {})
+        if not row.uid:
+            return
+        old = self._claims.get(row.uid)
+        holds = old.holds if old and not old.body else _holds_of(row) or (old.holds if old else ())
+        self._set_claim(row.uid, Stored(body, row.shown.partition(" ")[0], holds, *_state_of(body)))
 
     def _change(self, set_to: Callable[[str, Any], None], table: Mapping[str, Any], key: str, new: Any) -> None:
         self._undo.append((set_to, key, table.get(key)))
