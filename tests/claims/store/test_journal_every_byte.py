@@ -56,7 +56,7 @@ def written() -> bytes:
             write()
         if i % 5 in {2, 3}:
             fence, record.state, record.owner = record.fence, State.UNPREPARING, "1-owner"
-            assert records.mark(record, fence)
+            assert records.update(record, fence)
             write()
         if i % 5 == 3:
             assert records.delete(record.fence)
@@ -117,7 +117,7 @@ def by_line() -> Journal:
 
 
 def uid_of(line: Line) -> str:
-    return line.change.uid if line.change else str(_decode(line.body, {}).uid)
+    return line.change.uid if line.change else str(_decode(line.body).uid)
 
 
 def check(journal: Journal, number: int, at: int) -> int:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 FORMAT = 1
-PUT, MARK, DELETE, META, OPEN, MOVED = "put", "mark", "delete", "meta", "open", "moved"
-KNOWN = frozenset({PUT, MARK, DELETE, META, OPEN, MOVED})
+PUT, DELETE, META, OPEN, MOVED = "put", "delete", "meta", "open", "moved"
+KNOWN = frozenset({PUT, DELETE, META, OPEN, MOVED})
 _SUM = 9  # bytes of a checksum and its space
 _SEPARATOR = re.compile(rb"\t|(?<=\}).{0,2}(?=[0-9a-f]{8} \{)")  # the second alternative: a damaged tab or newline
 
@@ -28,9 +28,6 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: str = ""
     claim: str = ""  # namespace/name
     holds: tuple[tuple[str, str, str, str], ...] = ()
-    state: str = ""
-    owner: str = ""
-    updated: float = 0.0
     key: str = ""
     value: str | None = None
     format: int = 0
