@@ -9,6 +9,7 @@ instance that has a newer one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -38,6 +39,7 @@ _SMALL = 1 << 20  # bytes; a smaller journal is not compacted
 _LOOSE = 4  # a journal this many times larger than its live content is compacted
 
 
+@dataclasses.dataclass(eq=False)
 class Journal:
     """The journal at ``path``. All methods block and run in the record thread.
 
@@ -52,29 +54,21 @@ class Journal:
     ``report`` has a sentence for every repair. ``loads`` counts how often a file was opened.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        specs: ClaimSpecs,
-        process: InstanceLock,
-        in_flight: InFlightRecords,
-        boot_id: str,
-        wait: float,
-        metrics: Metrics,
-    ) -> None:
-        self.path = path
-        self.specs = specs
-        self.process = process
-        self.in_flight = in_flight
-        self.boot_id = boot_id
-        self.wait = wait
-        self.metrics = metrics
-        self.report: list[str] = []
-        self.loads = 0
-        self.file: JournalFile | None = None
-        self._lock = FileLock(path.with_name(LOCK))
-        # Generation of the last repair whose file all living instances have read. The first file has generation 1 and replaced no other.
-        self._followed = 1
+    path: Path
+    specs: ClaimSpecs
+    process: InstanceLock
+    in_flight: InFlightRecords
+    boot_id: str
+    wait: float
+    metrics: Metrics
+    report: list[str] = dataclasses.field(default_factory=list, init=False)
+    loads: int = dataclasses.field(default=0, init=False)
+    file: JournalFile | None = dataclasses.field(default=None, init=False)
+    # Generation of the last repair whose file all living instances have read. The first file has generation 1 and replaced no other.
+    _followed: int = dataclasses.field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        self._lock = FileLock(self.path.with_name(LOCK))
 
     @contextlib.contextmanager
     def locked(self, wait: float, *, write: bool = True) -> Iterator[JournalFile]:
