@@ -183,7 +183,7 @@ class Journal:
         repaired = self.file.header.repaired if self.file else 0
         if repaired > self._followed:
             for other in self.process.others():
-                if 0 < other.generation < repaired:
+                if other.generation is None or 0 < other.generation < repaired:
                     raise self._waits_for(other)
             self._followed = repaired
 
@@ -202,9 +202,10 @@ class Journal:
                 f"{self.path} is a symbolic link: replace the link with the journal file that it points to"
             )
         own = known.header.generation if known else 0
-        newest = max(self.process.others(), key=lambda other: other.generation, default=None)
-        newer = newest if newest and newest.generation > own else None
-        least = newer.generation if newer else own + 1 if known else 0
+        # An instance whose file cannot be read may have a newer journal open.
+        newer = [o for o in self.process.others() if o.generation is None or o.generation > own]
+        newer.sort(key=lambda other: other.generation or 0)
+        least = max([own + 1 if known else 0, *(other.generation or 0 for other in newer)])
         found, fault = None, _REMOVED
         with contextlib.suppress(FileNotFoundError):
             found = JournalFile(self.path)
@@ -213,7 +214,7 @@ class Journal:
             if found and not fault:
                 self._use(found, known)
             elif newer:
-                raise self._waits_for(newer)
+                raise self._waits_for(newer[-1])
             elif known and found and found.header.generation > own and found.header.id == known.header.id:
                 # The file that replaced the known one is damaged, and the instance that wrote it has ended.
                 found.records.add_missing(known.records, found.ended)
