@@ -26,7 +26,7 @@ from ...cdi import ClaimSpecs
 from ...errors import RecordsBusyError, RecordsError, describe, printable
 from ..claim_files import record_of
 from ..instances import Instance, InstanceLock
-from ..record import InFlightRecords, Record, State
+from ..record import SUPERSEDED, InFlightRecords, Record, State
 from ..transitions import RECOVER
 from .journal_file import JournalFile, new_header, sync_folder, write_new
 from .records import HeldByError, Records, Row
@@ -305,16 +305,22 @@ class Journal:
             rebuilt = [r for r in noted if r is not None and r.boot_id == self.boot_id]
         else:
             rebuilt = [r for r in noted if r is not None and not _is_as_new(records.read(r.uid), r)]
-        self._add(records, rebuilt)
+        self._add(records, sorted(rebuilt, key=lambda r: r.created, reverse=True), rebuilt=True)
         return rebuilt
 
-    def _add(self, records: Records, more: Sequence[Record]) -> None:
-        """Adds records. Two claims with one device are both kept and reported, and both hold it."""
+    def _add(self, records: Records, more: Sequence[Record], *, rebuilt: bool = False) -> None:
+        """Adds records. Two claims with one device are both kept and reported, and both hold it.
+
+        A device gets a new holder only after its former holder was undone. So a rebuilt record that is older than the other holders is
+        marked as superseded.
+        """
         for record in more:
             records.forget(record.uid)
             try:
                 records.insert(record)
             except HeldByError as e:
+                if rebuilt and all(isinstance(h, Record) and h.created > record.created for h in e.holders):
+                    record.doc = {**record.doc, SUPERSEDED: True}
                 records.insert(record, shared=True)
                 self._add_report(f"two claims have one device: claim {record.shown}: {e}")
 
