@@ -16,13 +16,14 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, DeviceStatus, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import ClaimIdentity, Record, engine
-from dra_kubeletplugin.claims.record import Fence
+from dra_kubeletplugin.claims.record import SUPERSEDED, Fence
 from dra_kubeletplugin.claims.store import offline
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.store import Mode
 from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.claims.verification import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
+from dra_kubeletplugin.testing import node_with
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import (
     DRIVER,
@@ -33,6 +34,7 @@ from tests.helpers.crash.record_stores import (
     open_store,
     records_locked,
 )
+from tests.helpers.drivers import make_toy_class
 
 
 class Plain(Driver):
@@ -339,3 +341,22 @@ async def test_each_claim_of_a_write_that_fails_is_logged_with_its_own_fields(
         lines = [vars(r) for r in caplog.records if "cannot prepare claim" in r.getMessage()]
         assert [(line["claim"], line["claim_uid"]) for line in lines] == [("ns/a", "a"), ("ns/b", "b")]
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("superseded", [True, False])
+async def test_a_claim_whose_device_another_claim_has_got_since_is_undone_without_the_driver(superseded: bool) -> None:
+    driver = make_toy_class()
+    async with node_with(driver) as node:
+        await node.run_pod()
+        uid = (await node.claim_of("pod"))["metadata"]["uid"]
+
+        def supersede(records: Records) -> None:
+            row = records.read(uid)
+            assert isinstance(row, Record)
+            row.doc = {**row.doc, SUPERSEDED: superseded}
+            assert records.update(row, row.fence)
+
+        await node.plugin.claims.store.do(supersede)
+        await node.delete_pod()
+        assert (("unprepare", uid) in driver.calls) is not superseded
+        assert await node.leftovers() == {"files": [], "records": [], "held": []}

@@ -20,9 +20,9 @@ import msgspec
 import pytest
 import yaml
 
+from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.store.journal_file import new_header
 from dra_kubeletplugin.claims.store.lines import encode
-from dra_kubeletplugin.claims.store.records import COLUMNS
 from dra_kubeletplugin.cli import main
 from tests.analysis.explanation.test_explain import CLASS, claim, gpu, held, node, pod, pool
 from tests.analysis.simulation.test_simulate import TEMPLATE, workload
@@ -280,7 +280,7 @@ def test_records_of_claims_with_hostile_names_and_errors_are_listed_and_forgotte
     folder.mkdir(parents=True)
     record = make_record("u1", "d-0")
     record.doc = {"devices": [{"request": HOSTILE, "pool": HOSTILE, "device": f"d{HOSTILE}"}], "complete": True}
-    raw = {c: getattr(record, c) for c in COLUMNS} | {
+    raw = {c: getattr(record, c) for c in Record.__struct_fields__} | {
         "state": state,
         "namespace": HOSTILE,
         "name": HOSTILE,

@@ -37,19 +37,20 @@ class OwnedSocket(msgspec.Struct, frozen=True):
 
 class _Content(msgspec.Struct):
     since: float = 0.0  # seconds since boot
-    generation: int = 0
+    generation: int | None = 0
     sockets: list[OwnedSocket] = []
 
 
 class Instance(msgspec.Struct, frozen=True):
     """A living instance, read from its file.
 
-    ``since`` is its start in seconds since boot. ``generation`` is the generation of the record journal that it has open, or 0.
+    ``since`` is its start in seconds since boot. ``generation`` is the generation of the record journal that it has open, or 0; None if
+    its file cannot be read.
     """
 
     id: str
     since: float
-    generation: int
+    generation: int | None
 
 
 class InstanceLock:
@@ -68,13 +69,17 @@ class InstanceLock:
         Raises ``OSError`` if the folder cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        # This clock cannot be set, continues during suspend and is the same in all containers of the host.
+        # All living instances were started in this boot, so their times can be compared. Source: clock_gettime(2)
+        self._content.since = time.clock_gettime(time.CLOCK_BOOTTIME)
         while self._fd is None:
-            # The file is locked before it gets its final name.
+            # The file is locked and has its content before it gets its final name.
             # Otherwise another instance could find it unlocked, and treat this instance as dead.
             unnamed = self.folder / f".{self.id}{_UNLOCKED}"
             fd = forks.open_file(unnamed, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.pwrite(fd, _encoded(self._content), 0)
                 unnamed.rename(self._path(self.id))
             except (BlockingIOError, FileNotFoundError):
                 forks.close(fd)  # another instance cleaned up at that moment: retry with a new file
@@ -83,10 +88,6 @@ class InstanceLock:
                 forks.close(fd)
                 raise
             self._fd = fd
-        # This clock cannot be set, continues during suspend and is the same in all containers of the host.
-        # All living instances were started in this boot, so their times can be compared. Source: clock_gettime(2)
-        self._content.since = time.clock_gettime(time.CLOCK_BOOTTIME)
-        self._write()
 
     def note_records(self, generation: int) -> None:
         """Writes the generation of the record journal that this instance has open to the file; 0 if none is open."""
@@ -108,8 +109,7 @@ class InstanceLock:
             fd = self._fd
             if fd is None:
                 return
-            content = msgspec.json.encode(self._content)
-            data = b"%s\n%08x\n" % (content, zlib.crc32(content))
+            data = _encoded(self._content)
             # Replacing the file would lose the lock on it, so the content is overwritten in place, and the file never shrinks.
             size = max(len(data), os.fstat(fd).st_size)
             os.pwrite(fd, data.ljust(size), 0)
@@ -171,6 +171,11 @@ class InstanceLock:
         return self.folder / f"{id}{_SUFFIX}"
 
 
+def _encoded(content: _Content) -> bytes:
+    data = msgspec.json.encode(content)
+    return b"%s\n%08x\n" % (data, zlib.crc32(data))
+
+
 def _is_locked(path: Path) -> bool:
     try:
         fd = forks.open_file(path, os.O_RDWR)
@@ -188,19 +193,19 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read(path: Path) -> _Content:
-    """Reads an instance's file. Returns empty content if the file is not an instance's, or its writer stopped during the write.
+    """Reads an instance's file. Its generation is None if the file is not an instance's, or its writer stopped during the write.
 
     Raises ``OSError`` if the process cannot open any file now, for example because too many are open.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            return _Content()
+            return _Content(generation=None)
         content = msgspec.json.decode(_whole(path), type=_Content)
     except (OSError, ValueError, RecursionError) as e:
         if getattr(e, "errno", None) in NOT_NOW:
             # The instance may have the records open. If it were ignored, the devices in its records could be given to other claims.
             raise
-        return _Content()
+        return _Content(generation=None)
     content.sockets = [s for s in content.sockets if "\0" not in s.path]
     return content
 

@@ -16,6 +16,7 @@ from ..errors import InvalidSpecError, clip
 from .capacity import Hold, encoded
 
 JSON = dict[str, Any]
+SUPERSEDED = "superseded"  # field of ``doc``
 _NO_EDITS = ContainerEdits()
 _LATEST = 1e12  # seconds since 1970
 
@@ -32,6 +33,7 @@ class Record(msgspec.Struct):
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
     data), ``cdi`` (the claim's CDI spec), ``metadata`` (content of its metadata files), ``complete``, ``operation``.
     ``retryAt`` is when a failed rollback is retried, in seconds since 1970. ``rebuilt`` is set if no prepare wrote the record.
+    ``superseded`` is set if another claim has got a device of the claim since: the driver is not called to undo the claim.
     ``takes`` has the amounts of counters and capacity that the claim takes; it is missing if they are not known.
     ``published`` is the device as this driver published it, with its counter sets. It is used if the device vanishes while in use.
     """

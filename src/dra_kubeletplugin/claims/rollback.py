@@ -17,7 +17,7 @@ from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, 
 from ..kube.event_recorder import EventRecorder, claim_subject
 from .context import ClaimContext
 from .inflight import Work, as_dra_error
-from .record import Fence, Record
+from .record import SUPERSEDED, Fence, Record
 from .rollback_retries import RollbackRetries
 from .store.records import Records
 from .store.store import FollowUp, Mode, Operation
@@ -109,8 +109,9 @@ class Rollback:
         try:
             if marked.fault:
                 raise marked.fault
-            prepared_claim = record.prepared_claim(self.context.transitions.boot_id)
-            await run_undo(self.context.driver, self.context.calls, record.steps, prepared_claim)
+            if not record.doc.get(SUPERSEDED):
+                prepared_claim = record.prepared_claim(self.context.transitions.boot_id)
+                await run_undo(self.context.driver, self.context.calls, record.steps, prepared_claim)
             await self.context.store.do(lambda records: self._drop(records, fence))
         except Exception as e:
             self.context.metrics.inc("rollback_failures_total")

@@ -263,4 +263,4 @@ class Transitions:
     def _mark(self, records: Records, found: Record) -> Decision:
         fence = found.fence
         found.state, found.owner = State.UNPREPARING, self.process.id
-        return RollBack(found) if records.mark(found, fence) else NothingToDo()
+        return RollBack(found) if records.update(found, fence) else NothingToDo()

@@ -119,6 +119,33 @@ def test_an_instance_that_cannot_add_what_it_knows_is_waited_for(
         check_held(second, "d-0")
 
 
+def damage_lock_file(store: RecordStore) -> None:
+    process = store.journal.process
+    os.truncate(process._path(process.id), 0)
+
+
+@pytest.mark.parametrize("harm", [os.unlink, lambda path: overwrite(path, b'"u"')])
+def test_an_instance_whose_lock_file_cannot_be_read_is_waited_for_after_a_repair(tmp_path: Path, harm: Any) -> None:
+    with stores(tmp_path, 2) as (first, second):
+        insert(second, "u", "d-0")
+        damage_lock_file(second)
+        harm(tmp_path / JOURNAL)
+        with pytest.raises(RecordsBusyError):
+            insert(first, "thief", "d-0")
+        second.journal.check()  # writes its lock file too
+        check_held(first, "d-0")
+        check_held(second, "d-0")
+
+
+def test_an_instance_whose_lock_file_cannot_be_read_keeps_no_other_from_an_intact_journal(tmp_path: Path) -> None:
+    with stores(tmp_path, 1) as (first,):
+        insert(first, "u", "d-0")
+        damage_lock_file(first)
+        with stores(tmp_path, 1) as (second,):
+            check_held(second, "d-0")
+            insert(second, "v", "d-1")
+
+
 def test_the_damaged_successor_of_a_known_file_is_not_lost(tmp_path: Path) -> None:
     """Another instance compacts the file, holds a device and is killed; then a byte of its file is wrong."""
     with stores(tmp_path, 2) as (first, second):

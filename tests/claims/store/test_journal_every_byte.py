@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import pytest
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.claims.store.journal_file import new_header
-from dra_kubeletplugin.claims.store.lines import OPEN, Line, encode, parse
+from dra_kubeletplugin.claims.store.lines import OPEN, PUT, Change, Line, encode, parse
 from dra_kubeletplugin.claims.store.records import Records, _decode
 from tests.helpers.crash.record_stores import DRIVER, instance, make_record
 
@@ -55,7 +56,7 @@ def written() -> bytes:
             write()
         if i % 5 in {2, 3}:
             fence, record.state, record.owner = record.fence, State.UNPREPARING, "1-owner"
-            assert records.mark(record, fence)
+            assert records.update(record, fence)
             write()
         if i % 5 == 3:
             assert records.delete(record.fence)
@@ -116,7 +117,7 @@ def by_line() -> Journal:
 
 
 def uid_of(line: Line) -> str:
-    return line.change.uid if line.change else str(_decode(line.body or b"", {}).uid)
+    return line.change.uid if line.change else str(_decode(line.body).uid)
 
 
 def check(journal: Journal, number: int, at: int) -> int:
@@ -191,6 +192,26 @@ def test_a_journal_that_is_cut_anywhere_is_the_journal_after_an_earlier_write() 
         assert len(found.lines) - len(parse(earlier).lines) in {0, 1}  # a last line that only lost its newline counts
         zeros = parse(data[:at] + bytes(4096))
         assert (zeros.lines[: len(parse(earlier).lines)], zeros.damaged) == (parse(earlier).lines, 0)
+
+
+@pytest.mark.parametrize("damage", ["separator", "head"])
+@pytest.mark.parametrize("body", [b'{"uid":"u-0","doc":1}', b'{"doc":' + b"[" * 10000 + b"]" * 10000 + b"}"])
+def test_a_body_that_this_version_cannot_read_frees_no_device_of_a_damaged_line(body: bytes, damage: str) -> None:
+    head = Change(PUT, "u-0", "ns/name", (("node", "d-0", "", "{}"),))
+    line = encode(head, body)
+    data = line.replace(b"\t", b"x") if damage == "separator" else line + line.replace(b"put", b"pot")
+    found = parse(data)
+    assert found.damaged
+    records = content(found.lines)
+    assert held(records) == {("d-0", "u-0")}
+    assert isinstance(records.read("u-0"), UnreadableRecord)
+
+
+def test_parts_of_a_damaged_line_that_belong_to_no_claim_have_no_effect() -> None:
+    parts = [b"", b"[]", b"{}", b'{"op":"later","uid":"u-0"}']
+    found = parse(b"\t".join(b"%08x %s" % (zlib.crc32(part), part) for part in parts) + b"\n")
+    assert found.damaged
+    assert content(found.lines).read_all() == []
 
 
 @pytest.mark.parametrize("part", range(10))

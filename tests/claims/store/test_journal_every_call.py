@@ -106,7 +106,7 @@ class Node:
             row = records.read(uid)
             assert isinstance(row, Record)
             fence, row.state, row.owner = row.fence, State.UNPREPARING, me
-            assert records.mark(row, fence)
+            assert records.update(row, fence)
             return row
 
         row = self.do(mark)

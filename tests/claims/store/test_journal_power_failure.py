@@ -69,7 +69,7 @@ def moments(folder: Path) -> list[Moment]:
             do(lambda records, record=record, fence=fence: records.update(record, fence))
             if i % 2:
                 fence, record.state, record.owner = record.fence, State.UNPREPARING, "1-owner"
-                do(lambda records, record=record, fence=fence: records.mark(record, fence))
+                do(lambda records, record=record, fence=fence: records.update(record, fence))
                 held.discard(f"d-{i}")
                 do(lambda records, record=record: records.delete(record.fence))
     store.journal.drop()

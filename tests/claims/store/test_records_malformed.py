@@ -18,7 +18,7 @@ from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.claims.store.journal_file import JournalFile, new_header
 from dra_kubeletplugin.claims.store.lines import encode
 from dra_kubeletplugin.claims.store.offline import forget, read_rows
-from dra_kubeletplugin.claims.store.records import COLUMNS, shown_key
+from dra_kubeletplugin.claims.store.records import shown_key
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, printable
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
@@ -82,7 +82,7 @@ def put_odd(path: Path, **change: Any) -> str:
     """Appends a record that holds d-0, changed; returns the UID under which it is shown."""
     record = make_record("odd", "d-0")
     record.doc = dict(DOC)
-    fields = {c: getattr(record, c) for c in COLUMNS} | change
+    fields = {c: getattr(record, c) for c in Record.__struct_fields__} | change
     append_body(path, record, msgspec.json.encode(fields), change.get("uid", "odd"))
     return shown_key(change.get("uid", "odd"))
 
@@ -169,7 +169,7 @@ values = st.recursive(
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-@given(change=st.dictionaries(st.sampled_from(COLUMNS[1:]), values, max_size=3))
+@given(change=st.dictionaries(st.sampled_from(Record.__struct_fields__[1:]), values, max_size=3))
 def test_a_record_of_any_values_is_a_record_or_is_unreadable_alone(change: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.journal"

@@ -18,6 +18,8 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims.claim_files import note_of
+from dra_kubeletplugin.claims.record import SUPERSEDED
 from dra_kubeletplugin.claims.store import journal, recovery
 from dra_kubeletplugin.claims.store.records import HeldByError, Records
 from dra_kubeletplugin.claims.transitions import RECOVER
@@ -262,6 +264,33 @@ async def test_a_copy_that_gets_no_name_loses_nothing_and_the_next_one_is_whole(
                 await insert(first, make_record("b", "d-1"))
         await insert(second, make_record("c", "d-2"))
         assert {r.uid for r in await first.all()} == {"a", "c"}
+
+
+@pytest.mark.parametrize("note, superseded", [(1.0, True), (2e9, False)])
+async def test_a_rebuilt_claim_whose_device_a_newer_claim_got_is_undone_without_the_driver(
+    tmp_path: Path, note: float, superseded: bool
+) -> None:
+    async with instance(tmp_path) as store:
+        await recovered(store)
+        await insert(store, make_record_with_file(tmp_path, "recorded", "d-0"))
+    older = make_record("noted", "d-0")
+    older.created = note
+    ClaimSpecs(tmp_path / "cdi", DRIVER).write_note("noted", note_of(older))
+    async with instance(tmp_path) as store:
+        found = {r.uid: bool(r.doc.get(SUPERSEDED)) for r in await store.all()}
+        assert found == {"noted": superseded, "recorded": False}
+        with pytest.raises(HeldByError):
+            await insert(store, make_record("thief", "d-0"))
+
+
+async def test_the_newest_of_rebuilt_claims_with_one_device_is_undone_by_the_driver(tmp_path: Path) -> None:
+    for i, uid in enumerate(("b", "c", "a")):
+        record = make_record(uid, "d-0")
+        record.created = i
+        ClaimSpecs(tmp_path / "cdi", DRIVER).write_note(uid, note_of(record))
+    async with instance(tmp_path) as store:
+        found = {r.uid: bool(r.doc.get(SUPERSEDED)) for r in await store.all()}
+        assert found == {"a": False, "b": True, "c": True}
 
 
 async def test_of_two_claims_with_one_device_both_hold_it_where_the_end_of_one_is_lost(tmp_path: Path) -> None:

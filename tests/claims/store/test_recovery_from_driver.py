@@ -12,6 +12,7 @@ import pytest
 
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims.record import SUPERSEDED
 from dra_kubeletplugin.claims.store import recovery as module
 from dra_kubeletplugin.claims.store.recovery import Recovery
 from dra_kubeletplugin.claims.transitions import ENDED, RECOVER
@@ -142,6 +143,15 @@ async def test_a_record_of_a_file_gets_what_it_lacks_and_any_other_is_right(stor
     assert (found.namespace, found.name, found.doc["more"]) == ("ns", "c", "kept")
     assert (right.namespace, right.name, "data" in right.devices[0]) == ("ns", "name-right", False)
     assert asks.report == ["1 claim reported by the driver: new"]
+
+
+async def test_a_superseded_claim_that_the_hardware_still_has_is_undone_by_the_driver(store: RecordStore) -> None:
+    await insert(store, make_record("u", "d-0", complete=True, superseded=True))
+    await pending(store)
+    driver = Telling()
+    driver.told = [claim("u", [device()])]
+    assert await recovery(store, driver).once()
+    assert not (await record(store, "u")).doc.get(SUPERSEDED)
 
 
 async def test_a_claim_whose_record_cannot_be_read_is_reported_and_left(store: RecordStore) -> None:

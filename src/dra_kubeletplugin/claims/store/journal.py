@@ -9,6 +9,7 @@ instance that has a newer one.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -24,8 +25,8 @@ from ...base.text import counted
 from ...cdi import ClaimSpecs
 from ...errors import RecordsBusyError, RecordsError, describe, printable
 from ..claim_files import record_of
-from ..instances import InstanceLock
-from ..record import InFlightRecords, Record, State
+from ..instances import Instance, InstanceLock
+from ..record import SUPERSEDED, InFlightRecords, Record, State
 from ..transitions import RECOVER
 from .journal_file import JournalFile, new_header, sync_folder, write_new
 from .records import HeldByError, Records, Row
@@ -38,6 +39,7 @@ _SMALL = 1 << 20  # bytes; a smaller journal is not compacted
 _LOOSE = 4  # a journal this many times larger than its live content is compacted
 
 
+@dataclasses.dataclass(eq=False)
 class Journal:
     """The journal at ``path``. All methods block and run in the record thread.
 
@@ -52,29 +54,21 @@ class Journal:
     ``report`` has a sentence for every repair. ``loads`` counts how often a file was opened.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        specs: ClaimSpecs,
-        process: InstanceLock,
-        in_flight: InFlightRecords,
-        boot_id: str,
-        wait: float,
-        metrics: Metrics,
-    ) -> None:
-        self.path = path
-        self.specs = specs
-        self.process = process
-        self.in_flight = in_flight
-        self.boot_id = boot_id
-        self.wait = wait
-        self.metrics = metrics
-        self.report: list[str] = []
-        self.loads = 0
-        self.file: JournalFile | None = None
-        self._lock = FileLock(path.with_name(LOCK))
-        # Generation of the last repair whose file all living instances have read. The first file has generation 1 and replaced no other.
-        self._followed = 1
+    path: Path
+    specs: ClaimSpecs
+    process: InstanceLock
+    in_flight: InFlightRecords
+    boot_id: str
+    wait: float
+    metrics: Metrics
+    report: list[str] = dataclasses.field(default_factory=list, init=False)
+    loads: int = dataclasses.field(default=0, init=False)
+    file: JournalFile | None = dataclasses.field(default=None, init=False)
+    # Generation of the last repair whose file all living instances have read. The first file has generation 1 and replaced no other.
+    _followed: int = dataclasses.field(default=1, init=False)
+
+    def __post_init__(self) -> None:
+        self._lock = FileLock(self.path.with_name(LOCK))
 
     @contextlib.contextmanager
     def locked(self, wait: float, *, write: bool = True) -> Iterator[JournalFile]:
@@ -88,17 +82,19 @@ class Journal:
         while True:
             self._acquire(deadline)
             try:
-                waits_for = self._refresh() or (self._behind() if write else None)
-                if waits_for is None and self.file:
+                try:
+                    self._refresh()
+                    if write:
+                        self._check_all_followed()
+                except RecordsBusyError:
+                    if time.monotonic() > deadline:
+                        raise
+                else:
+                    assert self.file
                     yield self.file
                     return
             finally:
                 self._lock.release()
-            if time.monotonic() > deadline:
-                raise RecordsBusyError(
-                    f"{self.path} was removed, replaced or repaired, and process {self.process.pid(waits_for or '')} of the plugin, "
-                    f"which has it open, has not repaired or reopened it within {self.wait:g}s: delete its pod if it hangs"
-                )
             time.sleep(_POLL)
 
     def _acquire(self, deadline: float) -> None:
@@ -125,16 +121,11 @@ class Journal:
         Raises ``OSError`` or :class:`RecordsError`; the caller then undoes the changes in memory. Lines that a failed write left in the
         file are read as those of another instance.
         """
-        if not (self.file and self.file.records.changes):
-            return
-        file = self.file
-        file.append(file.records.changed_lines(), sync=sync)
-        file.records.commit()
-        if not self.is_current() and (holder := self._refresh()):
-            # The file was removed or replaced during the write. A retry finds the true state.
-            raise RecordsBusyError(
-                f"{self.path} was replaced by process {self.process.pid(holder)} of the plugin: the kubelet tries again"
-            )
+        if self.file and self.file.records.changes:
+            self.file.append(self.file.records.changed_lines(), sync=sync)
+            self.file.records.commit()
+            if not self.is_current():
+                self._refresh()  # the file was removed or replaced during the write; a retry finds the true state
 
     def check(self) -> None:
         """Detects a file that was removed, replaced or overwritten, and repairs it."""
@@ -144,7 +135,7 @@ class Journal:
             file.was_touched()
             if not file.is_intact():
                 file.fault = "its content was overwritten"
-                self._repair(file.fault, file, complete=False)
+                self._refresh()
 
     def compact(self) -> None:
         """Replaces a file that is much larger than its content."""
@@ -168,10 +159,10 @@ class Journal:
 
     # --- under the lock -------------------------------------------------------------------------
 
-    def _refresh(self) -> str | None:
+    def _refresh(self) -> None:
         """Reads what other instances wrote, and opens or repairs the file if needed.
 
-        Returns None, or the id of another instance that has to write the file again.
+        Raises :class:`RecordsBusyError` if another instance has to write the file again.
         """
         file = self.file
         try:
@@ -179,25 +170,31 @@ class Journal:
         except FileNotFoundError:
             info = None
         if file is None or info is None or (info.st_dev, info.st_ino) != file.inode:
-            return self._open(file)
+            self._open(file)
+            return
         file.size = info.st_size
         if info.st_size != file.end:
             file.read_on()
         if file.fault:  # also damage that an earlier repair found but could not repair
             self._repair(file.fault, file, complete=False)
-        return None
 
-    def _behind(self) -> str | None:
-        """Returns another instance that has not read the file since its last repair, if that repair may have lost records."""
+    def _check_all_followed(self) -> None:
+        """Raises :class:`RecordsBusyError` if another instance has not read the file since a repair that may have lost records."""
         repaired = self.file.header.repaired if self.file else 0
-        if repaired <= self._followed:
-            return None
-        behind = next((o.id for o in self.process.others() if 0 < o.generation < repaired), None)
-        self._followed = self._followed if behind else repaired
-        return behind
+        if repaired > self._followed:
+            for other in self.process.others():
+                if other.generation is None or 0 < other.generation < repaired:
+                    raise self._waits_for(other)
+            self._followed = repaired
 
-    def _open(self, known: JournalFile | None) -> str | None:
-        """Opens the file after it was created or replaced, or repairs it. Returns the same as :meth:`_refresh`."""
+    def _waits_for(self, other: Instance) -> RecordsBusyError:
+        return RecordsBusyError(
+            f"{self.path} was removed, replaced or repaired, and process {self.process.pid(other.id)} of the plugin, which has it "
+            "open, has not repaired or reopened it yet: delete its pod if it hangs"
+        )
+
+    def _open(self, known: JournalFile | None) -> None:
+        """Opens the file after it was created or replaced, or repairs it. Raises the same as :meth:`_refresh`."""
         if known:
             known.read_on()  # another instance may have appended lines before the file lost its name
         elif self.path.is_symlink():
@@ -205,40 +202,38 @@ class Journal:
                 f"{self.path} is a symbolic link: replace the link with the journal file that it points to"
             )
         own = known.header.generation if known else 0
-        newest = max(self.process.others(), key=lambda other: other.generation, default=None)
-        newer = newest if newest and newest.generation > own else None
-        least = newer.generation if newer else own
+        # An instance whose file cannot be read may have a newer journal open.
+        newer = [o for o in self.process.others() if o.generation is None or o.generation > own]
+        newer.sort(key=lambda other: other.generation or 0)
+        least = max([own + 1 if known else 0, *(other.generation or 0 for other in newer)])
         found, fault = None, _REMOVED
         with contextlib.suppress(FileNotFoundError):
             found = JournalFile(self.path)
-            is_old = found.header.generation < least or (known and not newer and found.header.generation == own)
-            fault = self._fault_of(found, known, "an older file is in its place" if is_old else "")
+            fault = self._fault_of(found, known, least)
         try:
             if found and not fault:
                 self._use(found, known)
-                return None
-            if newer:
-                return newer.id
-            if known and found and found.header.generation > own and found.header.id == known.header.id:
+            elif newer:
+                raise self._waits_for(newer[-1])
+            elif known and found and found.header.generation > own and found.header.id == known.header.id:
                 # The file that replaced the known one is damaged, and the instance that wrote it has ended.
                 found.records.add_missing(known.records, found.ended)
                 self._repair(fault, found, complete=False)
-            elif known:
-                self._repair(fault, known, complete=not (known.fault or known.is_superseded))
             else:
-                self._repair(fault, found, complete=False)
-            return None
+                self._repair(fault, known or found, complete=bool(known and not (known.fault or known.is_superseded)))
         finally:
             if found and found is not self.file:
                 found.close()
 
-    def _fault_of(self, found: JournalFile, known: JournalFile | None, fault: str) -> str:
+    def _fault_of(self, found: JournalFile, known: JournalFile | None, least: int) -> str:
+        """Returns why ``found`` cannot be used, or an empty text. ``least`` is the lowest generation that it may have."""
         if found.header.driver not in {"", self.specs.driver}:
             found.records = Records()
             return f"it is of driver {printable(found.header.driver)}"
         if not found.fault and known and known.header.id != found.header.id:
             return "another file is in its place"
-        return found.fault or ("a newer file had replaced it" if found.is_superseded else fault)
+        is_old = "an older file is in its place" if found.header.generation < least else ""
+        return found.fault or ("a newer file had replaced it" if found.is_superseded else is_old)
 
     def _use(self, file: JournalFile, known: JournalFile | None) -> None:
         """Uses ``file`` from now on, with the records that only this instance knows. If that fails, ``known`` stays in use."""
@@ -249,7 +244,7 @@ class Journal:
             self._add(records, [r for r in self.in_flight.records() if r.uid not in before])
             if known:
                 records.add_missing(known.records, file.ended)
-        self._add(records, self._lost(records))
+        self._rebuild(records, complete=True)
         if lost := records.uids() - before:
             records.set_meta(RECOVER, "pending")
             file.append(records.changed_lines(), sync=True)
@@ -264,15 +259,6 @@ class Journal:
         self.loads += 1
         if known:
             known.close()
-
-    def _lost(self, records: Records) -> list[Record]:
-        """Returns the records rebuilt from notes of this boot, for claims that have a note but no record.
-
-        A record exists before its note and is deleted after it, so a note without a record shows a loss.
-        """
-        known = records.uids()
-        found = [record_of(self.specs, uid) for uid in self._noted() if uid not in known]
-        return [r for r in found if r is not None and r.boot_id == self.boot_id]
 
     def _noted(self) -> Sequence[str]:
         try:
@@ -294,6 +280,8 @@ class Journal:
         """
         records = source.records if source else Records()
         try:
+            in_flight = [r for r in self.in_flight.records() if not isinstance(records.read(r.uid), Record)]
+            self._add(records, in_flight)
             rebuilt = self._rebuild(records, complete=complete)
             if rebuilt or not complete:
                 records.set_meta(RECOVER, "pending")
@@ -308,28 +296,33 @@ class Journal:
             self._add_report(f"{counted(len(rebuilt), 'record')} rebuilt from CDI files: {uids}")
 
     def _rebuild(self, records: Records, *, complete: bool) -> list[Record]:
-        """Adds records in flight, and records of notes. Returns the latter.
+        """Adds and returns records of notes.
 
-        If records may be outdated, a note replaces a record that is older, unreadable or not yet prepared.
+        A record exists before its note and is deleted after it, so a note of this boot without a record shows a loss. If records may be
+        outdated, a note also replaces a record that is older, unreadable or not yet prepared, except of a claim in flight.
         """
-        in_flight = [r for r in self.in_flight.records() if not isinstance(records.read(r.uid), Record)]
-        self._add(records, in_flight)
+        skipped = records.uids() if complete else {r.uid for r in self.in_flight.records()}
+        noted = [record_of(self.specs, uid) for uid in self._noted() if uid not in skipped]
         if complete:
-            noted = self._lost(records)
+            rebuilt = [r for r in noted if r is not None and r.boot_id == self.boot_id]
         else:
-            known = {r.uid for r in self.in_flight.records()}
-            found = [record_of(self.specs, uid) for uid in self._noted() if uid not in known]
-            noted = [r for r in found if r is not None and not _is_as_new(records.read(r.uid), r)]
-        self._add(records, noted)
-        return noted
+            rebuilt = [r for r in noted if r is not None and not _is_as_new(records.read(r.uid), r)]
+        self._add(records, sorted(rebuilt, key=lambda r: r.created, reverse=True), rebuilt=True)
+        return rebuilt
 
-    def _add(self, records: Records, more: Sequence[Record]) -> None:
-        """Adds records. Two claims with one device are both kept and reported, and both hold it."""
+    def _add(self, records: Records, more: Sequence[Record], *, rebuilt: bool = False) -> None:
+        """Adds records. Two claims with one device are both kept and reported, and both hold it.
+
+        A device gets a new holder only after its former holder was undone. So a rebuilt record that is older than the other holders is
+        marked as superseded.
+        """
         for record in more:
             records.forget(record.uid)
             try:
                 records.insert(record)
             except HeldByError as e:
+                if rebuilt and all(isinstance(h, Record) and h.created > record.created for h in e.holders):
+                    record.doc = {**record.doc, SUPERSEDED: True}
                 records.insert(record, shared=True)
                 self._add_report(f"two claims have one device: claim {record.shown}: {e}")
 

@@ -7,7 +7,6 @@ the devices of a claim. JSON texts contain neither tabs nor newlines.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -16,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 FORMAT = 1
-PUT, MARK, DELETE, META, OPEN, MOVED = "put", "mark", "delete", "meta", "open", "moved"
-_PART = re.compile(rb"[0-9a-f]{8} \{")
+PUT, DELETE, META, OPEN, MOVED = "put", "delete", "meta", "open", "moved"
+KNOWN = frozenset({PUT, DELETE, META, OPEN, MOVED})
 _SUM = 9  # bytes of a checksum and its space
-_decode_text = json.JSONDecoder().raw_decode
+_SEPARATOR = re.compile(rb"\t|(?<=\}).{0,2}(?=[0-9a-f]{8} \{)")  # the second alternative: a damaged tab or newline
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -29,9 +28,6 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: str = ""
     claim: str = ""  # namespace/name
     holds: tuple[tuple[str, str, str, str], ...] = ()
-    state: str = ""
-    owner: str = ""
-    updated: float = 0.0
     key: str = ""
     value: str | None = None
     format: int = 0
@@ -42,10 +38,13 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Line(NamedTuple):
-    """A change with its body. ``change`` is None if the head is damaged, ``body`` is None for a ``put`` if the body is damaged."""
+    """A change with its body. Of a damaged line, each intact part is a line of its own: ``change`` is None for a body without its head.
+
+    ``body`` is empty if it is damaged, or if the change is not a ``put``. ``raw`` is empty for a part of a damaged line.
+    """
 
     change: Change | None
-    body: bytes | None
+    body: bytes
     raw: bytes
 
 
@@ -59,22 +58,14 @@ class Parsed(NamedTuple):
 
 _changes = msgspec.json.Decoder(Change)
 _encode = msgspec.json.Encoder().encode
-KNOWN = frozenset({PUT, MARK, DELETE, META, OPEN, MOVED})
 
 
-class _Named(msgspec.Struct):
-    uid: str
-
-
-_named = msgspec.json.Decoder(_Named)
-
-
-def encode(change: Change, body: bytes | None = None) -> bytes:
+def encode(change: Change, body: bytes = b"") -> bytes:
     """Encodes a line."""
     head = _encode(change)
     if change.op != PUT:
         body = head
-    return b"%08x %s\t%08x %s\n" % (zlib.crc32(head), head, zlib.crc32(body or b""), body or b"")
+    return b"%08x %s\t%08x %s\n" % (zlib.crc32(head), head, zlib.crc32(body), body)
 
 
 def parse(data: bytes) -> Parsed:
@@ -103,63 +94,29 @@ def parse(data: bytes) -> Parsed:
 
 
 def _parse_line(raw: bytes) -> Line | None:
-    head, tab, body = raw.partition(b"\t")
-    if not tab or not _is_intact(head) or not _is_intact(body):
-        return None
-    try:
-        change = _changes.decode(head[_SUM:])
-    except ValueError:
+    head, _, body = raw.partition(b"\t")
+    change = _decode(head[_SUM:])
+    if change is None or not _is_intact(head) or not _is_intact(body):
         return None
     return Line(change, body[_SUM:] if change.op == PUT else b"", raw)
+
+
+def _salvage(raw: bytes) -> Iterator[Line]:
+    """Yields each intact part of a damaged line as a line of its own, except parts of unknown changes."""
+    for part in filter(_is_intact, _SEPARATOR.split(raw)):
+        change = _decode(part[_SUM:])
+        if change is None:
+            yield Line(None, part[_SUM:], b"")
+        elif change.op in KNOWN:
+            yield Line(change, b"", b"")
 
 
 def _is_intact(part: bytes) -> bool:
     return part[:_SUM] == b"%08x " % zlib.crc32(part[_SUM:])
 
 
-def _salvage(raw: bytes) -> Iterator[Line]:
-    """Yields each part of a damaged line that is intact. A head and its body become one line."""
-    last: Change | None = None
-    for part in _parts(raw):
-        try:
-            change = _changes.decode(part)
-        except ValueError:
-            uid = _named.decode(part).uid
-            if last and last.op == PUT and last.uid == uid:
-                yield Line(last, part, b"")
-                last = None
-                continue
-            change = None
-        if last:
-            yield Line(last, None if last.op == PUT else b"", b"")
-        last = change
-        if change is None:
-            yield Line(None, part, b"")
-    if last:
-        yield Line(last, None if last.op == PUT else b"", b"")
-
-
-def _parts(raw: bytes) -> Iterator[bytes]:
-    """Yields the JSON texts whose checksum matches."""
-    at = 0
-    while found := _PART.search(raw, at):
-        start = found.start() + _SUM
-        at = found.start() + 1
-        try:
-            tab = raw.find(
-                b"\t", start
-            )  # no JSON text contains a tab; without this limit, a long damaged region would take quadratic time
-            rest = raw[start : tab if tab >= 0 else len(raw)].decode(errors="surrogateescape")
-            part = rest[: _decode_text(rest)[1]].encode(errors="surrogateescape")
-            if raw[found.start() : start] == b"%08x " % zlib.crc32(part) and (_is_change(part) or _named.decode(part)):
-                yield part
-                at = start + len(part)
-        except (ValueError, RecursionError):
-            continue
-
-
-def _is_change(part: bytes) -> bool:
+def _decode(head: bytes) -> Change | None:
     try:
-        return _changes.decode(part).op in KNOWN
-    except ValueError:
-        return False
+        return _changes.decode(head)
+    except (ValueError, RecursionError):
+        return None

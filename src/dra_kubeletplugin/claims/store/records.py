@@ -16,9 +16,8 @@ from ...devices.pool_state import Held
 from ...errors import DeviceHeldError, OverdrawnError, printable
 from ..capacity import Hold, Shortage, shared_supplies
 from ..record import Fence, Record, State, UnreadableRecord, check_doc
-from .lines import DELETE, MARK, META, PUT, Change, Line, encode
+from .lines import DELETE, META, PUT, Change, Line, encode
 
-COLUMNS = ("uid", "namespace", "name", "state", "boot_id", "owner", "doc", "error", "attempts", "created", "updated")
 _NAMES = frozenset({"uid", "namespace", "name"})  # used in messages, commands and file names
 _MOST = 1e12  # seconds, or attempts: no recorded number is larger
 _BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
@@ -55,29 +54,17 @@ class OverdrawnByError(OverdrawnError):
 
 
 class Stored(NamedTuple):
-    """One claim. ``body`` is JSON as it was last written; it is empty if it was lost.
-
-    ``state``, ``owner`` and ``updated`` are newer than the body if ``marked`` is set. ``newer`` are the fields of the body that this
-    version does not know; None if that was not looked up.
-    """
+    """One claim. ``body`` is JSON as it was last written; it is empty if it was lost. ``fence`` is None if ``body`` has none."""
 
     body: bytes
     claim: str  # namespace/name
     holds: tuple[Hold, ...]
-    state: str
-    owner: str
-    updated: float
-    marked: bool = False
-    newer: Mapping[str, object] | None = None
+    fence: Fence | None
 
-    def lines(self, uid: str) -> bytes:
-        """Returns the claim as lines of the journal."""
+    def line(self, uid: str) -> bytes:
+        """Returns the claim as a line of the journal."""
         holds = tuple((h.pool, h.device, h.share, h.takes) for h in self.holds)
-        out = encode(Change(PUT, uid, self.claim, holds), self.body)
-        return out + self.mark(uid) if self.marked else out
-
-    def mark(self, uid: str) -> bytes:
-        return encode(Change(MARK, uid, state=self.state, owner=self.owner, updated=self.updated))
+        return encode(Change(PUT, uid, self.claim, holds), self.body)
 
 
 class Records:
@@ -115,41 +102,38 @@ class Records:
         for (is_claim, key), old in before.items():
             if not is_claim:
                 out.append(encode(Change(META, key=key, value=self._meta.get(key))))
-            elif (new := self._claims.get(key)) is None:
-                out.append(encode(Change(DELETE, key)) if old else b"")
-            elif old and old.body is new.body and old.holds is new.holds:
-                out.append(new.mark(key))
-            else:
-                out.append(new.lines(key))
+            elif new := self._claims.get(key):
+                out.append(new.line(key))
+            elif old:
+                out.append(encode(Change(DELETE, key)))
         return b"".join(out)
 
     def all_lines(self) -> bytes:
         """Returns the lines that describe everything."""
         meta = [encode(Change(META, key=key, value=value)) for key, value in self._meta.items()]
-        return b"".join([*meta, *(stored.lines(uid) for uid, stored in self._claims.items())])
+        return b"".join([*meta, *(stored.line(uid) for uid, stored in self._claims.items())])
 
     def apply(self, line: Line) -> None:
         """Applies a line of the journal. Lines of unknown changes have no effect."""
-        change, body = line.change, line.body
-        if change is None or change.op == PUT:
-            self._apply_put(change, body)
-        elif change.op == MARK and (old := self._claims.get(change.uid)):
-            marked = old._replace(state=change.state, owner=change.owner, updated=change.updated, marked=True)
-            self._set_claim(change.uid, marked)
+        change = line.change
+        if change is None:
+            self._apply_body(line.body)
+        elif change.op == PUT:
+            holds = tuple(Hold(*hold, change.uid) for hold in change.holds)
+            self._set_claim(change.uid, Stored(line.body, change.claim, holds, _fence_of(line.body)))
         elif change.op == DELETE:
             self._set_claim(change.uid, None)
         elif change.op == META:
             self._set_meta(change.key, change.value)
 
-    def _apply_put(self, change: Change | None, body: bytes | None) -> None:
-        if change:
-            uid, claim = change.uid, change.claim
-            holds = tuple(Hold(*hold, uid) for hold in change.holds)
-        else:
-            row = _decode(body or b"", {})
-            uid, claim = row.uid, row.shown.partition(" ")[0]
-            holds = _holds_of(row)
-        self._set_claim(uid, Stored(body or b"", claim, holds, *_state_of(body or b"")))
+    def _apply_body(self, body: bytes) -> None:
+        """Applies the body of a damaged line. The head of the same line was applied before, unless it is damaged."""
+        row = _decode(body)
+        if not row.uid:
+            return
+        old = self._claims.get(row.uid)
+        holds = old.holds if old and not old.body else _holds_of(row) or (old.holds if old else ())
+        self._set_claim(row.uid, Stored(body, row.shown.partition(" ")[0], holds, _fence_of(body)))
 
     def _change(self, set_to: Callable[[str, Any], None], table: Mapping[str, Any], key: str, new: Any) -> None:
         self._undo.append((set_to, key, table.get(key)))
@@ -193,7 +177,7 @@ class Records:
         return set(self._claims)
 
     def count_prepared(self) -> int:
-        return sum(stored.state == State.PREPARED for stored in self._claims.values())
+        return sum(s.fence is not None and s.fence.state is State.PREPARED for s in self._claims.values())
 
     def held_devices(self) -> Held:
         """Returns each device that some claim has, including admin access, with its published description if that is known."""
@@ -252,7 +236,6 @@ class Records:
             self.check_free(record)
         if record.uid in self._claims:
             raise ValueError(f"claim {record.uid} has a record")
-        record.updated = time.time()
         self._put(record, tuple(record.holds()), {})
 
     def add_missing(self, other: Records, ended: Container[str]) -> None:
@@ -264,32 +247,22 @@ class Records:
     def update(self, record: Record, fence: Fence) -> bool:
         """Updates a record; fields of a newer version stay. Returns False, without effect, if the fence does not match."""
         stored = self._claims.get(fence.uid)
-        if stored is None or (stored.owner, stored.state) != (fence.owner, fence.state):
+        if stored is None or stored.fence != fence:
             return False
-        record.updated = time.time()
-        self._put(record, stored.holds, _newer_fields(stored))
+        raw = _raw_fields.decode(stored.body)
+        self._put(record, stored.holds, {k: v for k, v in raw.items() if k not in Record.__struct_fields__})
         return True
 
-    def _put(self, record: Record, holds: tuple[Hold, ...], newer: Mapping[str, object]) -> None:
-        body = msgspec.json.encode({**_fields(record), **newer})
-        claim = f"{record.namespace}/{record.name}"
-        new = Stored(body, claim, holds, record.state.value, record.owner, record.updated, newer=newer)
+    def _put(self, record: Record, holds: tuple[Hold, ...], newer: dict[str, msgspec.Raw]) -> None:
+        record.updated = time.time()
+        fields = msgspec.structs.asdict(record) | {"error": printable(record.error)}
+        new = Stored(msgspec.json.encode(fields | newer), f"{record.namespace}/{record.name}", holds, record.fence)
         self._change(self._set_claim, self._claims, record.uid, new)
-
-    def mark(self, record: Record, fence: Fence) -> bool:
-        """Updates only a record's state and owner. Returns False, without effect, if the fence does not match."""
-        stored = self._claims.get(fence.uid)
-        if stored is None or (stored.owner, stored.state) != (fence.owner, fence.state):
-            return False
-        record.updated = time.time()
-        new = stored._replace(state=record.state.value, owner=record.owner, updated=record.updated, marked=True)
-        self._change(self._set_claim, self._claims, fence.uid, new)
-        return True
 
     def delete(self, fence: Fence) -> bool:
         """Deletes a record with its holds. Returns False, without effect, if the fence does not match."""
         stored = self._claims.get(fence.uid)
-        if stored is None or (stored.owner, stored.state) != (fence.owner, fence.state):
+        if stored is None or stored.fence != fence:
             return False
         self.forget(fence.uid)
         return True
@@ -320,41 +293,19 @@ class Records:
 # --- encoding -----------------------------------------------------------------------------------
 
 
-class _State(msgspec.Struct):
-    state: str = ""
-    owner: str = ""
-    updated: float = 0.0
+_fences = msgspec.json.Decoder(Fence)
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-_states = msgspec.json.Decoder(_State)
-
-
-def _state_of(body: bytes) -> tuple[str, str, float]:
+def _fence_of(body: bytes) -> Fence | None:
     try:
-        found = _states.decode(body)
+        return _fences.decode(body)
     except (ValueError, RecursionError):
-        return "", "", 0.0
-    return found.state, found.owner, found.updated
-
-
-def _fields(record: Record) -> dict[str, object]:
-    return {
-        "uid": record.uid, "namespace": record.namespace, "name": record.name, "state": record.state.value,
-        "boot_id": record.boot_id, "owner": record.owner, "doc": record.doc, "error": printable(record.error),
-        "attempts": record.attempts, "created": record.created, "updated": record.updated,
-    }  # fmt: skip
-
-
-def _newer_fields(stored: Stored) -> Mapping[str, object]:
-    """Returns the fields of a body that this version does not know."""
-    if stored.newer is not None:
-        return stored.newer
-    raw: dict[str, object] = msgspec.json.decode(stored.body)
-    return {key: value for key, value in raw.items() if key not in COLUMNS}
+        return None
 
 
 def _row(uid: str, stored: Stored) -> Row:
-    row = _decode(stored.body, {"state": stored.state, "owner": stored.owner, "updated": stored.updated})
+    row = _decode(stored.body)
     if isinstance(row, Record):
         return row
     namespace, _, name = stored.claim.partition("/")
@@ -362,12 +313,11 @@ def _row(uid: str, stored: Stored) -> Row:
     return UnreadableRecord(shown_key(uid), row.reason if stored.body else _LOST, {**head, **row.raw})
 
 
-def _decode(body: bytes, newer: Mapping[str, object]) -> Row:
-    """Decodes a body, with ``newer`` fields. Returns an unreadable record with the reason if it is not valid."""
+def _decode(body: bytes) -> Row:
+    """Decodes a body. Returns an unreadable record with the reason if it is not valid."""
     raw: dict[str, Any] = {}
     try:
         raw = msgspec.json.decode(body, type=dict[str, Any])
-        raw |= newer
         return Record(
             uid=_text(raw, "uid"),
             namespace=_text(raw, "namespace"),

@@ -13,7 +13,7 @@ from ...driver import Driver, PreparedDevice, RecoveredClaim
 from ...driver.calls import Calls
 from ...driver.data import plain_json
 from ...errors import DraError, DriverError, printable
-from ..record import Record, State, allocated_json, identity
+from ..record import SUPERSEDED, Record, State, allocated_json, identity
 from ..transitions import ENDED, RECOVER
 from .records import HeldByError, Records
 from .store import RecordStore
@@ -107,7 +107,7 @@ class Recovery:
 
 def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
     """Adds data that only the driver knows to a record that was rebuilt from a file. Other records are correct as they are."""
-    if not row.doc.get("rebuilt"):
+    if not (row.doc.get("rebuilt") or row.doc.get(SUPERSEDED)):
         return
     fence = row.fence
     known = {identity(allocated_json(d)): d for d in claim.devices}
@@ -116,7 +116,7 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
         device = known.get(identity(entry))
         more = {"data": device.data, "request": device.request} if device else {}
         devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
-    row.doc = row.doc | {"devices": devices}
+    row.doc = row.doc | {"devices": devices, SUPERSEDED: False}  # the hardware has this claim
     row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
     records.update(row, fence)
 
