@@ -18,7 +18,6 @@ import msgspec
 
 from ..base.settings import HEALTH_TIMEOUT
 from ..base.telemetry.logs import log_sample
-from ..base.text import join_names
 from ..driver import Health, Role
 from ..errors import DriverError, printable
 from ..resourceapi.gated_fields import Gate
@@ -29,7 +28,7 @@ from ..resourceapi.validation.slices import MAX_DEVICES
 from .background import compute
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
-from .pool_content import PoolContent, render_pool, sample_devices
+from .pool_content import PoolContent, gate_notes, render_pool, sample_devices
 from .pool_state import DeviceKey, Held, PoolState, updated_pool, with_rejected
 from .validation import parse_pools, taint_fault
 
@@ -126,9 +125,8 @@ class Inventory:
                 or list(states) != list(self._states)
                 or any(not s.same(self._states[n]) for n, s in states.items())
             )
-            decisions = {
-                k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
-            }
+            devices = {name: state.devices for name, state in states.items()}
+            decisions = {k: d for k, d in self._decisions.items() if k.device in devices.get(k.pool, ())}
             published = changed or self.update_pending
             await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
         return changed
@@ -320,16 +318,7 @@ class Inventory:
 
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that devices are published without, with an example device."""
-        found: dict[tuple[str, ...], list[str]] = {}
-        for content in self._contents.values():
-            for name, device in content.rendered.items():
-                if device.lost:
-                    found.setdefault(tuple(device.lost), []).append(self.shown(content.name, name))
-        gates = ", ".join(sorted(g.value for g in self.gates_off))
-        return [
-            f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
-            for fields, names in found.items()
-        ]
+        return gate_notes(self._contents.values(), self.gates_off, self.shown)
 
     # --- health ---------------------------------------------------------------------------------
 
@@ -349,9 +338,8 @@ class Inventory:
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """Returns a device's health now; unknown if the last report has expired."""
         if key.device in self._state(key.pool).gone:
-            return self._known(
-                False, "the device vanished while a claim uses it", self._discovered_at, self.result_timeout
-            )
+            message = "the device vanished while a claim uses it"
+            return self._known(False, message, self._discovered_at, self.result_timeout)
         decision = self._decisions.get(key)
         if decision is None:
             return DeviceHealth(None, "the driver has not reported its health yet", timeout=self.health_timeout)
