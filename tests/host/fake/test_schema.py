@@ -311,8 +311,8 @@ SWITCHED = [
         {"x - at `$.y`": 1},
         {"x - at `$.functions`": 1},
         {"nodes": {"x - at `key` in `$.nodes[...]`": 5}},
-        {"drivers": ["\ud800"]},
-        {"numa_nodes": {1.5: "x", 1: {"socket": "\ud800"}}},
+        {"functions": ["\ud800"]},
+        {"numa_nodes": {float("inf"): "x", 1: {"socket": "\ud800"}}},
     ],
 )
 def test_keys_that_look_like_paths_and_invalid_unicode_are_refused_in_a_sentence(wrong: dict[str, Any]) -> None:
