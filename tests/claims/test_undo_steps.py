@@ -321,6 +321,15 @@ async def test_everything_is_undone_newest_first_and_all_failures_are_raised_at_
     assert driver.undone == [3, 1]
 
 
+async def test_steps_that_only_the_shutdown_prevents_are_no_failure_of_the_driver() -> None:
+    class Stopping(Steps):
+        def _did(self, what: Any) -> None:
+            raise StoppingError("the plugin is shutting down")
+
+    with pytest.raises(StoppingError):  # a rollback writes no event for it
+        await run_undo(Stopping(), Calls(), [entry(1)], CLAIM)
+
+
 @pytest.mark.parametrize(
     ("step", "says"),
     [

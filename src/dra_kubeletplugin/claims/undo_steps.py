@@ -187,7 +187,7 @@ async def run_undo(driver: Driver, calls: Calls, steps: Sequence[Step], claim: P
             await job()
         except Exception as e:
             failures.append((name, as_dra_error(e)))
-    if len(failures) == 1:
+    if len(failures) == 1 or (failures and all(isinstance(error, StoppingError) for _, error in failures)):
         raise failures[0][1]
     if failures:
         raise DriverFailedError("; ".join(f"{name} failed: {error}" for name, error in failures))

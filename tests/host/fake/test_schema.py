@@ -305,6 +305,21 @@ SWITCHED = [
 ]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"x - at `$.y`": 1},
+        {"x - at `$.functions`": 1},
+        {"nodes": {"x - at `key` in `$.nodes[...]`": 5}},
+        {"functions": ["\ud800"]},
+        {"numa_nodes": {float("inf"): "x", 1: {"socket": "\ud800"}}},
+    ],
+)
+def test_keys_that_look_like_paths_and_invalid_unicode_are_refused_in_a_sentence(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError):
+        schema.parse({"functions": [], **wrong})
+
+
 def test_virtual_functions_behind_a_switch_have_its_root_their_own_groups_and_a_driver() -> None:
     with built(functions(*SWITCHED)) as host:
         host.write("bus/pci/devices/0000:19:00.0/sriov_numvfs", "4")

@@ -104,7 +104,12 @@ def _convert(data: object, struct: type[T], place: Place) -> T | Fault:
     try:
         return msgspec.convert(data, struct)
     except msgspec.ValidationError as e:
-        return _fault(data, struct, place, str(e))
+        try:
+            return _fault(data, struct, place, str(e))
+        except (LookupError, TypeError):  # a key that contains the text of a path, as msgspec writes it
+            return Fault(place, str(e))
+    except UnicodeError as e:
+        return Fault(place, str(e))
 
 
 def _fault(data: object, struct: type[Any], place: Place, error: str) -> Fault:
@@ -145,7 +150,9 @@ def _culprit(data: Any, struct: type[Any], path: list[str | int], error: str) ->
         except msgspec.ValidationError as e:
             if str(e) == error:
                 return key
-    raise AssertionError(f"no key of {path} has the error {error}")
+        except UnicodeError:
+            continue  # another fault than the one that is searched
+    raise LookupError(f"no key of {path} has the error {error}")
 
 
 def _reductions(data: Any, path: list[str | int]) -> Iterator[tuple[Any, Any]]:
