@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from ...errors import ApiError
 from ...kube import KubeClient, Resource
-from ...kube.errors import ConflictError, ForbiddenError, NotFoundError
+from ...kube.errors import ConflictError, ForbiddenError, InvalidError, NotFoundError
 from ..event_recorder import EventRecorder
 from ..informer import Informers, ObjectChange
 from ..work_queue import Backoff, WorkQueue
@@ -111,10 +111,13 @@ class Controller(ABC):
 
 
 def _is_outdated(key: Key, error: ApiError) -> bool:
-    """Returns whether the object changed or was deleted meanwhile, or its namespace is terminating."""
+    """Returns whether the object changed, was deleted or was replaced meanwhile, or its namespace is terminating."""
     about = error.details.get("details")
     about = about if isinstance(about, dict) else {}
     if isinstance(error, NotFoundError):
         return (about.get("name"), about.get("kind")) == (key.name, key.resource.plural)
-    is_terminating = any(c.get("reason") == "NamespaceTerminating" for c in about.get("causes") or ())
+    causes = about.get("causes") or ()
+    if isinstance(error, InvalidError):  # a patch whose UID belongs to a deleted object of the same name
+        return any(c.get("field") == "metadata.uid" for c in causes)
+    is_terminating = any(c.get("reason") == "NamespaceTerminating" for c in causes)
     return isinstance(error, ConflictError) or (isinstance(error, ForbiddenError) and is_terminating)
