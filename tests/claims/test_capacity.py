@@ -21,7 +21,7 @@ from dra_kubeletplugin.claims.capacity import (
     shortage,
     takes_json,
 )
-from dra_kubeletplugin.claims.store.records import OverdrawnByError
+from dra_kubeletplugin.claims.holders import OverdrawnByError
 from dra_kubeletplugin.resourceapi.quantity import Format, Quantity
 
 N = 10**9

@@ -19,8 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.capacity import Hold, draws_of, read_takes, shortage, takes_json
+from dra_kubeletplugin.claims.holders import OverdrawnByError
 from dra_kubeletplugin.claims.instances import InstanceLock
-from dra_kubeletplugin.claims.store.records import OverdrawnByError
 from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
 from tests.helpers.crash.record_stores import BOOT, DRIVER, PoolSupply, memory_database

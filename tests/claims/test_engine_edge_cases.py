@@ -18,9 +18,8 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import ClaimIdentity, Record, engine
 from dra_kubeletplugin.claims.record import SUPERSEDED, Fence
 from dra_kubeletplugin.claims.store import offline
-from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.records import RECOVER, Records
 from dra_kubeletplugin.claims.store.store import Mode
-from dra_kubeletplugin.claims.transitions import RECOVER
 from dra_kubeletplugin.claims.verification import Verifier
 from dra_kubeletplugin.errors import DraError, DriverError, RecordsError
 from dra_kubeletplugin.testing import node_with

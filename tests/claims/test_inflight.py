@@ -12,9 +12,10 @@ import pytest
 
 from dra_kubeletplugin.base.telemetry.logs import operation
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.claims.batch_window import BatchWindow
 from dra_kubeletplugin.claims.inflight import ClaimTasks, Work, as_dra_error
 from dra_kubeletplugin.claims.store import batch as module
-from dra_kubeletplugin.claims.store.batch import Batcher, BatchWindow
+from dra_kubeletplugin.claims.store.batch import Batcher
 from dra_kubeletplugin.errors import DraError, RecordsError
 from tests.helpers.waiting import wait_until
 

@@ -14,8 +14,7 @@ from ..base.settings import DNS_SUBDOMAIN
 from ..devices.inventory import Inventory
 from ..errors import RecordsError, printable
 from ..kube.event_recorder import EventRecorder, Subject, claim_subject, node_subject
-from .record import Record, State, UnreadableRecord
-from .store.records import Row
+from .record import Record, Row, State, UnreadableRecord
 
 _INTERVAL = 60.0  # seconds between checks while no device's health changes
 _RETRY = 1.0  # seconds until the next check after the records could not be read

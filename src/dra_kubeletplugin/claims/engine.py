@@ -31,6 +31,7 @@ from ..errors import (
     UndoFailedError,
     printable,
 )
+from .batch_window import BatchWindow
 from .claim_fields import ClaimIdentity
 from .context import ClaimContext
 from .device_status import DeviceStatusReporter
@@ -38,7 +39,6 @@ from .inflight import TaskLog, Work, as_dra_error
 from .prepared_devices import PreparedResult, complete, prepared_result
 from .record import Fence, Record, State
 from .rollback import Rollback
-from .store.batch import BatchWindow
 from .store.records import Records
 from .store.store import Mode
 from .transitions import AlreadyPrepared, Decision, InProgress, Prepare, RollBack, RolledBack, StaleHolders

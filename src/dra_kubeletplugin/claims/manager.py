@@ -23,13 +23,12 @@ from .instances import InstanceLock
 from .metadata_files import MetadataFiles
 from .metadata_updates import MetadataUpdates
 from .reconcile import Reconciler
-from .record import InFlightRecords, Record, UnreadableRecord
+from .record import InFlightRecords, Record, Row, UnreadableRecord
+from .recovery import Recovery
 from .remote_devices import SliceLookup
 from .rollback import Rollback
 from .rollback_retries import retry_note
 from .store.journal import Journal
-from .store.records import Row
-from .store.recovery import Recovery
 from .store.store import RecordStore
 from .summary import ClaimSnapshot, summarize
 from .transitions import Transitions

@@ -12,13 +12,15 @@ import msgspec
 from ..cdi import ContainerEdits
 from ..cdi.spec import check_shape
 from ..driver import AllocatedDevice, PreparedClaim, PreparedDevice
-from ..errors import InvalidSpecError, clip
+from ..errors import InvalidSpecError, clip, printable
 from .capacity import Hold, encoded
 
 JSON = dict[str, Any]
 SUPERSEDED = "superseded"  # field of ``doc``
 _NO_EDITS = ContainerEdits()
-_LATEST = 1e12  # seconds since 1970
+_MOST = 1e12  # seconds, or attempts: no recorded number is larger
+_NAMES = frozenset({"uid", "namespace", "name"})  # used in messages, commands and file names
+_BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
 
 
 class State(enum.StrEnum):
@@ -65,7 +67,7 @@ class Record(msgspec.Struct):
     def retry_at(self) -> float | None:
         """When a failed rollback is retried, in seconds since 1970; None if that is not known."""
         found = self.doc.get("retryAt")
-        return float(found) if isinstance(found, int | float) and abs(found) < _LATEST else None
+        return float(found) if isinstance(found, int | float) and abs(found) < _MOST else None
 
     @property
     def partial(self) -> bool:
@@ -144,6 +146,9 @@ class UnreadableRecord(msgspec.Struct, frozen=True):
     def shown(self) -> str:
         namespace, name = (clip(self.raw.get(key) or "?", 253) for key in ("namespace", "name"))
         return f"{namespace}/{name} (UID {self.uid})"
+
+
+Row = Record | UnreadableRecord
 
 
 class InFlightRecords:
@@ -229,3 +234,66 @@ def _is_step(entry: object) -> bool:
 def request_names(requests: Sequence[str]) -> list[str]:
     """Returns request names in the kubelet's form: the base of ``request/subrequest``. An empty list means all requests."""
     return sorted({r.partition("/")[0] for r in requests if r})
+
+
+# --- encoding -----------------------------------------------------------------------------------
+
+
+def encode_record(record: Record, newer: dict[str, msgspec.Raw]) -> bytes:
+    """Encodes a record, with the fields of a newer version."""
+    return msgspec.json.encode(msgspec.structs.asdict(record) | {"error": printable(record.error)} | newer)
+
+
+def decode_record(body: bytes) -> Row:
+    """Decodes a body. Returns an unreadable record with the reason if it is not valid."""
+    raw: dict[str, Any] = {}
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, Any])
+        return Record(
+            uid=_text(raw, "uid"),
+            namespace=_text(raw, "namespace"),
+            name=_text(raw, "name"),
+            state=State(_text(raw, "state")),
+            boot_id=_text(raw, "boot_id"),
+            owner=_text(raw, "owner"),
+            doc=check_doc(raw.get("doc")),
+            error=_text(raw, "error"),
+            attempts=int(_number(raw, "attempts")),
+            created=_number(raw, "created"),
+            updated=_number(raw, "updated"),
+        )
+    except (ValueError, RecursionError) as e:
+        return UnreadableRecord(shown_key(raw.get("uid", "")), printable(e), raw)
+
+
+def holds_of(row: Row) -> tuple[Hold, ...]:
+    """Returns what a record holds, also one that this version cannot read, if its devices have the known shape."""
+    if isinstance(row, UnreadableRecord):
+        try:
+            row = Record(row.uid, "", "", State.PREPARED, "", doc=check_doc(row.raw.get("doc")))
+        except ValueError:
+            return ()
+    return tuple(row.holds())
+
+
+def _text(raw: Mapping[str, object], column: str) -> str:
+    value = raw.get(column)
+    if (
+        not isinstance(value, str)
+        or (column in _NAMES and not (value.isascii() and value.isprintable()) and value != shown_key(value))
+        or (column == "uid" and not value)
+    ):
+        raise ValueError(f"field {column} is not a valid text")
+    return value
+
+
+def _number(raw: Mapping[str, object], column: str) -> float:
+    value = raw.get(column)
+    if not isinstance(value, int | float) or not abs(value) < _MOST:
+        raise ValueError(f"field {column} is not a valid number")
+    return value
+
+
+def shown_key(raw: object) -> str:
+    """Returns a recorded UID as messages and commands show it."""
+    return printable(raw).translate(_BLANKS)

@@ -15,12 +15,12 @@ import msgspec
 from ..base.telemetry.logs import claim_fields
 from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from .capacity import Supply, shortage
+from .holders import HeldByError, OverdrawnByError
 from .instances import InstanceLock
-from .record import Record, State, UnreadableRecord
-from .store.records import HeldByError, OverdrawnByError, Records, Row
+from .record import Record, Row, State, UnreadableRecord
+from .store.records import RECOVER, Records
 
 log = logging.getLogger(__name__)
-RECOVER = "recover"  # meta key of the records: recover() of the driver has still to be called
 _NODE = "node_name"  # meta key: the node's name when the newest record was written for a new claim
 ENDED = "ended:"  # meta key + UID: a claim that was unprepared before the driver reported it
 

@@ -13,10 +13,9 @@ from ..base.terminal import indented
 from ..cdi import ClaimSpecs
 from ..claims.instances import InstanceLock
 from ..claims.metadata_files import MetadataFiles
-from ..claims.record import UnreadableRecord
+from ..claims.record import Row, UnreadableRecord
 from ..claims.rollback_retries import retry_note
 from ..claims.store.offline import forget, read_rows
-from ..claims.store.records import Row
 from ..errors import SettingsError
 from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice
 from .shell.exit_codes import Exit

@@ -13,11 +13,12 @@ from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, Prep
 from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.claim_files import record_of
+from dra_kubeletplugin.claims.holders import HeldByError
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store import batch
 from dra_kubeletplugin.claims.store.batch import Batcher
 from dra_kubeletplugin.claims.store.offline import read_rows
-from dra_kubeletplugin.claims.store.records import HeldByError, Records
+from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.store.store import FollowUp
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager

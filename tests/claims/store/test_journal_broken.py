@@ -16,8 +16,7 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.offline import forget
-from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.transitions import RECOVER
+from dra_kubeletplugin.claims.store.records import RECOVER, Records
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError
 from tests.helpers.crash.record_stores import JOURNAL, append_body, make_record, open_store
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import pytest
 
 from dra_kubeletplugin.claims import Record, State
-from dra_kubeletplugin.claims.record import UnreadableRecord
+from dra_kubeletplugin.claims.record import UnreadableRecord, decode_record
 from dra_kubeletplugin.claims.store.journal_file import new_header
 from dra_kubeletplugin.claims.store.lines import OPEN, PUT, Change, Line, encode, parse
-from dra_kubeletplugin.claims.store.records import Records, _decode
+from dra_kubeletplugin.claims.store.records import Records
 from tests.helpers.crash.record_stores import DRIVER, instance, make_record
 
 CLAIMS = 50
@@ -117,7 +117,7 @@ def by_line() -> Journal:
 
 
 def uid_of(line: Line) -> str:
-    return line.change.uid if line.change else str(_decode(line.body).uid)
+    return line.change.uid if line.change else str(decode_record(line.body).uid)
 
 
 def check(journal: Journal, number: int, at: int) -> int:

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice
 from dra_kubeletplugin.claims import Record
-from dra_kubeletplugin.claims.record import UnreadableRecord
+from dra_kubeletplugin.claims.record import UnreadableRecord, shown_key
 from dra_kubeletplugin.claims.store.journal_file import JournalFile, new_header
 from dra_kubeletplugin.claims.store.lines import encode
 from dra_kubeletplugin.claims.store.offline import forget, read_rows
-from dra_kubeletplugin.claims.store.records import shown_key
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, printable
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager

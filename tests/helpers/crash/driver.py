@@ -30,10 +30,10 @@ from dra_kubeletplugin import (
 from dra_kubeletplugin.cdi import ClaimSpecs, directory
 from dra_kubeletplugin.claims import RecordStore, State
 from dra_kubeletplugin.claims.reconcile import Reconciler
+from dra_kubeletplugin.claims.recovery import Recovery
 from dra_kubeletplugin.claims.store import journal
 from dra_kubeletplugin.claims.store.journal import Journal
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.recovery import Recovery
 from dra_kubeletplugin.claims.transitions import Transitions
 from dra_kubeletplugin.plugin.grpc import NodeService
 

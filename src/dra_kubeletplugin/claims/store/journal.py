@@ -25,11 +25,11 @@ from ...base.text import counted
 from ...cdi import ClaimSpecs
 from ...errors import RecordsBusyError, RecordsError, describe, printable
 from ..claim_files import record_of
+from ..holders import HeldByError
 from ..instances import Instance, InstanceLock
-from ..record import SUPERSEDED, InFlightRecords, Record, State
-from ..transitions import RECOVER
+from ..record import SUPERSEDED, InFlightRecords, Record, Row, State
 from .journal_file import JournalFile, new_header, sync_folder, write_new
-from .records import HeldByError, Records, Row
+from .records import RECOVER, Records
 
 log = logging.getLogger(__name__)
 LOCK = ".records.lock"

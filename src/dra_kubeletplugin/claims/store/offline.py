@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ...base.flock import FileLock
 from ...errors import RecordsBusyError, RecordsError
+from ..record import Row
 from .journal import LOCK, as_records_error
 from .journal_file import JournalFile
-from .records import Row
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -11,46 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...base.text import join_names
 from ...devices.pool_state import Held
-from ...errors import DeviceHeldError, OverdrawnError, printable
-from ..capacity import Hold, Shortage, shared_supplies
-from ..record import Fence, Record, State, UnreadableRecord, check_doc
+from ..capacity import Hold, shared_supplies
+from ..holders import HeldByError
+from ..record import Fence, Record, Row, State, UnreadableRecord, decode_record, encode_record, holds_of, shown_key
 from .lines import DELETE, META, PUT, Change, Line, encode
 
-_NAMES = frozenset({"uid", "namespace", "name"})  # used in messages, commands and file names
-_MOST = 1e12  # seconds, or attempts: no recorded number is larger
-_BLANKS = str.maketrans("\n\t", "\ufffd\ufffd")
-_NAMED = 4  # holders that a message lists
-_TAKES_UNKNOWN = " (amount unknown)"
 _LOST = "its line in the journal is damaged"
-Row = Record | UnreadableRecord
-
-
-class HeldByError(DeviceHeldError):
-    """Devices are held; ``holders`` are the records of the claims that hold them."""
-
-    def __init__(self, device: str, holders: Sequence[Row]) -> None:
-        self.device = device
-        self.holders = holders
-        super().__init__(f"device {device} is still held by claim {_shown(holders[0])}")
-
-
-def _shown(holder: Row) -> str:
-    if isinstance(holder, UnreadableRecord):
-        return f"{holder.shown}, whose record cannot be read ({holder.reason}): see `dra claims`"
-    return f"{holder.shown}, which is {holder.state}: it is free when that claim's pod has stopped"
-
-
-class OverdrawnByError(OverdrawnError):
-    """Counters or capacity do not suffice; ``holders`` are the records of the claims that take them."""
-
-    def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
-        self.shortage = shortage
-        self.holders = holders
-        shown = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders]
-        by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: it is free when their pods have stopped"
-        super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
+RECOVER = "recover"  # meta key: recover() of the driver has still to be called
 
 
 class Stored(NamedTuple):
@@ -128,11 +96,11 @@ class Records:
 
     def _apply_body(self, body: bytes) -> None:
         """Applies the body of a damaged line. The head of the same line was applied before, unless it is damaged."""
-        row = _decode(body)
+        row = decode_record(body)
         if not row.uid:
             return
         old = self._claims.get(row.uid)
-        holds = old.holds if old and not old.body else _holds_of(row) or (old.holds if old else ())
+        holds = old.holds if old and not old.body else holds_of(row) or (old.holds if old else ())
         self._set_claim(row.uid, Stored(body, row.shown.partition(" ")[0], holds, _fence_of(body)))
 
     def _change(self, set_to: Callable[[str, Any], None], table: Mapping[str, Any], key: str, new: Any) -> None:
@@ -255,8 +223,7 @@ class Records:
 
     def _put(self, record: Record, holds: tuple[Hold, ...], newer: dict[str, msgspec.Raw]) -> None:
         record.updated = time.time()
-        fields = msgspec.structs.asdict(record) | {"error": printable(record.error)}
-        new = Stored(msgspec.json.encode(fields | newer), f"{record.namespace}/{record.name}", holds, record.fence)
+        new = Stored(encode_record(record, newer), f"{record.namespace}/{record.name}", holds, record.fence)
         self._change(self._set_claim, self._claims, record.uid, new)
 
     def delete(self, fence: Fence) -> bool:
@@ -305,64 +272,9 @@ def _fence_of(body: bytes) -> Fence | None:
 
 
 def _row(uid: str, stored: Stored) -> Row:
-    row = _decode(stored.body)
+    row = decode_record(stored.body)
     if isinstance(row, Record):
         return row
     namespace, _, name = stored.claim.partition("/")
     head = {"uid": uid, "namespace": namespace, "name": name}
     return UnreadableRecord(shown_key(uid), row.reason if stored.body else _LOST, {**head, **row.raw})
-
-
-def _decode(body: bytes) -> Row:
-    """Decodes a body. Returns an unreadable record with the reason if it is not valid."""
-    raw: dict[str, Any] = {}
-    try:
-        raw = msgspec.json.decode(body, type=dict[str, Any])
-        return Record(
-            uid=_text(raw, "uid"),
-            namespace=_text(raw, "namespace"),
-            name=_text(raw, "name"),
-            state=State(_text(raw, "state")),
-            boot_id=_text(raw, "boot_id"),
-            owner=_text(raw, "owner"),
-            doc=check_doc(raw.get("doc")),
-            error=_text(raw, "error"),
-            attempts=int(_number(raw, "attempts")),
-            created=_number(raw, "created"),
-            updated=_number(raw, "updated"),
-        )
-    except (ValueError, RecursionError) as e:
-        return UnreadableRecord(shown_key(raw.get("uid", "")), printable(e), raw)
-
-
-def _holds_of(row: Row) -> tuple[Hold, ...]:
-    """Returns what a record holds, also one that this version cannot read, if its devices have the known shape."""
-    if isinstance(row, UnreadableRecord):
-        try:
-            row = Record(row.uid, "", "", State.PREPARED, "", doc=check_doc(row.raw.get("doc")))
-        except ValueError:
-            return ()
-    return tuple(row.holds())
-
-
-def _text(raw: Mapping[str, object], column: str) -> str:
-    value = raw.get(column)
-    if (
-        not isinstance(value, str)
-        or (column in _NAMES and not (value.isascii() and value.isprintable()) and value != shown_key(value))
-        or (column == "uid" and not value)
-    ):
-        raise ValueError(f"field {column} is not a valid text")
-    return value
-
-
-def _number(raw: Mapping[str, object], column: str) -> float:
-    value = raw.get(column)
-    if not isinstance(value, int | float) or not abs(value) < _MOST:
-        raise ValueError(f"field {column} is not a valid number")
-    return value
-
-
-def shown_key(raw: object) -> str:
-    """Returns a UID of the journal as messages and commands show it."""
-    return printable(raw).translate(_BLANKS)

@@ -19,11 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 from ...devices.pool_state import Held
 from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
-from ..record import Record, UnreadableRecord
-from ..transitions import RECOVER
+from ..record import Record, Row, UnreadableRecord
 from .batch import Batcher
 from .journal import Journal, as_records_error
-from .records import Records, Row
+from .records import RECOVER, Records
 
 log = logging.getLogger(__name__)
 _PROBE = 32 * 1024  # bytes

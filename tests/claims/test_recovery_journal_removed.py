@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.claims.record import Row
 from dra_kubeletplugin.claims.store import journal, journal_file
-from dra_kubeletplugin.claims.store.records import Records, Row
+from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.helpers.crash.record_stores import lose_bodies, make_record, open_store
 

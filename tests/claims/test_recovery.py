@@ -17,12 +17,12 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims import Record, RecordStore, State, recovery
 from dra_kubeletplugin.claims.claim_files import note_of
+from dra_kubeletplugin.claims.holders import HeldByError
 from dra_kubeletplugin.claims.record import SUPERSEDED
-from dra_kubeletplugin.claims.store import journal, recovery
-from dra_kubeletplugin.claims.store.records import HeldByError, Records
-from dra_kubeletplugin.claims.transitions import RECOVER
+from dra_kubeletplugin.claims.store import journal
+from dra_kubeletplugin.claims.store.records import RECOVER, Records
 from dra_kubeletplugin.errors import (
     DeviceHeldError,
     DraError,
@@ -43,7 +43,7 @@ from tests.helpers.crash.record_stores import (
 )
 from tests.helpers.waiting import wait_until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 # --- a removed file, two instances that write -------------------------------------------------------

@@ -7,16 +7,17 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 
-from ...base.shared_call import SharedCall
-from ...base.text import counted
-from ...driver import Driver, PreparedDevice, RecoveredClaim
-from ...driver.calls import Calls
-from ...driver.data import plain_json
-from ...errors import DraError, DriverError, printable
-from ..record import SUPERSEDED, Record, State, allocated_json, identity
-from ..transitions import ENDED, RECOVER
-from .records import HeldByError, Records
-from .store import RecordStore
+from ..base.shared_call import SharedCall
+from ..base.text import counted
+from ..driver import Driver, PreparedDevice, RecoveredClaim
+from ..driver.calls import Calls
+from ..driver.data import plain_json
+from ..errors import DraError, DriverError, printable
+from .holders import HeldByError
+from .record import SUPERSEDED, Record, State, allocated_json, identity
+from .store.records import RECOVER, Records
+from .store.store import RecordStore
+from .transitions import ENDED
 
 log = logging.getLogger(__name__)
 _SLOW = 10.0  # seconds until a recover() that has not returned is logged
@@ -46,12 +47,12 @@ class Recovery:
             checked = _all_checked(await self._ask())
         except DraError as e:
             self.fault = f"recover() of the driver failed, so the plugin does not know which hardware is in use: {e}"
-            log.error("%s", self.fault)
+            log.error("records are not complete: %s", self.fault)
             return False
         sentences = await self.store.do(lambda records: self._merge(records, checked))
         self.report += sentences
         for sentence in sentences:
-            log.warning("%s", sentence)
+            log.warning("records were completed: %s", sentence)
         self.fault = ""
         return True
 
@@ -61,7 +62,7 @@ class Recovery:
         done, _ = await asyncio.wait([call], timeout=_SLOW)
         if not done:
             self.fault = f"recover() of the driver has not returned for {_SLOW:g} s, so the plugin does not know which hardware is in use"
-            log.error("%s", self.fault)
+            log.error("records are not complete: %s", self.fault)
             await asyncio.wait([call])
         return call.result()
 

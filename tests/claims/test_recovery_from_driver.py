@@ -12,10 +12,11 @@ import pytest
 
 from dra_kubeletplugin import Driver, PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.claims import Record, RecordStore, State
+from dra_kubeletplugin.claims import recovery as module
 from dra_kubeletplugin.claims.record import SUPERSEDED
-from dra_kubeletplugin.claims.store import recovery as module
-from dra_kubeletplugin.claims.store.recovery import Recovery
-from dra_kubeletplugin.claims.transitions import ENDED, RECOVER
+from dra_kubeletplugin.claims.recovery import Recovery
+from dra_kubeletplugin.claims.store.records import RECOVER
+from dra_kubeletplugin.claims.transitions import ENDED
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError
 from tests.helpers.crash.record_stores import BOOT, DRIVER, append_body, insert, instance, make_record

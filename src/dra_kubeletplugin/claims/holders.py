@@ -1,0 +1,39 @@
+"""Errors of claims whose devices, counters or capacity other claims hold; they name those claims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..base.text import join_names
+from ..errors import DeviceHeldError, OverdrawnError
+from .capacity import Shortage
+from .record import Row, UnreadableRecord
+
+_NAMED = 4  # holders that a message lists
+_TAKES_UNKNOWN = " (amount unknown)"
+
+
+class HeldByError(DeviceHeldError):
+    """Devices are held; ``holders`` are the records of the claims that hold them."""
+
+    def __init__(self, device: str, holders: Sequence[Row]) -> None:
+        self.device = device
+        self.holders = holders
+        super().__init__(f"device {device} is still held by claim {_shown(holders[0])}")
+
+
+def _shown(holder: Row) -> str:
+    if isinstance(holder, UnreadableRecord):
+        return f"{holder.shown}, whose record cannot be read ({holder.reason}): see `dra claims`"
+    return f"{holder.shown}, which is {holder.state}: it is free when that claim's pod has stopped"
+
+
+class OverdrawnByError(OverdrawnError):
+    """Counters or capacity do not suffice; ``holders`` are the records of the claims that take them."""
+
+    def __init__(self, shortage: Shortage, holders: Sequence[Row]) -> None:
+        self.shortage = shortage
+        self.holders = holders
+        shown = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders]
+        by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: it is free when their pods have stopped"
+        super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")
