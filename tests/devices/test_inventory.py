@@ -830,3 +830,11 @@ async def test_8192_devices_fall_ill_lose_gates_and_vanish_while_the_loop_goes_o
     # What is published is answered in one turn, from what was prepared for it; the rest in steps.
     assert {what: n for what, n in turns.items() if what and "published" not in what and n < 100} == {}
     assert len(caplog.records) < 100, "thousands of lines would hold up all else"
+
+
+async def test_a_device_whose_nodes_were_wrong_is_published_when_they_are_right() -> None:
+    """Wrong nodes are not part of the JSON text, which alone does not show the change."""
+    inventory = Inventory("node")
+    for nodes, rejected in ((Nodes.this(), ["a"]), (None, []), (Nodes.this(), ["a"])):
+        await inventory.update(node([Device("a", nodes=nodes)]))
+        assert list(inventory.rejected) == rejected

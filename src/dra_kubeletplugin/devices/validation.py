@@ -109,7 +109,7 @@ def validate_device(
         if per_device and not own:
             built |= nodes.of_device()
         encoded = msgspec.json.encode(built)
-        if before is not None and before.encoded == encoded:
+        if before is not None and before.encoded == encoded and device.nodes == before.device.nodes:
             unchanged = device.data is before.device.data and device == before.device
             return before if unchanged else replace(before, device=device)
         faults = [] if device.was_checked(encoded) else device.faults(built)
