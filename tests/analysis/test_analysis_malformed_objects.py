@@ -66,3 +66,27 @@ def test_a_simulation_is_one_or_a_sentence(kind: str, data: st.DataObject) -> No
         simulate(Snapshot.of(objects[:number]), objects[number:], fill=True)
     except QuestionError as e:
         assert "\n" not in str(e)
+
+
+POD: JSON = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "p", "namespace": None},
+    "spec": {
+        "containers": [{"name": "c", "image": "x", "resources": {"claims": [{"name": "d"}]}}],
+        "resourceClaims": [{"name": "d", "resourceClaimTemplateName": "t"}],
+    },
+}
+
+
+def test_an_empty_namespace_is_the_default_namespace() -> None:
+    template = {**copy.deepcopy(TEMPLATE), "metadata": {"name": "t", "namespace": None}}
+    assert [e.subject for e in waiting(Snapshot.of([POD, template]))] == ["pod default/p"]
+    assert simulate(Snapshot.of([*cluster(), template]), [workload("Deployment")]).fits
+
+
+def test_an_amount_that_no_float_can_hold_is_shown() -> None:
+    large = {"containers": [{"name": "c", "image": "x", "resources": {"requests": {"zz": "9" * 400}}}]}
+    (fit,) = simulate(Snapshot.of(cluster()), [TEMPLATE, workload("Deployment", spec=large)]).workloads
+    assert fit.stopped is not None
+    assert "1.000e+400" in "\n".join(text(fit.stopped, Style(coloured=False)))

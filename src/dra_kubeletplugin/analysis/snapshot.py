@@ -170,7 +170,8 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
             obj = convert(obj, "v1")
         except (TypeError, KeyError, ValueError, AttributeError) as e:
             raise QuestionError(f"{obj['kind']} {obj['metadata'].get('name')} cannot be read: {describe(e)}") from None
-    meta = {k: v for k, v in obj["metadata"].items() if k not in _UNREAD}
+    # Without null, which an empty `namespace:` in a file means.
+    meta = {k: v for k, v in obj["metadata"].items() if k not in _UNREAD and v is not None}
     if resource.namespaced:
         meta.setdefault("namespace", "default")
     name = meta.setdefault("name", f"{meta.get('generateName', '')}0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from ...base.text import counted
@@ -120,6 +121,7 @@ class NodeFilters:
 
 
 _NODE = "NODE"
+_LARGE = 1 << 63  # a float is too small for some larger quantities
 
 
 def _fault_of(rejection: Rejection, change: str) -> DeviceFault:
@@ -127,6 +129,8 @@ def _fault_of(rejection: Rejection, change: str) -> DeviceFault:
 
 
 def _amount(name: str, amount: int) -> str:
+    if amount >= _LARGE:
+        return f"{Decimal(amount) / (1000 if name == CPU else 1):.4g}"
     if name == CPU:
         return f"{amount / 1000:g}"
     for power, suffix in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):

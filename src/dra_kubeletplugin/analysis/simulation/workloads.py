@@ -193,7 +193,7 @@ def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
             continue
         placed = {**obj, "metadata": {**obj["metadata"]}}
         if READ[kind].namespaced:
-            placed["metadata"].setdefault("namespace", namespace)
+            placed["metadata"]["namespace"] = obj["metadata"].get("namespace") or namespace
         if kind in RULES:
             placed = _validated(placed, kind)
         out.append(read(placed, READ[kind]))
