@@ -19,6 +19,7 @@ from dra_kubeletplugin.base import forks
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.store import journal
 from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.store import FollowUp, Mode
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.helpers.crash.record_stores import JOURNAL, make_record, make_record_with_file, open_store
 
@@ -72,13 +73,13 @@ class Node:
     def do(
         self, operation: Callable[[Records], object], store: RecordStore | None = None, *, sync: bool = False
     ) -> object:
-        (answer,) = (store or self.stores[0])._transaction([operation], sync=sync)
+        (answer,) = (store or self.stores[0])._work([FollowUp(operation, Mode.SYNC if sync else Mode.WRITE)])
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def read(self, store: RecordStore) -> list[Any]:
-        (answer,) = store._read([Records.read_all])
+        (answer,) = store._work([FollowUp(Records.read_all, Mode.READ)])
         if isinstance(answer, BaseException):
             raise answer
         assert isinstance(answer, list)

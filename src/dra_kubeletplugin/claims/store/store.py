@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from ...devices.pool_state import Held
 from ...driver.diagnostics.author_errors import without_frames
 from ...errors import DraError, RecordsBusyError, RecordsError
-from ..record import Record, Row, UnreadableRecord
+from ..record import Record, Row
 from .batch import Batcher
 from .journal import Journal, as_records_error
 from .records import RECOVER, Records
@@ -114,9 +114,6 @@ class RecordStore:
         """Returns every readable record, oldest first."""
         return [r for r in await self.everything() if isinstance(r, Record)]
 
-    async def unreadable(self) -> list[UnreadableRecord]:
-        return [r for r in await self.everything() if isinstance(r, UnreadableRecord)]
-
     async def held(self) -> Held:
         """Returns each device that some claim has, see :meth:`Inventory.update`."""
         return await self.do(Records.held_devices, Mode.READ)
@@ -169,7 +166,10 @@ class RecordStore:
             if chosen:
                 operations = [op for i in chosen if (op := jobs[i].operation)]
                 sync = any(jobs[i].mode is Mode.SYNC for i in chosen)
-                done = self._transaction(operations, sync=sync) if write else self._read(operations)
+                try:
+                    done = self._transaction(operations, sync=sync) if write else self._read(operations)
+                except (OSError, RecordsError) as e:
+                    done = [self._failed(e)] * len(chosen)
                 for i, result in zip(chosen, done, strict=True):
                     results[i] = result
         for i in left:
@@ -183,20 +183,17 @@ class RecordStore:
 
     def _read(self, operations: Sequence[Operation[object]]) -> list[object]:
         journal = self.journal
-        try:
-            if not journal.is_current():
-                # Takes the lock: otherwise it could read lines that another instance has appended and then removes after a failed write.
-                with contextlib.ExitStack() as stack:
-                    try:
-                        stack.enter_context(journal.locked(_READ_WAIT if journal.file else journal.wait, write=False))
-                    except RecordsBusyError:
-                        if journal.file is None:
-                            raise
-                self._note_loads()
-            assert journal.file
-            return [_one(journal.file.records, operation) for operation in operations]
-        except (OSError, RecordsError) as e:
-            return [self._failed(e)] * len(operations)
+        if not journal.is_current():
+            # Takes the lock: otherwise it could read lines that another instance has appended and then removes after a failed write.
+            try:
+                with journal.locked(_READ_WAIT if journal.file else journal.wait, write=False):
+                    pass
+            except RecordsBusyError:
+                if journal.file is None:
+                    raise
+            self._note_loads()
+        assert journal.file
+        return [_one(journal.file.records, operation) for operation in operations]
 
     def _transaction(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
         """Runs operations and writes their changes; tries once more after a passing disk error.
@@ -205,15 +202,12 @@ class RecordStore:
         written.
         """
         try:
-            try:
-                return self._attempt(operations, sync=sync)
-            except OSError as e:
-                if e.errno != errno.EIO:
-                    raise
-                log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
-                return self._attempt(operations, sync=sync)
-        except (OSError, RecordsError) as e:
-            return [self._failed(e)] * len(operations)
+            return self._attempt(operations, sync=sync)
+        except OSError as e:
+            if e.errno != errno.EIO:
+                raise
+            log.warning("claim records: %s, trying once more", as_records_error(e, self.path))
+            return self._attempt(operations, sync=sync)
 
     def _attempt(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
         with self.journal.locked(self.journal.wait) as file:
