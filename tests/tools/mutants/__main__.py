@@ -46,7 +46,7 @@ def _judge_tree(tree: Path, options: argparse.Namespace) -> int:
     changes = [m for m in every if m.room.removesuffix(".py") in wanted and m.key not in equivalent]
     sample = draw(changes, options.seed, options.count)
     print(f"{len(sample)} of {len(changes)} changes that could be noticed, seed {options.seed}", flush=True)
-    memory = Memory(ROOT / ".mutants", tree)
+    memory = Memory(ROOT / ".mutants", tree, options.tests.split(",") if options.tests else ())
     baseline = memory.baseline(options.workers)
     for test, outcome in sorted(baseline.left_out.items()):
         if outcome == "failed":
@@ -64,6 +64,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--only", default="", help=f"rooms, with commas between them, of {', '.join(ROOMS)}")
+    parser.add_argument("--tests", default="", help="run only tests below these paths, with commas between them")
     parser.add_argument("--aim", type=float, default=90, help="per cent that must be noticed")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=150, help="of tests for one change, at most")

@@ -127,11 +127,17 @@ class Tree:
             compiled.unlink(missing_ok=True)
 
     def pytest(
-        self, tests: dict[str, float], seconds: float, share: tuple[int, int] = (0, 1), *, first: bool = True
+        self,
+        tests: dict[str, float],
+        seconds: float,
+        share: tuple[int, int] = (0, 1),
+        *,
+        first: bool = True,
+        paths: Sequence[str] = (),
     ) -> tuple[int | None, list[dict[str, Any]]]:
         """The exit code, None when it had to be killed after ``seconds``, and what became of each test.
 
-        No ``tests`` are the share ``(i, n)`` of all. ``first`` ends it with the first failure.
+        Without ``tests`` it runs the share ``(i, n)`` of all tests, or of those below ``paths``. ``first`` ends it with the first failure.
         """
         self._runs += 1
         out, plan = self.folder / f"{self._runs}.jsonl", self.folder / "plan"
@@ -159,7 +165,12 @@ class Tree:
             "-p",
             "no:cacheprovider",
         ]
-        command += ["--hypothesis-seed=0", *(["-x"] if first else []), *sorted({t.partition("::")[0] for t in tests})]
+        command += [
+            "--hypothesis-seed=0",
+            *(["-x"] if first else []),
+            *sorted({t.partition("::")[0] for t in tests}),
+            *paths,
+        ]
         with self._log.open("wb") as log:
             self._running = run = subprocess.Popen(
                 command,
@@ -204,11 +215,11 @@ def fingerprint(tree: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def measure(trees: Sequence[Tree]) -> Baseline:
-    """One run of every test, shared among the trees (one folder of traces each)."""
+def measure(trees: Sequence[Tree], paths: Sequence[str] = ()) -> Baseline:
+    """Runs each test below ``paths`` once, by default every test, shared among the trees (one folder of traces each)."""
 
     def share(i: int) -> list[dict[str, Any]]:
-        code, done = trees[i].pytest({}, _SUITE, (i, len(trees)), first=False)
+        code, done = trees[i].pytest({}, _SUITE, (i, len(trees)), first=False, paths=paths)
         if code not in {0, 1}:
             raise SystemExit(f"the tests do not run on the tree as it is (exit code {code}):\n{trees[i].said()}")
         return done
@@ -272,8 +283,9 @@ def _patience(tests: Sequence[str], baseline: Baseline) -> float:
 class Memory:
     """What is known of this very tree: the measured run, and the fate of changes. Kept until the tree is another."""
 
-    def __init__(self, folder: Path, tree: Path) -> None:
-        mark = fingerprint(tree)
+    def __init__(self, folder: Path, tree: Path, paths: Sequence[str] = ()) -> None:
+        self._paths = paths
+        mark = "-".join([fingerprint(tree), *(path.replace("/", ".") for path in paths)])
         for old in folder.glob("*"):
             if old.name != mark:
                 shutil.rmtree(old)
@@ -289,7 +301,7 @@ class Memory:
         trees = [Tree(self._tree, trace=True) for _ in range(workers)]
         started = time.monotonic()
         try:
-            found = measure(trees)
+            found = measure(trees, self._paths)
         finally:
             for tree in trees:
                 tree.close()
