@@ -99,15 +99,10 @@ class Journal:
 
     def _acquire(self, deadline: float) -> None:
         try:
-            try:
-                self._lock.acquire(deadline)
-            except FileNotFoundError:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._lock.acquire(deadline)
-        except TimeoutError:
-            raise RecordsBusyError(
-                f"{self.path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
-            ) from None
+            acquire(self._lock, self.path, deadline)
+        except FileNotFoundError:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            acquire(self._lock, self.path, deadline)
 
     def is_current(self) -> bool:
         """Whether the records in memory are those of the file. Needs no lock."""
@@ -392,6 +387,16 @@ def _is_as_new(row: Row | None, noted: Record) -> bool:
     It then shows the prepare that the note describes as complete, or a later state such as its rollback.
     """
     return isinstance(row, Record) and row.created >= noted.created and row.state is not State.PREPARING
+
+
+def acquire(lock: FileLock, path: Path, deadline: float) -> None:
+    """Takes the lock of the journal at ``path``. Raises ``OSError``, or :class:`RecordsBusyError` at ``deadline``."""
+    try:
+        lock.acquire(deadline)
+    except TimeoutError:
+        raise RecordsBusyError(
+            f"{path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
+        ) from None
 
 
 def as_records_error(e: Exception, path: Path) -> RecordsError:

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from ...base.flock import FileLock
-from ...errors import RecordsBusyError, RecordsError
+from ...errors import RecordsError
 from ..record import Row
-from .journal import LOCK, as_records_error
+from .journal import LOCK, acquire, as_records_error
 from .journal_file import JournalFile
 
 
@@ -33,17 +33,13 @@ def forget(path: Path, wait: float, uid: str) -> None:
     """
     lock = FileLock(path.with_name(LOCK))
     try:
-        lock.acquire(time.monotonic() + wait)
+        acquire(lock, path, time.monotonic() + wait)
         file = JournalFile(path)
         if file.fault:
             raise RecordsError(f"{path} is damaged ({file.fault}): start the plugin, which repairs it, and try again")
         file.records.forget(uid)
         file.append(file.records.changed_lines(), sync=True)
         file.close()
-    except TimeoutError:
-        raise RecordsBusyError(
-            f"{path} is locked by another instance of the plugin for too long: delete its pod if it hangs"
-        ) from None
     except (OSError, RecordsError) as e:
         raise as_records_error(e, path) from None
     finally:
