@@ -76,7 +76,7 @@ class Engine:
     # --- calls of the kubelet -------------------------------------------------------------------
 
     async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
-        """Returns a result or an error for every claim, by UID, within ``call_timeout``. Never raises."""
+        """Returns a result or an error for every claim, by UID, within ``call_timeout`` (option CALL_TIMEOUT, 40 s). Never raises."""
         window = BatchWindow(len({r.uid for r in refs}))
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 

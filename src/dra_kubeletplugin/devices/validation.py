@@ -2,6 +2,7 @@
 
 If one device of a slice is invalid, the API server rejects the entire slice, so an invalid device must never get into a slice.
 :func:`validate_device` turns each of the author's devices into a :class:`DeviceEntry`, with the reason if the device is invalid.
+``pool_state.py`` leaves out the devices with a reason and publishes the others.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ Each instance keeps all records in memory and reads the lines that others append
 replace the file: a new file gets the journal's name only when it is complete, and has a higher generation. In its lock file, each
 instance notes the generation of the journal that it has open. So an instance that finds a missing or older file waits for a living
 instance that has a newer one.
+
+A damaged file is kept under another name. The new file has all lines that can be read, the records in flight, and those that the notes
+beside CDI files describe; then the driver's ``recover()`` is called.
 """
 
 from __future__ import annotations
