@@ -1,6 +1,7 @@
 """Reconciles records, CDI files and the API server's claims: at start, and every few minutes.
 
-A claim that vanished from the API server is unprepared in a later pass, when its grace period is over. A pass waits a bounded time for each claim's work. Longer work continues in its own task, and a later pass sees its result.
+A claim that vanished from the API server is unprepared in a later pass, when its grace period is over. A pass waits a bounded time for
+each claim's work. Longer work continues in its own task, and a later pass sees its result.
 """
 
 from __future__ import annotations
