@@ -248,9 +248,8 @@ class Journal:
             file.append(records.changed_lines(), sync=True)
             records.commit()
             self._add_report(f"{counted(len(lost), 'record')} lost and rebuilt: {', '.join(sorted(lost))}")
-        sync_folder(
-            self.path.parent
-        )  # the process that wrote the file may have been killed before it synced the folder
+        # The process that wrote the file may have been killed before it synced the folder.
+        sync_folder(self.path.parent)
         # Last: from then on other instances do not wait for this one.
         self.process.note_records(file.header.generation)
         self.file = file
