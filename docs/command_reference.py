@@ -40,9 +40,11 @@ _HEAD = """# Commands
 Generated from the command line's own parsers by `make docs`.
 
 The command is the first word. Its options and other words follow in any order: `dra claims -o json forget UID`. After `--` nothing is an
-option; then the options precede all other words. Options cannot be abbreviated; for a mistyped option the error names the nearest one.
+option. If you use `--`, write the options before all other words. Options cannot be abbreviated; for a mistyped option the error names
+the nearest one.
 `python -m dra_kubeletplugin` is `dra`.
-`eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab; so do zsh and fish. After a driver, as in
+`eval "$(dra completion bash)"` completes commands, options, files and UIDs at a tab. For zsh and fish, use
+`dra completion zsh` and `dra completion fish`. After a driver, as in
 `dra run acme.py --`, it also completes the driver's own options. That imports the driver, as `--help` does: 0.15 s plus the driver's
 own imports. No other completion runs Python.
 

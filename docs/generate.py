@@ -189,9 +189,9 @@ package contains descriptions that you select by name: {machines}.
 ## Keys
 
 {keys}
-Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. A
-message has the place of each error in the file and its line: the first error of each function, and the first error of the other keys.
-If there is none, it has all contradictions, such as two functions at one address.
+Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. One
+run reports the first error of each function and the first error of the other keys, each with its key and line. Only without such errors
+are contradictions checked, such as two functions at one address; then all of them are reported.
 """
 
 

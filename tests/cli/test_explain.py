@@ -209,7 +209,7 @@ async def test_where_slices_may_not_be_read_nothing_is_claimed_of_devices(
     file = await reader(cluster, tmp_path, "nodes")
     assert await dra(cluster, "explain", "pod/waits", kubeconfig=file) == 3
     said = " ".join(capsys.readouterr().out.split())
-    assert "the result depends on objects that may not be read" in said
+    assert "the result depends on objects that could not be read" in said
     assert "cannot list resourceslices.resource.k8s.io in the cluster: no device is known" in said
     assert "no device is published" not in said
 

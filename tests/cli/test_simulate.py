@@ -204,7 +204,7 @@ async def test_a_clusters_own_slices_and_pods_count(tmp_path: Path, capsys: pyte
     ("words", "said"),
     [
         (["--host", "nvlink-server=x", "--driver", "drivers/gpu_example"], "--host nvlink-server=x: write HOST=NUMBER"),
-        (["--host", "nvlink-server=2"], "--host and --driver must be used together"),
+        (["--host", "nvlink-server=2"], "use --host and --driver together"),
         (["--host", "no-such=2", "--driver", "drivers/gpu_example"], "neither a file nor one of"),
         (["--host", "nvlink-server", "--driver", "drivers/none.py"], "drivers/none.py is not a file"),
         (

@@ -24,7 +24,11 @@ _SLOW = 10.0  # seconds until a recover() that has not returned is logged
 
 
 class Recovery:
-    """Calls ``recover()`` until it succeeds. ``report`` has a sentence for its claims, and for each that could not be merged."""
+    """Calls ``recover()`` until it succeeds.
+
+    ``report`` has one sentence with all claims that were added, and one for each claim whose record cannot be read or whose device
+    another claim has.
+    """
 
     def __init__(self, driver: Driver, calls: Calls, store: RecordStore, boot_id: str) -> None:
         self.driver = driver
@@ -32,7 +36,7 @@ class Recovery:
         self.store = store
         self.boot_id = boot_id
         self.report: list[str] = []
-        self.fault = ""  # why the devices that the hardware uses are not known
+        self.fault = ""  # why it is not known which hardware is in use; empty if it is known
         self._recover = SharedCall(lambda: self.calls(self.driver.recover), "recover")
 
     async def once(self) -> bool:
@@ -89,7 +93,8 @@ class Recovery:
                 if reported & {holder.uid for holder in e.holders}:
                     sentences.append(f"claim {claim.uid} was reported by the driver and is not recorded: {e}")
                     continue
-                # The hardware does not know the holder on record. The claim that it does know must be undone before any other.
+                # The driver did not report the recorded holder, only this claim. So this claim is recorded too, and no other claim
+                # gets the device before this claim is undone.
                 records.insert(record, shared=True)
                 sentences.append(f"claim {claim.uid} was reported by the driver, and another claim has its device: {e}")
         records.clear_meta(RECOVER)
@@ -107,7 +112,7 @@ class Recovery:
 
 
 def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
-    """Adds data that only the driver knows to a record that was rebuilt from a file. Other records are correct as they are."""
+    """Adds data that only the driver knows to a record that was rebuilt or superseded. Does not change other records."""
     if not (row.doc.get("rebuilt") or row.doc.get(SUPERSEDED)):
         return
     fence = row.fence

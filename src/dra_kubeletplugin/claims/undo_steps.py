@@ -33,8 +33,8 @@ class UndoRecorder(UndoRegistrar):
     """Records the undo steps of one prepare. Create it on the thread of ``loop``; steps can be registered from any thread.
 
     ``save`` runs on the loop after each registration, with all steps so far in order, so a step without ``await`` is also recorded.
-    ``save`` returns in bounded time when the steps are on disk. ``save`` raises :class:`DraError` if they are not, or if another process
-    owns the record now. Calls of ``save`` may overlap.
+    ``save`` must return only when the steps are on disk, and must end within a bounded time. ``save`` raises :class:`DraError` if
+    they are not, or if another process owns the record now. Calls of ``save`` may overlap.
 
     Call :meth:`settle` when prepare has returned or raised. Call :meth:`check` before you use the result of prepare.
     """

@@ -19,7 +19,7 @@ def add_explain(explain: Parser) -> None:
     )
     explain.epilog = (
         "Exit code: 0 the pod runs, is scheduled or would fit now; 1 the pod waits; 2 the question cannot be answered; "
-        "3 the result depends on objects that may not be read."
+        "3 objects that decide the result could not be read, or the search took too long."
     )
     text = "pod or claim; a name alone is the name of a pod; by default all pods that wait for devices"
     explain.add_argument("what", metavar="pod/NAME|claim/NAME", nargs="?", help=text)

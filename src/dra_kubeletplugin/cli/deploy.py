@@ -70,7 +70,7 @@ def _driver(target: str | None, values: Path, warnings: list[str]) -> type[Drive
         try:
             return _given(str(folder))
         except DriverError as e:
-            warnings.append(f"the driver cannot be queried: {e.message}")
+            warnings.append(f"the driver of this package cannot be loaded: {e.message}")
     return None
 
 

@@ -31,7 +31,7 @@ _NODES = 3
 def simulate_command(args: argparse.Namespace) -> int:
     if bool(args.hosts) != bool(args.drivers):
         raise SettingsError(
-            "--host and --driver must be used together: described hosts, and the driver whose devices they have"
+            "use --host and --driver together: --host names the described hosts, --driver the driver that publishes their devices"
         )
     if args.hosts and (args.kubeconfig or args.context):
         raise SettingsError("give either --host and --driver, or a cluster with --kubeconfig, not both")

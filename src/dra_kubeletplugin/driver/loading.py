@@ -166,8 +166,8 @@ def _from_package(path: Path, above: Path, names: Sequence[str]) -> ModuleType:
 def _other_module(package: Path, file: Path) -> str:
     """Returns the file of another module with the name of ``package``, imported or not; empty if there is none.
 
-    Code that imports the other module must not get this package instead. An installed copy of this package does not count: it has a
-    module at the place of ``file``.
+    Code that imports the other module must not get this package instead. An installed copy of this package does not count; it has a
+    file at the same path within the package as ``file``.
     """
     loaded = sys.modules.get(package.name)
     if loaded is not None or package.name in sys.stdlib_module_names:

@@ -122,7 +122,9 @@ def _owner_of(name: str, flag: str, env: str) -> str:
     own_options = [f for role in (Settings, ControllerSettings) for f in role.options()]
     if name in COMMANDS or any(flag == f.metadata["flag"] for f in own_options):
         return f"{flag} is an option of `dra` itself"
-    if any(env == f.metadata["env"] for f in (*own_options, *WebhookSettings.options())):  # its pod has the same
+    if any(
+        env == f.metadata["env"] for f in (*own_options, *WebhookSettings.options())
+    ):  # the webhook's pod has the driver's options too
         return f"{env} is a variable of the framework"
     if env in _MACHINE or env.startswith(_OTHERS):
         return f"{env} is a variable that other programs set"

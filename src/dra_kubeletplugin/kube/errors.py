@@ -35,7 +35,7 @@ class NotFoundError(ApiError):
 
 
 class ConflictError(ApiError):
-    """The object changed since it was read, or another object has the UID of the request."""
+    """The object changed since it was read, or its UID is not the UID in the request: it was deleted and created again."""
 
     status = 409
 

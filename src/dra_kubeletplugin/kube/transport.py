@@ -135,7 +135,9 @@ class Transport:
             connection = self._idle.pop()
             try:
                 if connection.usable() and connection.unread():
-                    await asyncio.sleep(0)  # the event loop reads it: the end of the connection or a TLS ticket
+                    await asyncio.sleep(
+                        0
+                    )  # the loop reads what has arrived: the end of the connection, or a TLS ticket
                 if connection.usable() and not connection.unread():
                     return connection, True
             except asyncio.CancelledError:

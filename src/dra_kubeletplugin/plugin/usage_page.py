@@ -65,7 +65,7 @@ def refusal(request: Request, names: Collection[str] = (), *, writes: bool = Fal
         writes: the request must be a POST; else a GET or HEAD.
     """
     if request.method not in ({"POST"} if writes else {"GET", "HEAD"}):
-        return text("this page is read-only: use GET\n", 405)
+        return text(f"use {'POST' if writes else 'GET'} for this path\n", 405)
     if not leads_here(host_of(request), names):
         host = request.headers.get("host", "")
         return text(f"the request names the host {host!r}: use the address of this server, or localhost\n", 403)

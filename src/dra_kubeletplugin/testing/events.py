@@ -23,7 +23,7 @@ JSON = dict[str, Any]
 _PERMANENT: tuple[type[DraError], ...] = (
     PermanentError, ConfigError, BadAnswerError, DriverError, InvalidObjectError, InvalidSpecError
 )  # fmt: skip
-_PERMANENT_CODES = tuple(f"[{e.code}]" for e in _PERMANENT)  # the end of `DraError.event`
+_PERMANENT_CODES = tuple(f"[{e.code}]" for e in _PERMANENT)  # `DraError.event()` puts the code at the end of its text
 # The kubelet retries these, mostly with the same result.
 _RETRIED_CODES = tuple(f"[{e.code}]" for e in (DriverFailedError, HostPathMissingError))
 _KUBELET_PREFIX = re.compile(r"^Failed to prepare dynamic resources: .* for ResourceClaim [^ :]+: ", re.DOTALL)

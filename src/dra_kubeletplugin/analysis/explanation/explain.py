@@ -270,7 +270,10 @@ def _names(pod: JSON, claim: str, namespace: str) -> bool:
 
 
 def _pod_with(claim: JSON) -> JSON:
-    """Returns a pod that fits any node except for its claim. If the claim is reserved, the pod has the first consumer's UID."""
+    """Returns a pod with this claim and no other requirements, so that only the claim decides which nodes fit.
+
+    If the claim is reserved, the pod has the first consumer's UID.
+    """
     meta = {"name": claim["metadata"]["name"], "namespace": claim["metadata"]["namespace"], "uid": "stand-in"}
     reserved = reserved_for(claim)
     meta["uid"] = str(reserved[0]["uid"]) if reserved else meta["uid"]

@@ -12,7 +12,7 @@ from .model import Explanation, ExplanationState, NodeGroup, ReasonKind
 
 # If one of these kinds may not be read, more nodes seem to fit than really do.
 _OCCUPYING = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}
-_UNREAD = "the result depends on objects that may not be read"
+_UNREAD = "the result depends on objects that could not be read"
 
 
 def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:

@@ -22,7 +22,8 @@ MEANINGS = {
     Exit.SUCCESS: "success: done, nothing wrong found, or a server stopped after a signal",
     Exit.NEGATIVE: "negative result: invalid, failed, waiting, not fitting or declined; or a server failed while it ran",
     Exit.USAGE: "wrong options, files or settings, or a question that cannot be answered: a message names the cause and what to do",
-    Exit.UNKNOWN: "unknown: the result depends on objects that may not be read; or the stop of a server exceeded its time limit",
+    Exit.UNKNOWN: "unknown: objects that decide the result could not be read, or the search took too long; or the stop of a server "
+    "exceeded its time limit",
     Exit.HUNG_UP: "ended by SIGHUP",
     Exit.INTERRUPTED: "ended by Ctrl-C",
     Exit.BROKEN_PIPE: "the output was not read to its end, as in `dra claims | head -1`",

@@ -1,4 +1,4 @@
-"""Finds the driver for a values file, and checks the options that the driver defines as its process does at start."""
+"""Finds the driver for a values file, and checks the values of the driver's own options, as its process does when it starts."""
 
 from __future__ import annotations
 

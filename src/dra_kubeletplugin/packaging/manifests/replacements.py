@@ -27,7 +27,7 @@ class ReplacementPath:
 
 
 def with_markers(parameters: Iterable[str]) -> dict[str, str]:
-    """Returns the value of each parameter with which :func:`places` finds its places."""
+    """Returns a marker for each parameter, by name. In a manifest that is rendered with them as values, :func:`places` finds them."""
     return {name: f"${{{name}}}" for name in parameters}
 
 
@@ -53,7 +53,8 @@ def _in_text(parameter: str, path: str, text: str) -> Iterator[ReplacementPath]:
             yield from (ReplacementPath(parameter, path, delimiter, index) for index in found)
             return
     raise SourceError(
-        f"{path}: {marker} is not always between two of the characters {_DELIMITERS}, so kustomize cannot replace it"
+        f"{path}: none of the characters {_DELIMITERS} alone separates each {marker} from the rest of the text, so kustomize cannot "
+        "replace it"
     )
 
 

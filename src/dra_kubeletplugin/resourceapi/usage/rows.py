@@ -143,7 +143,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The complete model at one moment.
+    """All devices, counter sets, nodes and waiting pods at one moment, as ``dra top`` and the status page show them.
 
     Args:
         title: the object that it describes, such as a cluster.
