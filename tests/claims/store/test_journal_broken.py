@@ -14,6 +14,7 @@ import pytest
 from dra_kubeletplugin.base.flock import FileLock
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.claims.claim_files import note_of
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.offline import forget
 from dra_kubeletplugin.claims.store.records import RECOVER, Records
@@ -258,6 +259,26 @@ def test_a_note_that_cannot_be_read_frees_no_device(tmp_path: Path, monkeypatch:
     with pytest.raises(RecordsError, match="Input/output"), stores(tmp_path, 1):
         pass
     assert not (tmp_path / JOURNAL).exists()
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_claim_whose_end_was_lost_with_the_journal_is_held_and_never_answered_from_its_record(
+    tmp_path: Path, noted: bool
+) -> None:
+    """One instance unprepares a claim, the journal is overwritten, and the other instance knows only the prepared claim."""
+    path = tmp_path / JOURNAL
+    with stores(tmp_path, 2) as (one, two):
+        insert(two, "u", "d-0")
+        record = make_record("u", "d-0")
+        if noted:
+            two.journal.specs.write_note("u", note_of(record))
+        do(one, lambda records: records.forget("u"))
+        path.write_bytes(b"garbage")
+        one.journal.check()
+        (row,) = do(two, Records.read_all)
+        assert (row.state, row.partial) == (record.state, not noted)
+        check_held(one, "d-0")
+        check_held(two, "d-0")
 
 
 def test_forget_leaves_a_damaged_file_as_it_is(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ class Journal:
                 raise self._waits_for(newer[-1])
             elif known and found and found.header.generation > own and found.header.id == known.header.id:
                 # The file that replaced the known one is damaged, and the instance that wrote it has ended.
-                found.records.add_missing(known.records, found.ended)
+                self._add_known(found, known)
                 self._repair(fault, found, complete=False)
             else:
                 self._repair(fault, known or found, complete=bool(known and not (known.fault or known.is_superseded)))
@@ -241,7 +241,7 @@ class Journal:
             # Another instance may not have known the last changes of this one.
             self._add(records, [r for r in self.in_flight.records() if r.uid not in before])
             if known:
-                records.add_missing(known.records, file.ended)
+                self._add_known(file, known)
         self._rebuild(records, complete=True)
         if lost := records.uids() - before:
             records.set_meta(RECOVER, "pending")
@@ -306,6 +306,21 @@ class Journal:
             rebuilt = [r for r in noted if r is not None and not _is_as_new(records.read(r.uid), r)]
         self._add(records, sorted(rebuilt, key=lambda r: r.created, reverse=True), rebuilt=True)
         return rebuilt
+
+    def _add_known(self, file: JournalFile, known: JournalFile) -> None:
+        """Adds the claims of ``known`` that ``file`` lacks.
+
+        A prepared claim without a note has ended since: the line that deleted its record was lost with the damaged file. Such a claim
+        holds its devices until a prepare or a reconcile pass decides. Its record is never the response to a repeated prepare.
+        """
+        before = file.records.uids()
+        file.records.add_missing(known.records, file.ended)
+        unproven = []
+        for row in map(file.records.read, file.records.uids() - before):
+            if isinstance(row, Record) and row.state is State.PREPARED and record_of(self.specs, row.uid) is None:
+                row.doc = {**row.doc, "rebuilt": True, "complete": False}
+                unproven.append(row)
+        self._add(file.records, unproven, rebuilt=True)
 
     def _add(self, records: Records, more: Sequence[Record], *, rebuilt: bool = False) -> None:
         """Adds records. Two claims with one device are both kept and reported, and both hold it.
