@@ -195,14 +195,13 @@ class DeviceDiscovery:
                 "cannot read which devices claims hold, so every vanished device stays published with a taint: %s", e
             )
             held = None
+        is_first = not self._inventory.known
         with reading_result(getattr(self._driver, discovery_method(self._driver))):
             changed = await self._inventory.update(pools, held, discovery_method(self._driver))
         if changed:
-            log.info(
-                "devices changed: %d, of which %d are not published",
-                len(self._inventory),
-                len(self._inventory.rejected),
-            )
+            event = "found" if is_first else "changed"
+            count, rejected = len(self._inventory), len(self._inventory.rejected)
+            log.info("devices %s: now %d; not published: %d", event, count, rejected)
         before, self.note = self.note, self._missing_bind_note()
         if self.note and self.note != before:
             log.warning("pods may wait for binding conditions: %s", self.note)

@@ -256,10 +256,13 @@ class Publisher:
     async def _note_gates(self, off: frozenset[Gate]) -> None:
         await self.inventory.set_gates_off(off)
         if off != self._reported_off:
-            names = ", ".join(sorted(g.value for g in off)) or "none that this driver needs"
-            log.error(
-                "feature gates are off in the API server: %s; devices are published as far as that is safe", names
-            )
+            if off:
+                names = ", ".join(sorted(g.value for g in off))
+                log.error(
+                    "feature gates are off in the API server: %s; devices are published as far as that is safe", names
+                )
+            else:
+                log.info("all feature gates that this driver needs are on in the API server now")
             log_sample(log, logging.WARNING, "devices lack fields: %s", self.inventory.gate_notes())
             self.metrics.inc("dropped_fields_total", len(off - self._reported_off))
             for gate in Gate:
