@@ -1,0 +1,1 @@
+"""Kubernetes DRA driver gpu.dra-kubeletplugin.dev."""

@@ -1,0 +1,155 @@
+"""Tests of passthrough: a GPU is bound to vfio-pci for a claim, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from dra_kubeletplugin import Host, RetryableError
+from dra_kubeletplugin.testing import DriverNode, PodError, node_with
+
+from nvidia import vfio
+from nvidia.config import Iommu
+from nvidia.driver import Nvidia
+from nvidia.sdk import User
+
+H100 = Path(__file__).parents[1] / "hosts/two-h100.yaml"
+ADDRESS, FIRST, SECOND = "0000:17:00.0", "gpu-0000-17-00-0", "gpu-0000-98-00-0"
+ATTRIBUTES = f'device.attributes["{Nvidia.name}"]'
+ON_FIRST = f'device.attributes["resource.kubernetes.io"].pciBusID == "{ADDRESS}"'
+PASSED = f'{ATTRIBUTES}.type == "vfio" && {ON_FIRST}'
+HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig"}
+Server = DriverNode[Nvidia]
+
+
+@contextlib.asynccontextmanager
+async def server(**options: Any) -> AsyncIterator[Server]:
+    async with node_with(Nvidia, host=H100, options={"nvidia_passthrough": True} | options) as node:
+        yield node
+
+
+def driver_of(node: Server, address: str = ADDRESS) -> str | None:
+    fn = node.host.function(address)
+    return fn.driver if fn else None
+
+
+async def test_a_gpu_is_also_published_for_passthrough_and_each_form_excludes_the_other() -> None:
+    async with server() as node:
+        published = await node.published()
+        assert list(published) == [FIRST, f"{FIRST}-vfio", SECOND, f"{SECOND}-vfio"]
+        device = published[f"{FIRST}-vfio"]
+        assert {k: device.attributes[k] for k in ("type", "deviceID", "vendorID", "numa", "iommuFDEnabled")} == {
+            "type": "vfio",
+            "deviceID": "0x2330",
+            "vendorID": "0x10de",
+            "numa": 0,
+            "iommuFDEnabled": False,
+        }
+        assert str(device.capacity["addressableMemory"].value) == "256Gi"
+        await node.run_pod("whole", selector=f'{ATTRIBUTES}.type == "gpu" && {ON_FIRST}')
+        await node.apply_pod("passed", selector=PASSED)
+        await node.api.wait_event("passed", "cannot allocate")
+
+
+@pytest.mark.parametrize("mig", ["static", "dynamic"])
+async def test_a_gpu_is_bound_to_vfio_for_its_claim_and_back_afterwards(mig: str) -> None:
+    async with server(nvidia_mig=mig) as node:
+        before = list(await node.published())
+        pod = await node.run_pod(selector=PASSED)
+        assert (driver_of(node), driver_of(node, "0000:98:00.0")) == ("vfio-pci", "nvidia")
+        assert [d["path"] for d in node.oci(pod)["linux"]["devices"]] == ["/dev/vfio/20"]
+        await node.rescan()
+        assert list(await node.published()) == before  # the other forms stay, and the counters exclude them
+        await node.run_pod("other", selector=f'{ATTRIBUTES}.type == "gpu"')
+        await node.delete_pod()
+        assert driver_of(node) == "nvidia"
+        await node.run_pod("again", selector=f'{ATTRIBUTES}.type == "gpu" && {ON_FIRST}')
+
+
+async def test_a_restart_while_a_gpu_is_passed_through_keeps_the_claim() -> None:
+    async with server() as node:
+        await node.run_pod(selector=PASSED)
+        await node.restart()
+        assert driver_of(node) == "vfio-pci"
+        await node.delete_pod()
+        assert driver_of(node) == "nvidia"
+        assert not any((await node.leftovers()).values())
+        await node.wait_published([FIRST, f"{FIRST}-vfio", SECOND, f"{SECOND}-vfio"])
+
+
+async def test_a_gpu_without_a_driver_goes_back_to_nvidias_driver() -> None:
+    """An unbind that took too long ends after its claim was rolled back."""
+    async with server() as node:
+        node.write_sysfs("bus/pci/drivers/nvidia/unbind", ADDRESS)
+        assert driver_of(node) is None
+        await node.run_pod(selector=PASSED)
+        await node.delete_pod()
+        assert driver_of(node) == "nvidia"
+
+
+async def test_admin_access_does_not_take_a_gpu_from_its_claim() -> None:
+    async with server() as node:
+        await node.run_pod("whole", selector=f'{ATTRIBUTES}.type == "gpu" && {ON_FIRST}')
+        labels = {"resource.kubernetes.io/admin-access": "true"}
+        metadata = {"name": "default", "labels": labels}
+        await node.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        await node.apply_pod("admin", selector=PASSED, admin_access=True)
+        await node.api.wait_event("admin", "a claim with admin access does not change it")
+        assert driver_of(node) == "nvidia"
+
+
+async def test_the_api_node_is_added_on_request() -> None:
+    async with server() as node:
+        pod = await node.run_pod(selector=PASSED, parameters={**HEAD, "iommu": {"enableAPIDevice": True}})
+        assert {d["path"] for d in node.oci(pod)["linux"]["devices"]} == {"/dev/vfio/20", "/dev/vfio/vfio"}
+
+
+async def test_a_gpu_on_which_a_process_computes_is_not_unbound(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = [User(4711, 1 << 20)]
+    monkeypatch.setattr("nvidia.nvml.Nvml.users", lambda self, uuid: users)
+    async with server() as node:
+        await node.apply_pod(selector=PASSED)
+        await node.api.wait_event("pod", "the processes 4711 of the host compute on it")
+        assert driver_of(node) == "nvidia"
+        users.clear()
+        await node.api.wait_running("pod")
+
+
+async def test_a_gpu_whose_group_another_driver_uses_is_refused() -> None:
+    audio = {
+        "address": "0000:17:00.1",
+        "vendor": 0x10DE,
+        "device": 0x22BA,
+        "class": 0x040300,
+        "driver": "snd_hda_intel",
+    }
+    async with server() as node:
+        await node.plug({**audio, "iommu_group": 20, "root": "pci0000:16"})
+        with pytest.raises(PodError, match="driver snd_hda_intel uses 0000:17:"):
+            await node.run_pod(selector=PASSED)
+
+
+def test_an_unbind_that_the_kernel_does_not_end_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(vfio, "UNBIND_TIMEOUT", 0.05)
+    host: Any = SimpleNamespace(write=lambda path, text: released.wait(10))
+    try:
+        with pytest.raises(RetryableError, match="nvidia does not release 0000:17"):
+            vfio.unbind(host, "nvidia", ADDRESS)
+    finally:
+        released.set()
+
+
+def test_with_iommufd_the_container_gets_the_node_of_the_device(tmp_path: Path) -> None:
+    (tmp_path / "vfio-dev/vfio7").mkdir(parents=True)
+    (tmp_path / "iommu").touch()
+    fn: Any = SimpleNamespace(path=tmp_path, iommu_group=20)
+    prefer = Iommu(backend_policy="PreferIommuFD", enable_api_device=True)
+    assert vfio.nodes(Host(dev=tmp_path), fn, prefer) == ["/dev/vfio/devices/vfio7", "/dev/iommu"]
+    (tmp_path / "iommu").unlink()
+    assert vfio.nodes(Host(dev=tmp_path), fn, prefer) == ["/dev/vfio/20", "/dev/vfio/vfio"]
