@@ -1,0 +1,221 @@
+"""The suite's API server: it records the driver's requests and injects faults for single requests.
+
+The suite reads and writes the storage directly, so the transcript contains only requests of the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ...base.http_server.server import Request, Response
+from ...resourceapi.kubernetes_releases import Features
+from ..apiserver import ApiServer
+from ..apiserver.certificate import write as write_certificate
+from ..apiserver.requests import new_metadata, status_response
+from ..apiserver.status_errors import StatusError
+from ..apiserver.storage import StorageChange, Watch
+from .transcript import HttpCall, Transcript, cut
+
+JSON = dict[str, Any]
+SLICES = "resourceslices.resource.k8s.io"
+CLAIMS = "resourceclaims.resource.k8s.io"
+NODES = "nodes"
+NAMESPACE = "conformance"
+_FLOOD = 3000  # requests of a driver within _FLOOD_SECONDS after which the run ends
+_FLOOD_SECONDS = 10.0
+_REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+
+
+class RecordingApiServer(ApiServer):
+    """An API server with TLS.
+
+    Attributes:
+        failures: statuses of the next responses to requests for ResourceSlices.
+        slow_claims: seconds by which reads of a claim are delayed, by the claim's name.
+        flooded: what the driver requested too often; empty if it did not.
+    """
+
+    def __init__(self, folder: Path, transcript: Transcript, features: Features | None = None) -> None:
+        self.transcript = transcript
+        self.failures: deque[int] = deque()
+        self.slow_claims: dict[str, float] = {}
+        self.flooded = ""
+        self._folder = folder
+        self._recent: deque[float] = deque(maxlen=_FLOOD)
+        self._certificate = write_certificate(folder, ["127.0.0.1", "localhost"])
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(*map(str, self._certificate))
+        super().__init__(front=("127.0.0.1:0", tls), features=features or Features.of())
+        for key in ("default", "kube-system", NAMESPACE):
+            if self.storage.get("namespaces", "", key) is None:
+                self.storage.put("namespaces", {"metadata": new_metadata({"name": key}), "status": {"phase": "Active"}})
+
+    async def serve(self) -> Path:
+        """Starts to serve. Returns the path of a kubeconfig."""
+        await self.start()
+        path = self._folder / "kubeconfig"
+        cluster = {"server": self.public_url, "certificate-authority": str(self._certificate[0])}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "conformance",
+            "clusters": [{"name": "conformance", "cluster": cluster}],
+            "contexts": [{"name": "conformance", "context": {"cluster": "conformance", "user": "driver"}}],
+            "users": [{"name": "driver", "user": {"token": self.token}}],
+        }
+        path.write_text(json.dumps(config, indent=2))
+        path.chmod(0o600)
+        return path
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def add_node(self, name: str) -> str:
+        """Creates a Node. Returns its UID."""
+        meta = new_metadata({"name": name, "labels": {"kubernetes.io/hostname": name}})
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+        self.storage.put(NODES, {"metadata": meta, "spec": {}, "status": {"conditions": [ready]}})
+        return str(meta["uid"])
+
+    @property
+    def node_objects(self) -> list[JSON]:
+        return self.storage.list(NODES)
+
+    def slices(self, driver: str = "") -> list[JSON]:
+        return [s for s in self.storage.list(SLICES) if not driver or s["spec"]["driver"] == driver]
+
+    def put_slice(self, obj: JSON) -> JSON:
+        return self.storage.put(SLICES, obj)
+
+    def new_slice(self, name: str, driver: str, node: str) -> JSON:
+        """Creates a slice of one device for another driver or node."""
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": [{"name": "foreign"}]}
+        return self.put_slice({"metadata": new_metadata({"name": name}), "spec": spec})
+
+    def remove_slices(self, driver: str = "") -> int:
+        """Deletes slices as the kubelet does at its start. Returns their number."""
+        found = self.slices(driver)
+        for obj in found:
+            self.storage.remove(SLICES, "", obj["metadata"]["name"])
+        return len(found)
+
+    def put_claim(self, name: str, spec: JSON, status: JSON) -> JSON:
+        meta = new_metadata({"name": name, "namespace": NAMESPACE})
+        return self.storage.put(CLAIMS, {"metadata": meta, "spec": spec, "status": status})
+
+    def remove_claim(self, name: str) -> None:
+        self.storage.remove(CLAIMS, NAMESPACE, name)
+
+    @contextmanager
+    def slice_changes(self) -> Iterator[Watch]:
+        """Collects every change of a slice inside the context."""
+        with self.storage.watch(SLICES, self.storage.version, lambda _: True) as watch:
+            yield watch
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """Makes the server unavailable inside the context."""
+        self.injected_faults.down = True
+        self.drop_connections()
+        try:
+            yield
+        finally:
+            self.injected_faults.down = False
+
+    def clear_faults(self) -> None:
+        self.failures.clear()
+        self.slow_claims.clear()
+        self.injected_faults.down = False
+        self.injected_faults.delay = 0.0
+        self.injected_faults.dropped = set()
+        self.injected_faults.served = None
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _handle(self, request: Request) -> Response:
+        target = _target(request)
+        self._count(request)
+        if target[2] == "resourceclaims" and (pause := self.slow_claims.get(target[3])):
+            await asyncio.sleep(pause)
+        if (status := self._failure(request, target[2])) is not None:
+            if status == 504:
+                await asyncio.sleep(1.0)
+            refused = StatusError(status, _REASONS[status], f"injected fault of the conformance suite: {status}")
+            response = status_response(refused)
+            if status == 429:
+                response.headers["Retry-After"] = "1"
+        else:
+            response = await super()._handle(request)
+        self._record(request, target, response)
+        return response
+
+    def _failure(self, request: Request, resource: str) -> int | None:
+        """Returns the status of the next injected fault that fits the request."""
+        if resource != "resourceslices" or not self.failures or request.query.get("watch"):
+            return None
+        if self.failures[0] == 409 and request.method not in {"PUT", "PATCH"}:
+            return None
+        return self.failures.popleft()
+
+    def _count(self, request: Request) -> None:
+        now = self.transcript.now
+        self._recent.append(now)
+        if len(self._recent) == _FLOOD and now - self._recent[0] < _FLOOD_SECONDS:
+            self.flooded = f"{request.method} {request.path}"
+
+    def _record(self, request: Request, target: tuple[str, str, str, str], response: Response) -> None:
+        verb, group, resource, name = target
+        at, is_dry = self.transcript.now, bool(request.query.get("dryRun"))
+        call = HttpCall(at, request.method, request.path, verb, group, resource, name, response.status, is_dry)
+        self.transcript.calls.append(call)
+        query = "&".join(f"{k}={v}" for k, v in request.query.items())
+        shown = f"{request.method} {request.path}{'?' + query if query else ''} -> {response.status}"
+        body = cut(response.body) if response.status >= 400 else ""
+        self.transcript.add("HTTP", shown, request.body, body)
+
+
+def _target(request: Request) -> tuple[str, str, str, str]:
+    """Returns verb, group, resource with subresource, and name of a request; empty texts for other paths."""
+    parts = [p for p in request.path.split("/") if p]
+    if parts[:1] == ["api"] and len(parts) > 2:
+        group, rest = "", parts[2:]
+    elif parts[:1] == ["apis"] and len(parts) > 3:
+        group, rest = parts[1], parts[3:]
+    else:
+        return "", "", "", ""
+    if rest[0] == "namespaces" and len(rest) > 2:
+        rest = rest[2:]
+    name = rest[1] if len(rest) > 1 else ""
+    resource = f"{rest[0]}/{rest[2]}" if len(rest) > 2 else rest[0]
+    if request.method == "GET":
+        watches = request.query.get("watch", "") in {"true", "1"}
+        verb = "watch" if watches else "get" if name else "list"
+    elif request.method == "DELETE":
+        verb = "delete" if name else "deletecollection"
+    else:
+        verb = _VERBS.get(request.method, request.method.lower())
+    return verb, group, resource, name
+
+
+def apply_change(slices: dict[str, Mapping[str, Any]], change: StorageChange) -> None:
+    """Applies a change to slices by name."""
+    name = change.object["metadata"]["name"]
+    if change.type == "DELETED":
+        slices.pop(name, None)
+    else:
+        slices[name] = change.object
+
+
+def new_uid() -> str:
+    return str(uuid.uuid4())

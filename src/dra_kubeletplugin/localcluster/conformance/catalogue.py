@@ -1,0 +1,127 @@
+"""The catalogue of checks: what a check is, and how a function becomes one. Ids are never renumbered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .harness import Harness
+
+CheckFunction = Callable[["Harness"], Awaitable[None]]
+
+
+class Requirement(StrEnum):
+    """How important a check is."""
+
+    MUST = "MUST"
+    SHOULD = "SHOULD"
+    MAY = "MAY"
+
+    @property
+    def meaning(self) -> str:
+        """What a failure means."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Requirement.MUST: "the kubelet fails, or resources leak",
+    Requirement.SHOULD: "operators suffer",
+    Requirement.MAY: "a feature that the driver announces or offers",
+}
+
+
+@dataclass(frozen=True)
+class ConformanceCheck:
+    """One check.
+
+    Args:
+        text: the behavior that the check requires.
+        consequence: what happens in a cluster if the driver fails.
+        source: where the requirement is written.
+        limit: seconds for the whole check.
+        attach: whether the check also runs on a driver of a real node: it only reads.
+    """
+
+    id: str
+    level: Requirement
+    text: str
+    consequence: str
+    source: str
+    run: CheckFunction
+    limit: float = 60.0
+    attach: bool = False
+
+    @property
+    def group(self) -> str:
+        return self.id.partition("-")[0]
+
+
+GROUPS = {
+    "REG": "Registration",
+    "PRE": "Prepare",
+    "UNP": "Unprepare",
+    "CDI": "CDI specs",
+    "SLC": "ResourceSlices",
+    "RST": "Restart, crash and reboot",
+    "UPG": "Rolling updates",
+    "HLT": "Device health",
+    "CFG": "Opaque parameters",
+    "MET": "Metadata files",
+    "SKW": "Version skew",
+    "SEC": "Security",
+    "PRF": "Performance",
+}
+CATALOGUE: dict[str, ConformanceCheck] = {}
+"""Every check by its id, in the order of execution. Importing :mod:`.checks` fills it."""
+
+
+class CheckFailed(Exception):
+    """The driver does not meet a requirement.
+
+    Args:
+        expected: the required behavior, as a noun phrase or clause.
+        got: the observed behavior.
+    """
+
+    def __init__(self, expected: str, got: str) -> None:
+        super().__init__(f"expected {expected}; got {got}")
+        self.expected = expected
+        self.got = got
+
+
+class CheckSkipped(Exception):
+    """The check does not apply to this driver. The text is the reason."""
+
+
+class DevicesMissing(CheckSkipped):
+    """The check needs published devices, and the driver has published none."""
+
+
+def check(
+    id: str,
+    level: Requirement,
+    text: str,
+    *,
+    consequence: str,
+    source: str,
+    limit: float = 60.0,
+    attach: bool = False,
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Adds the decorated function to the catalogue. The arguments are the fields of :class:`ConformanceCheck`."""
+
+    def add(function: CheckFunction) -> CheckFunction:
+        if id in CATALOGUE:
+            raise ValueError(f"the id {id} is used twice")
+        CATALOGUE[id] = ConformanceCheck(id, level, text, consequence, source, function, limit, attach)
+        return function
+
+    return add
+
+
+def expect(condition: object, expected: str, got: object) -> None:
+    """Raises :class:`CheckFailed` if the condition is false."""
+    if not condition:
+        raise CheckFailed(expected, str(got))

@@ -1,0 +1,112 @@
+"""CFG: opaque parameters. The profile names parameters that the driver accepts or rejects."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..harness import Harness
+from ..kubelet_client import CallResponse
+from .prepare import refusal
+
+_SOURCE = "KEP-4381: opaque parameters; status.allocation.devices.config"
+
+
+def chosen(h: Harness, kind: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = getattr(h.profile, kind)
+    if not found:
+        raise CheckSkipped(f"the profile names no parameters: [config] {kind}")
+    return found
+
+
+def entries_of(h: Harness, *entries: tuple[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"source": source, "opaque": {"driver": h.name, "parameters": parameters}} for source, parameters in entries
+    ]
+
+
+async def prepare_with(h: Harness, *entries: tuple[str, Any]) -> tuple[dict[str, Any], CallResponse]:
+    """Prepares a claim whose allocation has these parameters, each with its source FromClass or FromClaim."""
+    model = await h.claim()
+    h.release(model)
+    status = copy.deepcopy(model["status"])
+    status["allocation"]["devices"]["config"] = entries_of(h, *entries)
+    claim = h.put_claim(model["spec"], status)
+    return claim, await h.plugin.prepare(claim)
+
+
+@check(
+    "CFG-001",
+    Requirement.MAY,
+    "accepts the valid parameters of the profile",
+    consequence="documented parameters do not work",
+    source=_SOURCE,
+)
+async def valid(h: Harness) -> None:
+    for name, parameters in chosen(h, "valid").items():
+        claim, found = await prepare_with(h, ("FromClaim", parameters))
+        error = found.of(claim["metadata"]["uid"]).error
+        expect(not error, f"{name} is accepted", error)
+        await h.unprepared(claim)
+        h.release(claim)
+
+
+@check(
+    "CFG-002",
+    Requirement.MAY,
+    "rejects the invalid parameters of the profile with an error for the claim",
+    consequence="a mistake of a user has no effect and no message",
+    source=_SOURCE,
+)
+async def invalid(h: Harness) -> None:
+    for name, parameters in chosen(h, "invalid").items():
+        claim, found = await prepare_with(h, ("FromClaim", parameters))
+        error = refusal(found, claim, name)
+        if text := h.profile.errors.get(name):
+            expect(text in error, f"an error for {name} that contains {text!r}", error)
+        h.release(claim)
+
+
+@check(
+    "CFG-003",
+    Requirement.MAY,
+    "rejects parameters with an unknown field, and names the field",
+    consequence="a misspelt parameter has no effect and no message",
+    source=_SOURCE,
+)
+async def unknown_field(h: Harness) -> None:
+    name, parameters = next(iter(chosen(h, "valid").items()))
+    claim, found = await prepare_with(h, ("FromClaim", {**parameters, "noSuchField": 1}))
+    error = refusal(found, claim, f"{name} with the field noSuchField")
+    expect("noSuchField" in error, "an error that contains 'noSuchField', the field that the suite added", error)
+
+
+@check(
+    "CFG-004",
+    Requirement.MAY,
+    "reads parameters of the claim beside those of the class, and ignores those of other drivers",
+    consequence="a user cannot change the defaults of a class, or a claim with devices of two drivers fails",
+    source=f"{_SOURCE}: entries of the class come first, then entries of the claim",
+)
+async def precedence(h: Harness) -> None:
+    valid_one = next(iter(chosen(h, "valid").values()))
+    model = await h.claim()
+    h.release(model)
+    other = {"source": "FromClass", "opaque": {"driver": "other.example.com", "parameters": {"kind": "Unknown"}}}
+    status = copy.deepcopy(model["status"])
+    status["allocation"]["devices"]["config"] = [
+        other,
+        *entries_of(h, ("FromClass", valid_one), ("FromClaim", valid_one)),
+    ]
+    claim = h.put_claim(model["spec"], status)
+    await h.prepared(claim)
+    await h.unprepared(claim)
+    h.release(claim)
+    if not h.profile.invalid:
+        h.facts["figures"].append("no precedence was tested: add parameters to [config] invalid in the profile")
+    for name, parameters in h.profile.invalid.items():
+        claim, found = await prepare_with(h, ("FromClass", valid_one), ("FromClaim", parameters))
+        refusal(found, claim, f"{name} in the claim, although the parameters of the class are valid")
+        h.release(claim)

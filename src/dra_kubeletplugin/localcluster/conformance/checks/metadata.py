@@ -1,0 +1,88 @@
+"""MET: metadata files for workloads (KEP-5304). A driver offers them with mounts in its CDI specs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..catalogue import CheckFailed, CheckSkipped, Requirement, check, expect
+from ..harness import Harness
+
+_TARGET = "/var/run/kubernetes.io/dra-device-attributes/"
+_SOURCE = "KEP-5304: device metadata"
+
+
+async def metadata_files(h: Harness) -> tuple[dict[str, Any], list[Path]]:
+    """Prepares a claim. Returns it with its metadata files. Raises :class:`CheckSkipped` if there are none."""
+    claim = await h.claim()
+    found = await h.prepared(claim)
+    mounts = [m for edits in h.cdi.edits_of(found.cdi_ids) for m in edits.get("mounts") or ()]
+    files = [h.path_of(m["hostPath"]) for m in mounts if m["containerPath"].startswith(_TARGET)]
+    if not files:
+        raise CheckSkipped("the driver mounts no metadata files")
+    return claim, files
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    """Returns the JSON documents of a file. Raises :class:`CheckFailed`."""
+    if not path.is_file():
+        raise CheckSkipped(f"{path.name} does not exist: see MET-001")
+    decoder, text, out = json.JSONDecoder(), path.read_text().strip(), []
+    while text:
+        try:
+            value, end = decoder.raw_decode(text)
+        except ValueError as e:
+            raise CheckFailed(f"{path.name} is a stream of JSON objects", str(e)) from None
+        out.append(value)
+        text = text[end:].lstrip()
+    return out
+
+
+@check(
+    "MET-001",
+    Requirement.MAY,
+    "mounts metadata files that exist",
+    consequence="the container does not start",
+    source=_SOURCE,
+)
+async def exist(h: Harness) -> None:
+    _, files = await metadata_files(h)
+    missing = [str(p) for p in files if not p.is_file()]
+    expect(not missing, "each mounted metadata file exists", ", ".join(missing))
+
+
+@check(
+    "MET-002",
+    Requirement.MAY,
+    "writes valid metadata with the claim's devices",
+    consequence="workloads cannot find out which device they have",
+    source=_SOURCE,
+)
+async def content(h: Harness) -> None:
+    claim, files = await metadata_files(h)
+    allocated = {r["device"] for r in claim["status"]["allocation"]["devices"]["results"]}
+    for path in files:
+        found = documents(path)
+        expect(found, f"at least one object in {path.name}", "none")
+        for document in found:
+            version = str(document.get("apiVersion", ""))
+            expect(version.startswith("metadata.resource.k8s.io/"), "apiVersion metadata.resource.k8s.io/...", version)
+            expect(document.get("kind") == "DeviceMetadata", "kind DeviceMetadata", document.get("kind"))
+            devices = {d["name"] for r in document.get("requests") or () for d in r.get("devices") or ()}
+            valid = bool(devices) and devices <= allocated
+            expect(valid, f"devices of the claim: {sorted(allocated)}", sorted(devices))
+
+
+@check(
+    "MET-003",
+    Requirement.MAY,
+    "removes metadata files with unprepare",
+    consequence="files of old claims fill the disk of the node",
+    source=_SOURCE,
+)
+async def removed(h: Harness) -> None:
+    claim, files = await metadata_files(h)
+    await h.unprepared(claim)
+    left = [str(p) for p in files if p.exists()]
+    expect(not left, "no metadata file of the claim", ", ".join(left))

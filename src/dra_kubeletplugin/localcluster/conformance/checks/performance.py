@@ -1,0 +1,91 @@
+"""PRF: latency of calls, and growth of memory and descriptors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..catalogue import Requirement, check, expect
+from ..harness import Harness
+
+_CALLS = 100
+_MANY = 32
+_WARM_UP = 50  # cycles before the first measurement
+_SLACK = 2 * 1024 * 1024  # bytes by which memory may grow in any case
+_DESCRIPTORS = 4  # by which open files may differ
+
+
+def p99(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(len(ordered) * 0.99) - 1)]
+
+
+@check(
+    "PRF-001",
+    Requirement.SHOULD,
+    "prepares claims within the profile's budget",
+    consequence="pods start slowly",
+    source="[limits] prepare_p99 and prepare_many_p99 in the profile",
+    limit=180,
+)
+async def latency(h: Harness) -> None:
+    limits = h.profile.limits
+    single = []
+    for _ in range(_CALLS):
+        claim = await h.claim()
+        found = await h.plugin.prepare(claim)
+        error = found.of(claim["metadata"]["uid"]).error
+        expect(not error, "NodePrepareResources succeeds", error)
+        single.append(found.seconds)
+        await h.unprepared(claim)
+        h.release(claim)
+    claims = await h.claims_up_to(_MANY)
+    many = []
+    for _ in range(max(1, _CALLS // 10)):
+        found = await h.plugin.prepare(*claims)
+        many.append(found.seconds)
+        for claim in claims:
+            error = found.of(claim["metadata"]["uid"]).error
+            expect(not error, f"NodePrepareResources succeeds for {len(claims)} claims", error)
+            await h.unprepared(claim)
+    for name, values, budget in (
+        ("one claim", single, limits.prepare_p99),
+        (f"{len(claims)} claims", many, limits.prepare_many_p99),
+    ):
+        found_p99 = p99(values)
+        h.facts["figures"].append(f"p99 of a prepare of {name}: {found_p99 * 1000:.1f} ms")
+        expect(
+            not budget or found_p99 <= budget, f"a p99 of {budget * 1000:g} ms for {name}", f"{found_p99 * 1000:.1f} ms"
+        )
+
+
+@check(
+    "PRF-002",
+    Requirement.SHOULD,
+    "does not grow with the number of prepared claims",
+    consequence="after weeks the node kills the driver for its memory",
+    source="[limits] cycles and memory_growth in the profile",
+    limit=600,
+)
+async def growth(h: Harness) -> None:
+    limits = h.profile.limits
+    await _cycles(h, min(_WARM_UP, limits.cycles))
+    memory, files = h.driver.memory(), h.driver.descriptors()
+    await _cycles(h, limits.cycles)
+    grown, more = h.driver.memory() - memory, h.driver.descriptors() - files
+    percent = 100 * grown / memory if memory else 0.0
+    mib = memory / 1024 / 1024
+    h.facts["figures"].append(
+        f"{limits.cycles} cycles: resident memory {mib:.1f} MiB {percent:+.1f} %, descriptors {more:+d}"
+    )
+    limit = limits.memory_growth
+    expect(percent < limit or grown < _SLACK, f"memory grows by less than {limit:g} %", f"{percent:.1f} %")
+    expect(more <= _DESCRIPTORS, "the number of open files stays constant", f"{more} more")
+
+
+async def _cycles(h: Harness, count: int) -> None:
+    for _ in range(count):
+        claim = await h.claim()
+        await h.prepared(claim)
+        await h.unprepared(claim)
+        h.release(claim)

@@ -1,0 +1,282 @@
+"""PRE: NodePrepareResources."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..api_server import new_uid
+from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..harness import Harness
+from ..kubelet_client import CallResponse, ClaimResponse
+
+_CALLS = "kubelet: pkg/kubelet/cm/dra, NodePrepareResources"
+_SLOW = 3.0  # seconds by which the suite delays the read of a claim
+_MAX_ERROR = 1024  # bytes
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^goroutine \d+ \[|panicked at|^\s+at .+\(.+:\d+\)", re.M)
+
+
+def faults_of(claim: Mapping[str, Any], found: ClaimResponse) -> list[str]:
+    """Returns how a response differs from the claim's allocation. An empty name is allowed, as the kubelet allows it."""
+    results = claim["status"]["allocation"]["devices"]["results"]
+    own = {(r["pool"], r["device"]) for r in results}
+    requests = {r["request"].partition("/")[0] for r in results}
+    out = []
+    for device in found.devices:
+        pools = {pool for pool, name in own if device.device in {"", name}}
+        if not pools or (device.pool and device.pool not in pools):
+            out.append(f"device {device.pool}/{device.device} is not allocated to the claim")
+        out += [
+            f"request {name!r} is not a request of the allocation" for name in device.requests if name not in requests
+        ]
+    return out
+
+
+def refusal(found: CallResponse, claim: Mapping[str, Any], reason: str) -> str:
+    """Returns the driver's error for a claim that it must refuse.
+
+    Args:
+        reason: why the driver must refuse the claim, after ``for``.
+
+    Raises :class:`CheckFailed` if the claim was prepared, or if the response has no entry for the claim.
+    """
+    entry = found.of(claim["metadata"]["uid"])
+    expect(entry.error, f"an error for {reason}", "success")
+    expect(not entry.missing, f"an entry with an error for {reason}", "a response without an entry for the claim")
+    return entry.error
+
+
+async def check_configured(h: Harness, claim: Mapping[str, Any], *, configured: bool) -> None:
+    """Runs the profile's hook ``is_configured`` for each device of the claim, if there is one."""
+    for result in claim["status"]["allocation"]["devices"]["results"]:
+        code = await h.hook("is_configured", device=result["device"])
+        if code is not None:
+            wanted = "configured" if configured else "not configured"
+            expect(
+                (code == 0) is configured, f"device {result['device']} is {wanted}", f"is_configured ended with {code}"
+            )
+
+
+@check(
+    "PRE-001",
+    Requirement.MUST,
+    "prepares an allocated claim, and its response names the claim's UID and the allocated devices",
+    consequence="pods with a claim do not start, or containers get no device or a wrong device",
+    source=f"{_CALLS}: each claim of the request must be in the response",
+)
+async def prepares(h: Harness) -> None:
+    claim = await h.claim()
+    uid = claim["metadata"]["uid"]
+    found = await h.plugin.prepare(claim)
+    expect(not found.error, "NodePrepareResources succeeds", found.error)
+    expect(set(found.claims) == {uid}, f"one entry in the response, for claim {uid}", sorted(found.claims))
+    expect(not found.claims[uid].error, "no error for the claim", found.claims[uid].error)
+    faults = faults_of(claim, found.claims[uid])
+    expect(not faults, "devices and requests of the allocation", "; ".join(faults))
+    await check_configured(h, claim, configured=True)
+
+
+@check(
+    "PRE-002",
+    Requirement.MUST,
+    "returns the same response each time a claim is prepared again",
+    consequence="after a restart of the kubelet a container gets other devices, or the pod does not start",
+    source="kubelet: prepare is repeated after restarts, for retries, and for pods that share a claim",
+)
+async def repeats(h: Harness) -> None:
+    claim = await h.claim()
+    first = await h.prepared(claim)
+    for number in range(2, 11):
+        again = await h.prepared(claim)
+        expect(again.content == first.content, f"call {number} returns {first.content}", again.content)
+
+
+@check(
+    "PRE-003",
+    Requirement.MUST,
+    "prepares the other claims of a call if one claim fails",
+    consequence="a pod's event does not name the claim that fails, and its other claims are not prepared",
+    source=f"{_CALLS}: an error for each claim in the response",
+)
+async def one_fails(h: Harness) -> None:
+    good = await h.claim()
+    bad = unknown_device(h, good)
+    found = await h.plugin.prepare(good, bad)
+    expect(not found.error, "a response with an entry for each claim", found.error)
+    ok = found.of(good["metadata"]["uid"])
+    expect(not ok.error, "the good claim is prepared", ok.error)
+    if not found.of(bad["metadata"]["uid"]).error:
+        raise CheckSkipped("the driver prepares a claim with an unknown device: see PRE-011")
+    refusal(found, bad, "the claim with an unknown device")
+
+
+def unknown_device(h: Harness, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Creates a claim like another claim, but its allocation names a device that the driver does not publish."""
+    status = copy.deepcopy(model["status"])
+    status["allocation"]["devices"]["results"][0]["device"] = "no-such-device"
+    return h.put_claim(model["spec"], status)
+
+
+@check(
+    "PRE-004",
+    Requirement.MUST,
+    "returns an error for a claim that does not exist or has another UID",
+    consequence="a pod runs with the devices of another claim",
+    source=f"{_CALLS}: the kubelet passes namespace, name and UID only, so the driver verifies the claim",
+)
+async def wrong_claim(h: Harness) -> None:
+    claim = await h.claim()
+    replaced = {"metadata": {**claim["metadata"], "uid": new_uid()}}
+    refusal(await h.plugin.prepare(replaced), replaced, "a claim whose UID differs from the object's")
+    absent = {"metadata": {**claim["metadata"], "uid": new_uid(), "name": "does-not-exist"}}
+    refusal(await h.plugin.prepare(absent), absent, "a claim that does not exist")
+
+
+@check(
+    "PRE-005",
+    Requirement.MUST,
+    "returns an error for a claim without an allocation, and changes nothing",
+    consequence="a device is configured although no claim has it",
+    source=f"{_CALLS}; KEP-4381: only allocated claims are prepared",
+)
+async def no_allocation(h: Harness) -> None:
+    model = await h.claim()
+    h.release(model)
+    claim = h.put_claim(model["spec"], {})
+    before = h.cdi.content()
+    refusal(await h.plugin.prepare(claim), claim, "a claim without an allocation")
+    after = h.cdi.content()
+    expect(after == before, "the CDI folder is unchanged", f"{sorted(after)} instead of {sorted(before)}")
+
+
+@check(
+    "PRE-006",
+    Requirement.MUST,
+    "ignores devices of other drivers in a claim",
+    consequence="a claim with devices of two drivers never becomes ready",
+    source="e2e_node: two drivers in one pod are prepared and unprepared",
+)
+async def other_drivers(h: Harness) -> None:
+    model = await h.claim()
+    h.release(model)
+    status = copy.deepcopy(model["status"])
+    other = {"request": "other", "driver": "other.example.com", "pool": "other", "device": "other"}
+    status["allocation"]["devices"]["results"].append(other)
+    config = {"source": "FromClaim", "opaque": {"driver": "other.example.com", "parameters": {"kind": "Other"}}}
+    status["allocation"]["devices"].setdefault("config", []).append(config)
+    claim = h.put_claim(model["spec"], status)
+    found = await h.prepared(claim)
+    foreign = [d for d in found.devices if d.device == "other" or "other" in d.requests]
+    expect(not foreign, "only devices of the driver in the response", ", ".join(d.device for d in foreign))
+
+
+@check(
+    "PRE-007",
+    Requirement.MUST,
+    "prepares a claim once if calls for it overlap",
+    consequence="a device is configured twice, and unprepare leaves a part of it configured",
+    source="kubelet: a retry after the deadline overlaps with the first call; pods may share a claim",
+)
+async def overlapping_calls(h: Harness) -> None:
+    before = await h.cdi_baseline()
+    claim = await h.claim()
+    uid = claim["metadata"]["uid"]
+    calls = await asyncio.gather(*(h.plugin.prepare(claim) for _ in range(8)))
+    good = [found.of(uid) for found in calls if not found.of(uid).error]
+    final = await h.prepared_after_retries(claim)
+    different = next((g for g in good if g.content != final.content), None)
+    expect(different is None, f"each call that succeeds returns {final.content}", different)
+    await h.unprepared(claim)
+    await h.expect_no_new_spec(before)
+
+
+@check(
+    "PRE-008",
+    Requirement.SHOULD,
+    "prepares a claim while another claim takes long",
+    consequence="one slow claim delays every pod of the node",
+    source="kubelet: calls for different pods run in parallel, each for at most 45 s",
+)
+async def slow_claim(h: Harness) -> None:
+    slow, fast = await h.claim(), await h.claim()
+    h.api.slow_claims[slow["metadata"]["name"]] = _SLOW
+    delayed = asyncio.create_task(h.plugin.prepare(slow))
+    try:
+        await asyncio.sleep(0.1)
+        found = await h.plugin.prepare(fast)
+    finally:
+        await delayed
+    error = found.of(fast["metadata"]["uid"]).error
+    expect(not error, "the other claim is prepared", error)
+    limit = _SLOW - 0.5
+    expect(found.seconds < limit, f"the other claim is prepared within {limit:g} s", f"{found.seconds:.1f} s")
+
+
+@check(
+    "PRE-009",
+    Requirement.MUST,
+    "prepares a claim after the kubelet cancelled an earlier call at its deadline",
+    consequence="a pod whose first attempt was slow never starts",
+    source="kubelet: a call is cancelled after 45 s and retried",
+)
+async def cancelled_call(h: Harness) -> None:
+    claim = await h.claim()
+    h.api.slow_claims[claim["metadata"]["name"]] = 1.5
+    await h.plugin.prepare(claim, timeout=0.3)
+    h.api.slow_claims.clear()
+    found = await h.prepared_after_retries(claim)
+    faults = faults_of(claim, found)
+    expect(not faults, "devices and requests of the allocation", "; ".join(faults))
+
+
+@check(
+    "PRE-010",
+    Requirement.SHOULD,
+    "refuses an exclusive device that another claim holds",
+    consequence="two pods use one device, for example after an allocation that was forced or restored",
+    source="kubernetes#128981: drivers check allocations before prepare",
+)
+async def held_device(h: Harness) -> None:
+    if not h.profile.exclusive:
+        raise CheckSkipped("profile: [devices] exclusive = false")
+    first = await h.claim()
+    if first["status"]["allocation"]["devices"]["results"][0].get("shareID"):
+        raise CheckSkipped("the driver's devices can be shared")
+    await h.prepared(first)
+    second = h.put_claim(first["spec"], copy.deepcopy(first["status"]))
+    refusal(await h.plugin.prepare(second), second, "the second claim of the device")
+
+
+@check(
+    "PRE-011",
+    Requirement.SHOULD,
+    "returns a clear error of at most 1 KiB for an unknown device",
+    consequence="the user sees a stack trace, or an event without the device's name",
+    source="kubelet: the error becomes the pod's event FailedPrepareDynamicResources",
+)
+async def clear_error(h: Harness) -> None:
+    claim = unknown_device(h, await h.claim())
+    error = refusal(await h.plugin.prepare(claim), claim, "an unknown device")
+    expect(len(error.encode()) <= _MAX_ERROR, f"an error of at most {_MAX_ERROR} bytes", f"{len(error.encode())} bytes")
+    expect(not _TRACEBACK.search(error), "an error without a stack trace", error)
+    expect("no-such-device" in error, "an error that names the device", error)
+
+
+@check(
+    "PRE-012",
+    Requirement.MAY,
+    "returns prepared claims while the API server is away",
+    consequence="pods cannot restart on the node during an outage of the control plane",
+    source="kubelet: after its restart it prepares the claims of running pods again",
+)
+async def without_api_server(h: Harness) -> None:
+    claim = await h.claim()
+    first = await h.prepared(claim)
+    with h.api.outage():
+        found = (await h.plugin.prepare(claim, timeout=20.0)).of(claim["metadata"]["uid"])
+    if found.error:
+        raise CheckSkipped(f"optional: the driver needs the API server to prepare again: {found.error[:200]}")
+    expect(found.content == first.content, f"the same response: {first.content}", found.content)

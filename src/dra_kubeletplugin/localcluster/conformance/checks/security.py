@@ -1,0 +1,71 @@
+"""SEC: permissions. SEC-001 runs after the other checks, because it reads the requests of the whole run."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..harness import Harness
+from ..kubelet_client import find_sockets
+from .restart import state_files
+
+_REVIEWS = "authorization.k8s.io"  # every user may ask for its own permissions
+_OTHERS_WRITE = 0o002
+
+
+@check(
+    "SEC-001",
+    Requirement.SHOULD,
+    "uses only verbs that its RBAC rules allow",
+    consequence="the driver works in tests and fails in a cluster with its own manifests",
+    source="RBAC; option --rbac FILE",
+)
+async def permissions(h: Harness) -> None:
+    rules: Iterable[Mapping[str, Any]] | None = h.facts.get("rbac")
+    if rules is None:
+        raise CheckSkipped("no rules were given: use --rbac FILE with the driver's ClusterRole")
+    calls = [c for c in h.transcript.calls if c.resource and c.status != 404 and c.group != _REVIEWS]
+    used = {(c.verb, c.group, c.resource, c.name) for c in calls}
+    refused = sorted(
+        {
+            f"{verb} {resource}{'.' + group if group else ''}"
+            for verb, group, resource, name in used
+            if not any(allows(rule, verb, group, resource, name) for rule in rules)
+        }
+    )
+    expect(not refused, "requests within the rules", f"not allowed: {', '.join(refused)}")
+
+
+def allows(rule: Mapping[str, Any], verb: str, group: str, resource: str, name: str) -> bool:
+    """Returns whether a rule of a Role or ClusterRole allows a request."""
+
+    def has(key: str, value: str) -> bool:
+        return bool({value, "*"} & set(rule.get(key) or ()))
+
+    names = rule.get("resourceNames") or ()
+    return (
+        has("verbs", verb) and has("apiGroups", group) and has("resources", resource) and (not names or name in names)
+    )
+
+
+@check(
+    "SEC-002",
+    Requirement.SHOULD,
+    "keeps its sockets and state files closed for writes of other users",
+    consequence="any user of the node can prepare claims or change the driver's records",
+    source="Linux: the mode of a socket decides who may connect",
+    attach=True,
+)
+async def modes(h: Harness) -> None:
+    if h.may_change:
+        await h.prepared(await h.claim())
+        paths = [*find_sockets(h.kubelet_root), *state_files(h.plugins)]
+    else:  # the node's folders also contain files of other drivers, and volumes
+        folder = h.plugin.endpoint.parent
+        own = state_files(folder) if folder.parent == h.plugins else []
+        paths = [h.plugin.info.socket, h.plugin.endpoint, *own]
+    found = {p.name: p.stat().st_mode for p in paths if p.exists()}
+    open_paths = [f"{name} ({stat.S_IMODE(mode):04o})" for name, mode in found.items() if mode & _OTHERS_WRITE]
+    expect(not open_paths, "no socket or state file that other users may write", ", ".join(open_paths))

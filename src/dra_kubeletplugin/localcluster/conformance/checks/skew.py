@@ -1,0 +1,75 @@
+"""SKW: kubelets and API servers of other releases."""
+
+from __future__ import annotations
+
+from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..driver_command import DriverNotReady
+from ..harness import Harness
+from .slices import require_published
+
+_API_VERSIONS = ("v1", "v1beta2", "v1beta1")
+
+
+async def prepare_with_version(h: Harness, version: str, kubelets: str) -> None:
+    if version not in h.plugin.info.versions:
+        raise CheckSkipped(f"the driver does not offer {version}: it needs {kubelets}")
+    claim = await h.claim()
+    uid = claim["metadata"]["uid"]
+    prepared = (await h.plugin.prepare(claim, version=version)).of(uid)
+    expect(not prepared.error, f"{version}: NodePrepareResources succeeds", prepared.error)
+    unprepared = (await h.plugin.unprepare(claim, version=version)).of(uid)
+    expect(not unprepared.error, f"{version}: NodeUnprepareResources succeeds", unprepared.error)
+
+
+@check(
+    "SKW-001",
+    Requirement.MUST,
+    "works with a kubelet that uses v1beta1 only, if it offers v1beta1",
+    consequence="no pod with a claim starts on nodes with an older kubelet",
+    source="kubelet 1.32 and 1.33: v1beta1.DRAPlugin only",
+)
+async def old_kubelet(h: Harness) -> None:
+    await prepare_with_version(h, "v1beta1.DRAPlugin", "kubelets from 1.34 on")
+
+
+@check(
+    "SKW-002",
+    Requirement.MUST,
+    "works with a kubelet that uses v1 only, if it offers v1",
+    consequence="no pod with a claim starts on nodes with a newer kubelet",
+    source="kubelet from 1.34 on: v1.DRAPlugin first",
+)
+async def new_kubelet(h: Harness) -> None:
+    await prepare_with_version(h, "v1.DRAPlugin", "kubelets that still call v1beta1")
+
+
+@check(
+    "SKW-003",
+    Requirement.MUST,
+    "publishes and prepares with API servers of each version of resource.k8s.io that the profile names",
+    consequence="the driver does not work on a supported cluster",
+    source="Kubernetes: v1 from 1.34 on, v1beta2 in 1.33, v1beta1 in 1.32; [driver] api_versions in the profile",
+    limit=240,
+)
+async def api_versions(h: Harness) -> None:
+    require_published(h)
+    for version in _API_VERSIONS:
+        if version not in h.profile.api_versions:
+            h.facts["figures"].append(f"{version} alone was not tested: add it to [driver] api_versions")
+            continue
+        await h.kill()
+        h.api.remove_slices(h.name)
+        h.api.injected_faults.serve([version])
+        try:
+            await h.start(h.driver.uid)
+            found = h.published()
+            expect(found, f"complete pools on an API server with {version} only", f"{len(h.slices)} slices")
+            claim = await h.claim()
+            await h.prepared(claim)
+            await h.unprepared(claim)
+            h.release(claim)
+        except DriverNotReady as e:
+            expect(False, f"the driver starts with an API server with {version} only", e)
+        finally:
+            h.api.clear_faults()
+            await h.kill()  # a running driver keeps the version that it has found

@@ -1,0 +1,137 @@
+"""UPG: rolling updates. Two instances with different POD_UIDs overlap, or one follows the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..api_server import apply_change, new_uid
+from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..driver_command import DriverInstance
+from ..harness import Harness
+from ..kubelet_client import PluginConnection, find_sockets, listens
+
+_NOT_OFFERED = "optional: a second instance with another POD_UID does not register beside the first"
+_SOURCE = "Kubernetes: kubeletplugin, rolling updates; e2e: rolling update loses nothing"
+
+
+async def second_instance(h: Harness) -> tuple[DriverInstance, PluginConnection]:
+    """Starts a second instance and connects to it. Returns the first instance and its connection.
+
+    Raises :class:`CheckSkipped` if the driver does not offer this.
+    """
+    if h.facts.get("no second instance"):
+        raise CheckSkipped(_NOT_OFFERED)
+    old, old_plugin = h.driver, h.plugin
+    before = _inodes(h.kubelet_root)
+    new = await h.spawn(new_uid())
+
+    def decided() -> str:
+        now = _inodes(h.kubelet_root)
+        if not new.alive or any(now.get(path) != inode for path, inode in before.items()):
+            return "replaced"
+        added = [path for path in find_sockets(h.registry) if path not in before]
+        return "added" if any(listens(path) for path in added) else ""
+
+    if await h.until(decided, h.profile.ready_timeout) != "added":
+        h.facts["no second instance"] = True
+        await h.reset()
+        raise CheckSkipped(_NOT_OFFERED)
+    h.driver = new
+    await h.connect([path for path in before if path.is_relative_to(h.registry)])
+    return old, old_plugin
+
+
+def _inodes(folder: Path) -> dict[Path, int]:
+    """Returns the inodes of the sockets below the folder. A socket that an instance removes meanwhile is left out."""
+    out = {}
+    for path in find_sockets(folder):
+        with contextlib.suppress(FileNotFoundError):
+            out[path] = path.stat().st_ino
+    return out
+
+
+@check(
+    "UPG-001",
+    Requirement.MAY,
+    "serves calls without an error while two instances overlap",
+    consequence="pods that start during an update of the driver fail",
+    source=_SOURCE,
+    limit=120,
+)
+async def overlap(h: Harness) -> None:
+    claim = await h.claim()
+    await h.prepared(claim)
+    old, old_plugin = await second_instance(h)
+    for connection in (old_plugin, h.plugin):
+        found = (await connection.prepare(claim)).of(claim["metadata"]["uid"])
+        expect(not found.error, "both instances prepare the claim", found.error)
+    took = await old.terminate(20.0)
+    expect(took is not None, "the old instance ends within 20 s after SIGTERM", "it had to be killed")
+    await h.prepared(claim)
+
+
+@check(
+    "UPG-002",
+    Requirement.MAY,
+    "unprepares with the new instance claims that the old instance prepared",
+    consequence="pods from before an update stay in Terminating",
+    source=_SOURCE,
+    limit=120,
+)
+async def across_instances(h: Harness) -> None:
+    before = await h.cdi_baseline()
+    claim = await h.claim()
+    await h.prepared(claim)
+    old, _ = await second_instance(h)
+    await h.unprepared(claim)
+    await h.expect_no_new_spec(before)
+    await old.terminate(20.0)
+
+
+@check(
+    "UPG-003",
+    Requirement.MAY,
+    "keeps the sockets of the new instance when the old instance ends",
+    consequence="after an update the driver is not registered, although it runs",
+    source=_SOURCE,
+    limit=120,
+)
+async def sockets_stay(h: Harness) -> None:
+    old, _ = await second_instance(h)
+    await old.terminate(20.0)
+    await asyncio.sleep(0.5)
+    for path in (h.plugin.info.socket, h.plugin.endpoint):
+        expect(path.exists() and listens(path), f"{path.name} of the new instance responds", "it does not")
+    await h.prepared(await h.claim())
+
+
+@check(
+    "UPG-004",
+    Requirement.SHOULD,
+    "keeps its slices while one instance replaces another",
+    consequence="during each update the scheduler finds no device, and evicted pods wait",
+    source="e2e_node: slices are kept when the plugin restarts quickly; kubelet: it deletes slices only after 30 s",
+    limit=120,
+)
+async def slices_stay(h: Harness) -> None:
+    wanted = h.published()
+    if not wanted:
+        raise CheckSkipped("the driver has not published complete pools: see SLC-001")
+    before = h.slices
+    with h.api.slice_changes() as watch:
+        await h.stop()
+        await h.start(new_uid())
+        await asyncio.sleep(1.0)
+        watch.wake()
+        changes = await watch.next()
+    state: dict[str, Mapping[str, Any]] = {s["metadata"]["name"]: s for s in before}
+    for change in changes:
+        apply_change(state, change)
+        own = [s["spec"] for s in state.values() if s["spec"]["driver"] == h.name]
+        now = {(spec["pool"]["name"], d["name"]) for spec in own for d in spec.get("devices") or ()}
+        missing = sorted("/".join(device) for device in wanted - now)
+        expect(not missing, "each device stays published", f"without a slice for a moment: {', '.join(missing[:5])}")

@@ -1,0 +1,177 @@
+"""The steps that checks share: claims with an allocation, calls as a kubelet makes them, and cleaning up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Any
+
+from ..node_reboot import empty
+from . import allocation
+from .api_server import NAMESPACE
+from .catalogue import CheckFailed, CheckSkipped, DevicesMissing, expect
+from .driver_command import DriverCommand
+from .kubelet_client import CallResponse, ClaimResponse
+from .profile import ConformanceProfile
+from .surroundings import NODE, DriverSurroundings, RunAborted
+
+JSON = dict[str, Any]
+_CLEANUP = 10.0  # seconds for a call that cleans up
+_RETURN = 10.0  # seconds until a driver that publishes has complete slices
+_REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
+
+
+class Harness(DriverSurroundings):
+    """The surroundings of a driver, with the steps of checks.
+
+    Attributes:
+        claims: the claims that exist, by UID.
+    """
+
+    def __init__(self, command: DriverCommand, profile: ConformanceProfile) -> None:
+        super().__init__(command, profile)
+        self.claims: dict[str, JSON] = {}
+        self._count = 0
+
+    async def reset(self) -> None:
+        """Starts the driver afresh: with no state, no claims and no slices. Raises :class:`DriverNotReady`."""
+        await self.end_all()
+        self.api.clear_faults()
+        self.api.remove_slices()
+        for name in [c["metadata"]["name"] for c in self.claims.values()]:
+            self.api.remove_claim(name)
+        self.claims.clear()
+        self.used.clear()
+        self.boot_id = None
+        for folder in (self.registry, self.plugins, self.cdi.path):
+            empty(folder)
+        self.make_folders()
+        await self.start()
+
+    async def clean_up(self) -> None:
+        """Removes faults and claims after a check, and starts the driver if it does not run.
+
+        Raises :class:`CheckFailed` if a claim cannot be unprepared or slices are missing, and :class:`DriverNotReady`.
+        """
+        self.api.clear_faults()
+        if not self.driver.alive or self.boot_id is not None:
+            self.boot_id = None
+            await self.restart()
+        for claim in list(self.used.values()):
+            await self.unprepared(claim, timeout=_CLEANUP)
+        for claim in list(self.claims.values()):
+            self.release(claim)
+        if self.is_publishing and not await self.until(self.published, _RETURN):
+            raise CheckFailed("the slices come back after the check", "no complete pool")
+        others = [i for i in self.instances if i is not self.driver]
+        for instance in others:
+            await instance.kill()
+        self.instances = [self.driver]
+
+    # --- claims -----------------------------------------------------------------------------------
+
+    async def claim(self, count: int = 1, *, parameters: Mapping[str, Any] | None = None) -> JSON:
+        """Creates a claim with an allocation, as soon as devices are published: a driver may publish again at its start.
+
+        Args:
+            parameters: opaque parameters instead of the profile's.
+
+        Raises :class:`CheckSkipped` if the driver has too few devices.
+        """
+        if not await self.until(self.devices, _RETURN if self.is_publishing else 0.0):
+            raise DevicesMissing(allocation.why_no_device(self.name, self.slices, self.node))
+        chosen = parameters if parameters is not None else self.profile.default
+        self._count += 1
+        name = f"claim-{self._count}"
+        spec = allocation.claim_spec(count, self.name, chosen)
+        draft = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
+        allocated = allocation.allocate(self.name, self.slices, self.node, self.claims.values(), draft)
+        return self.put_claim(spec, {"allocation": allocated}, name)
+
+    def put_claim(self, spec: JSON, status: JSON, name: str = "") -> JSON:
+        """Creates a claim with any status."""
+        if not name:
+            self._count += 1
+            name = f"claim-{self._count}"
+        out = self.api.put_claim(name, spec, status)
+        self.claims[out["metadata"]["uid"]] = out
+        return out
+
+    async def claims_up_to(self, count: int) -> list[JSON]:
+        """Creates up to ``count`` claims of one device. Raises :class:`CheckSkipped` if not even one is possible."""
+        out = [await self.claim()]
+        with contextlib.suppress(CheckSkipped):
+            while len(out) < count:
+                out.append(await self.claim())
+        return out
+
+    def release(self, claim: Mapping[str, Any]) -> None:
+        """Deletes a claim, so that its devices are free for other claims."""
+        self.claims.pop(claim["metadata"]["uid"], None)
+        self.api.remove_claim(claim["metadata"]["name"])
+
+    async def prepared(self, claim: Mapping[str, Any], timeout: float = 45.0) -> ClaimResponse:
+        """Prepares a claim. Raises :class:`CheckFailed` if that fails."""
+        found = (await self.plugin.prepare(claim, timeout=timeout)).of(claim["metadata"]["uid"])
+        expect(not found.error, f"NodePrepareResources succeeds for {claim['metadata']['name']}", found.error)
+        return found
+
+    async def unprepared(self, claim: Mapping[str, Any], timeout: float = 45.0) -> None:
+        """Unprepares a claim. Raises :class:`CheckFailed` if that fails."""
+        found = (await self.plugin.unprepare(claim, timeout=timeout)).of(claim["metadata"]["uid"])
+        expect(not found.error, f"NodeUnprepareResources succeeds for {claim['metadata']['name']}", found.error)
+        self.used.pop(claim["metadata"]["uid"], None)
+
+    async def prepared_after_retries(self, claim: Mapping[str, Any], seconds: float = 15.0) -> ClaimResponse:
+        """Prepares a claim as a kubelet does: it retries after errors. Raises :class:`CheckFailed` after ``seconds``."""
+        found = await self._retry(self.plugin.prepare, claim, seconds)
+        return found.of(claim["metadata"]["uid"])
+
+    async def unprepared_after_retries(self, claim: Mapping[str, Any], seconds: float = 15.0) -> None:
+        """Unprepares a claim, with retries. Raises :class:`CheckFailed` after ``seconds``."""
+        await self._retry(self.plugin.unprepare, claim, seconds)
+        self.used.pop(claim["metadata"]["uid"], None)
+
+    async def _retry(self, call: Callable[..., Any], claim: Mapping[str, Any], seconds: float) -> CallResponse:
+        end = asyncio.get_running_loop().time() + seconds
+        while True:
+            found: CallResponse = await call(claim, timeout=max(1.0, end - asyncio.get_running_loop().time()))
+            if not (error := found.of(claim["metadata"]["uid"]).error):
+                return found
+            if asyncio.get_running_loop().time() > end:
+                raise CheckFailed(f"a retry of {call.__name__} succeeds within {seconds:g} s", error)
+            await asyncio.sleep(0.2)
+
+    # --- CDI specs --------------------------------------------------------------------------------
+
+    async def cdi_baseline(self) -> frozenset[str]:
+        """Returns the files and CDI devices that remain after a claim was prepared and unprepared.
+
+        A driver may write specs at its start or at the first prepare of a device, and keep these specs for all claims.
+        """
+        claim = await self.claim()
+        await self.prepared(claim)
+        await self.unprepared(claim)
+        self.release(claim)
+        return frozenset(self.cdi.names())
+
+    async def expect_no_new_spec(self, before: Collection[str]) -> None:
+        """Raises :class:`CheckFailed` if the folder keeps other files or CDI devices than ``before``."""
+        await self.until(lambda: not self.cdi.names() - set(before), _REMOVAL)
+        left = sorted(self.cdi.names() - set(before))
+        expect(not left, "no CDI spec of the claim is left", ", ".join(left))
+
+
+@contextlib.asynccontextmanager
+async def harness(command: DriverCommand, profile: ConformanceProfile) -> AsyncIterator[Harness]:
+    """Starts the surroundings and the driver.
+
+    Raises :class:`DriverNotReady`, and :class:`SettingsError` for a command that cannot be expanded.
+    """
+    async with Harness(command, profile) as made:
+        await made.start()
+        yield made
+
+
+__all__ = ["NODE", "Harness", "RunAborted", "harness"]

@@ -1,0 +1,287 @@
+"""The kubelet's side of the gRPC services: finds registration sockets, and calls the driver as a kubelet does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import stat
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from ..._proto import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    dra_v1beta1_pb2,
+    dra_v1beta1_pb2_grpc,
+    health_v1_pb2,
+    health_v1_pb2_grpc,
+    health_v1alpha1_pb2,
+    health_v1alpha1_pb2_grpc,
+)
+from ..._proto import registration_v1_pb2 as registration_pb
+from ..._proto import registration_v1_pb2_grpc as registration_grpc
+from ...errors import clip
+from ..kubelet.plugins import dial
+from .transcript import Transcript
+
+T = TypeVar("T")
+DRA_VERSIONS: Mapping[str, tuple[Any, Any]] = {
+    "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
+    "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
+}
+HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {
+    "v1.DRAResourceHealth": (health_v1_pb2, health_v1_pb2_grpc),
+    "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
+}
+CALL_TIMEOUT = 45.0  # seconds, the kubelet's
+GET_INFO_TIMEOUT = 1.0  # seconds, the kubelet's
+_PATIENT_TIMEOUT = 5.0  # seconds
+_UNSERVED = {
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+}
+_NOTIFY_TIMEOUT = 5.0  # seconds, the kubelet's
+_ERROR = 120  # bytes of a claim's error in the line of a call
+
+
+@dataclass(frozen=True)
+class RegistrationInfo:
+    """The response of a registration socket. ``seconds`` is its duration."""
+
+    socket: Path
+    type: str
+    name: str
+    endpoint: str
+    versions: tuple[str, ...]
+    seconds: float
+
+    @property
+    def content(self) -> tuple[str, str, str, list[str]]:
+        """The response without the order of the versions, which does not matter to a kubelet."""
+        return self.type, self.name, self.endpoint, sorted(self.versions)
+
+
+@dataclass(frozen=True)
+class DeviceResponse:
+    """One prepared device."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi: tuple[str, ...]
+    share: str = ""
+
+
+@dataclass(frozen=True)
+class ClaimResponse:
+    """The part of a response for one claim. An empty ``error`` means success. ``missing``: the response has no such part."""
+
+    error: str
+    devices: tuple[DeviceResponse, ...] = ()
+    missing: bool = False
+
+    @property
+    def cdi_ids(self) -> list[str]:
+        return sorted({name for d in self.devices for name in d.cdi})
+
+    @property
+    def content(self) -> list[DeviceResponse]:
+        """The devices, their requests and their CDI ids in an order that does not depend on the driver."""
+        found = [
+            DeviceResponse(tuple(sorted(d.requests)), d.pool, d.device, tuple(sorted(d.cdi)), d.share)
+            for d in self.devices
+        ]
+        return sorted(found, key=lambda d: (d.pool, d.device, d.share, d.requests, d.cdi))
+
+
+@dataclass(frozen=True)
+class CallResponse:
+    """The response to a call. ``error`` is the gRPC error; it is empty if the call succeeded. ``code`` is the error's code."""
+
+    error: str
+    claims: Mapping[str, ClaimResponse]
+    seconds: float = 0.0
+    code: grpc.StatusCode = grpc.StatusCode.OK
+
+    @property
+    def unserved(self) -> str:
+        """The gRPC error if no method of the driver responded. A kubelet sends no call without claims, so a driver may reject it."""
+        return self.error if self.code in _UNSERVED else ""
+
+    def of(self, uid: str) -> ClaimResponse:
+        """Returns the part for a claim, as the kubelet reads it."""
+        if self.error:
+            return ClaimResponse(self.error)
+        return self.claims.get(uid) or ClaimResponse("the response has no entry for the claim", missing=True)
+
+
+def find_sockets(registry: Path) -> list[Path]:
+    """Returns the sockets in the registry that the kubelet considers, sorted. Their names do not begin with a dot."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in registry.rglob("*"):
+            with contextlib.suppress(OSError):
+                if not path.name.startswith(".") and stat.S_ISSOCK(path.lstat().st_mode):
+                    found.append(path)
+    return sorted(found)
+
+
+def listens(path: Path) -> bool:
+    """Returns whether a process listens at a Unix socket."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+class RegistrationClient:
+    """Calls registration sockets."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self._transcript = transcript
+
+    async def get_info(self, path: Path, timeout: float = _PATIENT_TIMEOUT) -> RegistrationInfo:
+        """Calls GetInfo. Raises ``grpc.aio.AioRpcError``.
+
+        Args:
+            timeout: by default more than the kubelet's, so that only REG-002 fails for a slow response.
+        """
+        began = time.monotonic()
+        async with dial(path) as channel:
+            try:
+                found = await registration_grpc.RegistrationStub(channel).GetInfo(
+                    registration_pb.InfoRequest(), timeout=timeout
+                )
+            except grpc.aio.AioRpcError as e:
+                self._transcript.add("gRPC", f"GetInfo {path.name} -> {e.code().name}", "", e.details() or "")
+                raise
+        took = time.monotonic() - began
+        self._transcript.add("gRPC", f"GetInfo {path.name} ({took * 1000:.0f} ms)", "", found)
+        versions = tuple(found.supported_versions)
+        endpoint = found.endpoint or str(path)  # as the kubelet does
+        return RegistrationInfo(path, found.type, found.name, endpoint, versions, took)
+
+    async def notify(self, path: Path, *, registered: bool, error: str = "") -> None:
+        """Calls NotifyRegistrationStatus. Raises ``grpc.aio.AioRpcError``."""
+        request = registration_pb.RegistrationStatus(plugin_registered=registered, error=error)
+        async with dial(path) as channel:
+            self._transcript.add("gRPC", f"NotifyRegistrationStatus {path.name}", request)
+            await registration_grpc.RegistrationStub(channel).NotifyRegistrationStatus(request, timeout=_NOTIFY_TIMEOUT)
+
+
+class PluginConnection:
+    """A connection to the DRA endpoint of one instance.
+
+    Args:
+        endpoint: the socket on this machine; for a driver in a mount namespace, it is not the path that it registered.
+        changed: called with the claims of a call before the call, for cleaning up.
+    """
+
+    def __init__(
+        self,
+        info: RegistrationInfo,
+        endpoint: Path,
+        transcript: Transcript,
+        changed: Callable[[Sequence[Mapping[str, Any]]], None] = lambda claims: None,
+    ) -> None:
+        self.info = info
+        self.endpoint = endpoint
+        self._transcript = transcript
+        self._changed = changed
+        self.channel = dial(endpoint)
+
+    @property
+    def version(self) -> str:
+        """The newest version that the driver and the kubelets of today support."""
+        return next((v for v in DRA_VERSIONS if v in self.info.versions), "v1.DRAPlugin")
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    async def prepare(
+        self, *claims: Mapping[str, Any], timeout: float = CALL_TIMEOUT, version: str = ""
+    ) -> CallResponse:
+        self._changed(claims)
+        return await self._call("NodePrepareResources", claims, timeout, version)
+
+    async def unprepare(
+        self, *claims: Mapping[str, Any], timeout: float = CALL_TIMEOUT, version: str = ""
+    ) -> CallResponse:
+        return await self._call("NodeUnprepareResources", claims, timeout, version)
+
+    async def _call(
+        self, method: str, claims: Sequence[Mapping[str, Any]], timeout: float, version: str
+    ) -> CallResponse:
+        pb, pb_grpc = DRA_VERSIONS[version or self.version]
+        entries = [c["metadata"] for c in claims]
+        request = getattr(pb, f"{method}Request")(
+            claims=[pb.Claim(namespace=m["namespace"], name=m["name"], uid=m["uid"]) for m in entries]
+        )
+        names = ", ".join(m["name"] for m in entries) or "no claims"
+        began = time.monotonic()
+        try:
+            found = await getattr(pb_grpc.DRAPluginStub(self.channel), method)(request, timeout=timeout)
+        except grpc.aio.AioRpcError as e:
+            error = f"gRPC error {e.code().name}: {e.details()}"
+            self._transcript.add("gRPC", f"{method} ({names}) -> {e.code().name}", request, e.details() or "")
+            return CallResponse(error, {}, time.monotonic() - began, e.code())
+        took = time.monotonic() - began
+        response = CallResponse("", {uid: _claim(entry) for uid, entry in found.claims.items()}, took)
+        result = call_result(response, claims)
+        self._transcript.add("gRPC", f"{method} ({names}) -> {result} ({took * 1000:.0f} ms)", request, found)
+        return response
+
+    async def health(self, version: str) -> AsyncGenerator[Mapping[tuple[str, str], Any], None]:
+        """Opens the health stream. Yields each message as reports by pool and device. Raises ``grpc.aio.AioRpcError``."""
+        pb, pb_grpc = HEALTH_VERSIONS[version]
+        self._transcript.add("gRPC", f"{version} NodeWatchResources opened")
+        stub = pb_grpc.DRAResourceHealthStub(self.channel)
+        call = stub.NodeWatchResources(pb.NodeWatchResourcesRequest())
+        try:
+            async for message in call:
+                self._transcript.add("gRPC", f"{version} NodeWatchResources message", "", message)
+                yield {(d.device.pool_name, d.device.device_name): d for d in message.devices}
+        finally:
+            call.cancel()
+
+
+def call_result(response: CallResponse, claims: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the result of a call for its line in the transcript: ok, or the first claim's error."""
+    errors = [
+        f"{m['name']}: {error}" for m in (c["metadata"] for c in claims) if (error := response.of(m["uid"]).error)
+    ]
+    if not errors:
+        return "ok"
+    return f"error for {clip(' '.join(errors[0].split()), _ERROR)}"
+
+
+def _claim(entry: Any) -> ClaimResponse:
+    devices = getattr(entry, "devices", ())  # an unprepare response has none
+    return ClaimResponse(entry.error, tuple(_device(d) for d in devices))
+
+
+def _device(d: Any) -> DeviceResponse:
+    share = d.share_id if "share_id" in d.DESCRIPTOR.fields_by_name else ""
+    return DeviceResponse(tuple(d.request_names), d.pool_name, d.device_name, tuple(d.cdi_device_ids), share)
+
+
+async def first_message(stream: AsyncGenerator[T, None], timeout: float) -> T | None:
+    """Returns the first message of a health stream and closes the stream; None after ``timeout`` seconds."""
+    async with contextlib.aclosing(stream):
+        try:
+            async with asyncio.timeout(timeout):
+                return await anext(stream)
+        except (TimeoutError, StopAsyncIteration):
+            return None

@@ -1,0 +1,325 @@
+"""The surroundings of the driver under test: its folders, its API server, its process and its connection to a kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc.aio
+
+from ...host.fake import described
+from ...scheduling.allocator.pools import Candidate
+from ..child_reaper import Guard
+from ..cluster import state_root
+from ..dev.hosts import NodeHost
+from . import allocation
+from ._grpc_log import inherited
+from .api_server import NAMESPACE, RecordingApiServer, new_uid
+from .cdi_folder import CdiFolder
+from .driver_command import (
+    FIXED_CDI_ROOT,
+    FIXED_KUBELET_ROOT,
+    DriverCommand,
+    DriverInstance,
+    DriverNotReady,
+    can_unshare,
+)
+from .kubelet_client import PluginConnection, RegistrationClient, RegistrationInfo, find_sockets, listens
+from .profile import ConformanceProfile
+from .transcript import Transcript
+
+JSON = dict[str, Any]
+T = TypeVar("T")
+NODE = "conformance-node"
+_POLL = 0.01  # seconds
+_STOP = 10.0  # seconds from SIGTERM to SIGKILL
+_REAP = 5.0  # seconds after which the driver is killed if this process ends
+_OTHERS = 2.0  # seconds to wait for the driver's registration beside those of other plugins of its process
+
+
+class RunAborted(Exception):
+    """The run cannot continue. The text is a sentence."""
+
+
+class DriverSurroundings:
+    """An API server, a CDI folder and a kubelet's folders around one driver. Use with ``async with``.
+
+    Attributes:
+        driver: the newest process.
+        plugin: the connection to it.
+        facts: results that several checks share, by name.
+        used: the claims that were prepared and not unprepared, by UID.
+        instances: the processes that were started and not cleaned up.
+    """
+
+    driver: DriverInstance
+    plugin: PluginConnection
+    may_change = True
+    """Whether checks may change the node."""
+
+    def __init__(self, command: DriverCommand, profile: ConformanceProfile) -> None:
+        self.command = command
+        self.profile = profile
+        self.transcript = Transcript()
+        self.folder = Path(tempfile.mkdtemp(prefix="dra-", dir=state_root()))
+        self.kubelet_root = self.folder / "kubelet"
+        self.registry = self.kubelet_root / "plugins_registry"
+        self.plugins = self.kubelet_root / "plugins"
+        self.cdi = CdiFolder(self.folder / "cdi")
+        self.registration = RegistrationClient(self.transcript)
+        self.facts: dict[str, Any] = {}
+        self.boot_id: Path | None = None
+        self.host: NodeHost | None = None
+        self.is_publishing = profile.minimum > 0  # becomes false if the driver never published in time
+        self._has_published = False
+        self._connections: list[PluginConnection] = []
+        self.instances: list[DriverInstance] = []
+        self.used: dict[str, Mapping[str, Any]] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            self.make_folders()
+            if self.command.host:
+                self.host = NodeHost.build(self.folder / "host", self.command.host)
+            api_folder = self.folder / "api"
+            api_folder.mkdir(mode=0o700)
+            self.api = RecordingApiServer(api_folder, self.transcript)
+            self.kubeconfig = await self.api.serve()
+            self.node_uid = self.api.add_node(NODE)
+            self._guard = await Guard.start(_REAP)
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            await self.end_all()
+        finally:
+            await self._guard.close()
+            await self.api.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def make_folders(self) -> None:
+        for folder in (self.registry, self.plugins):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o750)  # as the kubelet makes them
+        self.cdi.path.mkdir(exist_ok=True)
+        self.data_folder.mkdir(exist_ok=True)
+
+    @property
+    def data_folder(self) -> Path:
+        return self.plugins / (self.profile.name or "driver")
+
+    @property
+    def node(self) -> JSON:
+        return next(n for n in self.api.node_objects if n["metadata"]["name"] == NODE)
+
+    # --- the driver's process ---------------------------------------------------------------------
+
+    def environment(self, uid: str) -> dict[str, str]:
+        own = {
+            "KUBELET_ROOT": str(self.kubelet_root),
+            "PLUGINS_REGISTRY": str(self.registry),
+            "PLUGIN_DATA_DIR": str(self.data_folder),
+            "CDI_ROOT": str(self.cdi.path),
+            "KUBECONFIG": str(self.kubeconfig),
+            "NODE_NAME": NODE,
+            "POD_UID": uid,
+            "POD_NAMESPACE": NAMESPACE,
+            "POD_NAME": f"driver-{uid[:5]}",
+        }
+        if self.host is not None:
+            own["SYSFS_ROOT"] = str(self.host.sysfs)
+        return {**inherited(), **own, **self._guard.mark}
+
+    async def spawn(self, uid: str = "") -> DriverInstance:
+        """Starts a process of the driver, and does not wait for it."""
+        env = self.environment(uid or new_uid())
+        program = self.command.program(env, self.boot_id)
+        instance = await DriverInstance.start(program, env, Path.cwd(), self.transcript)
+        self.instances.append(instance)
+        return instance
+
+    async def start(self, uid: str = "", *, published: bool = True, endpoint: bool = True) -> None:
+        """Starts the driver, registers it as a kubelet does, and waits until it has published.
+
+        Args:
+            published: whether to wait for the slices.
+            endpoint: whether to wait for the DRA endpoint.
+
+        Raises :class:`DriverNotReady`.
+        """
+        self.driver = await self.spawn(uid)
+        await self.connect(endpoint=endpoint)
+        if published and self.is_publishing:
+            found = bool(await self.until(self.published, self.profile.ready_timeout))
+            self.is_publishing = self._has_published = found or self._has_published
+
+    async def connect(self, old: Sequence[Path] = (), *, endpoint: bool = True) -> None:
+        """Waits for the registration of :attr:`driver` and connects to it.
+
+        Args:
+            old: registration sockets of other instances.
+            endpoint: whether to wait for the DRA endpoint.
+
+        Raises :class:`DriverNotReady`.
+        """
+        info = await self._wait_registered(old)
+        if self.profile.name and info.name != self.profile.name:
+            raise DriverNotReady(f"the driver registered as {info.name!r}, but the profile names {self.profile.name!r}")
+        with contextlib.suppress(grpc.aio.AioRpcError):  # a kubelet keeps the plugin registered
+            await self.registration.notify(info.socket, registered=True)
+        self.plugin = PluginConnection(info, self.path_of(info.endpoint), self.transcript, self._remember)
+        self._connections.append(self.plugin)
+        if endpoint:
+            await self.until(lambda: listens(self.plugin.endpoint), self.profile.ready_timeout)
+
+    def _remember(self, claims: Sequence[Mapping[str, Any]]) -> None:
+        self.used.update({c["metadata"]["uid"]: c for c in claims})
+
+    async def _wait_registered(self, old: Sequence[Path]) -> RegistrationInfo:
+        """Returns the registration of the driver. A process may register other plugins too, which are used only after a pause."""
+        faults = [f"no registration socket appeared in PLUGINS_REGISTRY ({self.registry})"]
+        timeout = self.profile.ready_timeout
+        other: RegistrationInfo | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while True:
+                    for path in find_sockets(self.registry):
+                        if path in old or not listens(path):
+                            continue
+                        try:
+                            info = await self.registration.get_info(path)
+                        except grpc.aio.AioRpcError as e:
+                            faults.append(f"GetInfo of {path.name} failed with {e.code().name}: {e.details()}")
+                            continue
+                        if info.type == "DRAPlugin" and self.profile.name in {"", info.name}:
+                            return info
+                        if other is None:
+                            other, since = info, self.transcript.now
+                    if other is not None and self.transcript.now > since + _OTHERS:
+                        return other
+                    await self.check_alive()
+                    self.check_flood()
+                    await asyncio.sleep(_POLL)
+        raise DriverNotReady(
+            f"the driver was not registered within {timeout:g} s: {faults[-1]}; its last output:\n{self.driver.last_lines}"
+        )
+
+    async def check_alive(self) -> None:
+        """Raises :class:`DriverNotReady` if the driver's process ended."""
+        if not self.driver.alive:
+            await self.driver.drain()
+            raise DriverNotReady(
+                f"the driver ended with {self.driver.ending}; its last output:\n{self.driver.last_lines}"
+            )
+
+    def check_flood(self) -> None:
+        """Raises :class:`RunAborted` if the driver floods the API server."""
+        if self.api.flooded:
+            raise RunAborted(
+                f"the driver floods the API server: 3000 requests within 10 s, the last one {self.api.flooded}"
+            )
+
+    def path_of(self, endpoint: str) -> Path:
+        """Returns the path on this machine of a path that the driver sees."""
+        if self.command.fixed_paths:
+            for fixed, own in ((FIXED_KUBELET_ROOT, self.kubelet_root), (FIXED_CDI_ROOT, self.cdi.path)):
+                if Path(endpoint).is_relative_to(fixed):
+                    return own / Path(endpoint).relative_to(fixed)
+        return Path(endpoint)
+
+    @property
+    def log(self) -> str:
+        """The last output of the driver."""
+        return self.driver.last_lines
+
+    async def stop(self) -> float | None:
+        """Stops the driver with SIGTERM. Returns the seconds until it ended, or None if it had to be killed."""
+        await self._disconnect()
+        return await self.driver.terminate(_STOP)
+
+    async def kill(self) -> None:
+        """Kills the driver with SIGKILL."""
+        await self._disconnect()
+        await self.driver.kill()
+
+    async def restart(self, *, uid: str = "", published: bool = True) -> None:
+        """Kills the driver and starts it again, with the same POD_UID by default: as a container that crashed."""
+        uid = uid or self.driver.uid
+        await self.kill()
+        await self.start(uid, published=published)
+
+    async def _disconnect(self) -> None:
+        for connection in self._connections:
+            await connection.close()
+        self._connections.clear()
+
+    async def end_all(self) -> None:
+        await self._disconnect()
+        for instance in self.instances:
+            await instance.kill()
+        self.instances.clear()
+
+    # --- slices ------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self.plugin.info.name
+
+    @property
+    def slices(self) -> list[JSON]:
+        return self.api.slices(self.name)
+
+    def devices(self) -> list[Candidate]:
+        """Returns the devices in complete and valid pools."""
+        return allocation.candidates_of(self.slices, self.node)
+
+    def published(self) -> frozenset[tuple[str, str]]:
+        """Returns pool and name of each device, or an empty set while a pool is incomplete or devices are missing."""
+        pools = allocation.pools_of(self.slices, self.node)
+        if not pools or any(p.incomplete or p.invalid for p in pools):
+            return frozenset()
+        found = frozenset((c.id.pool, c.id.device) for c in self.devices())
+        return found if len(found) >= max(self.profile.minimum, 1) else frozenset()
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    async def until(self, condition: Callable[[], T], timeout: float) -> T | None:
+        """Waits until the condition is true. Returns its value, or None after ``timeout`` seconds."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while not (found := condition()):
+            self.check_flood()
+            if asyncio.get_running_loop().time() > deadline:
+                return None
+            await asyncio.sleep(_POLL)
+        return found
+
+    def reboot_host(self) -> bool:
+        """Changes the boot id for the next start of the driver. Returns whether that is possible."""
+        if self.host is not None:
+            described.reboot(self.host.sysfs)
+            return True
+        if not can_unshare():
+            return False
+        self.boot_id = self.folder / "boot_id"
+        self.boot_id.write_text(f"{new_uid()}\n")
+        return True
+
+    # --- hooks ------------------------------------------------------------------------------------
+
+    async def hook(self, name: str, **values: str) -> int | None:
+        """Runs a hook of the profile. Returns its exit code, or None if the profile has no such hook."""
+        if not (command := self.profile.hooks.get(name)):
+            return None
+        for key, value in values.items():
+            command = command.replace(f"{{{key}}}", value)
+        process = await asyncio.create_subprocess_shell(
+            command, env=self.environment(self.driver.uid), stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+        return await process.wait()
