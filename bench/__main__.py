@@ -36,6 +36,9 @@ SCHEDULING = """Pods that the local cluster schedules per second, with API serve
 published figures of Kubernetes for similar workloads (scheduler_perf, 2025, on its own machines):"""
 
 
+FLEET = "The operator's commands on a large cluster, and what many plugins cost an API server:"
+
+
 def machine(python: str) -> str:
     cpu = next(
         (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
@@ -136,7 +139,9 @@ async def publications(api: Api, state: Path, python: str) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("all", "latency", "memory", "publish", "scheduling"), default="all")
+    parser.add_argument(
+        "what", nargs="?", choices=("all", "latency", "memory", "publish", "scheduling", "fleet"), default="all"
+    )
     parser.add_argument("--state-dir", type=Path, default=ROOT / ".bench", help="folder on a real disk")
     parser.add_argument("--python", default=sys.executable, help="interpreter for the plugin, with its dependencies")
     parser.add_argument("--rounds", type=int, default=latency.ROUNDS)
@@ -161,10 +166,17 @@ async def main() -> None:
                 await publications(api, args.state_dir, args.python)
     if args.what in {"all", "scheduling"}:
         print(f"\n{SCHEDULING}\n", flush=True)
-        # In its own process, like `dra dev`.
-        process = await asyncio.create_subprocess_exec(args.python, "-m", "bench.scheduling", cwd=ROOT)
-        if code := await process.wait():
-            raise SystemExit(code)
+        await module("bench.scheduling", args.python)
+    if args.what in {"all", "fleet"}:
+        print(f"\n{FLEET}\n", flush=True)
+        await module("bench.fleet", args.python)
+
+
+async def module(name: str, python: str) -> None:
+    """Runs a module in its own process, as its program runs."""
+    process = await asyncio.create_subprocess_exec(python, "-m", name, cwd=ROOT)
+    if code := await process.wait():
+        raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The local API server over HTTPS in its own process, so that it shares neither event loop nor interpreter lock with the client.
 
-``python -m bench.apiserver FOLDER DELAY`` serves until its input ends. For each line of input it prints one line of counts.
+``python -m bench.apiserver FOLDER DELAY [NODES PODS CLAIMS]`` serves until its input ends, with the cluster of ``bench.fleet_cluster``
+if its size is given. For each line of input it prints one line of counts.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import os
 import ssl
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
+from bench import fleet_cluster
+from dra_kubeletplugin.base import gc_tuning
+from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, config
 from dra_kubeletplugin.localcluster.apiserver import ApiServer, Tokens
 
@@ -24,14 +30,48 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts since the server started. ``connections`` are TLS handshakes; ``requests`` are without watches."""
+    """Counts since the server started. ``connections`` are TLS handshakes; ``requests`` are without watches.
+
+    Args:
+        selected: requests by "VERB plural selector", or "WATCH plural selector", without the values in the selector.
+        sent: bytes of all responses except watches.
+        cpu: seconds of CPU time.
+    """
 
     connections: int
     requests: dict[str, int]  # by "VERB plural"
+    selected: dict[str, int] = field(default_factory=dict)
+    sent: int = 0
+    cpu: float = 0.0
 
     def since(self, before: Counts) -> Counts:
-        fresh = {k: n - before.requests.get(k, 0) for k, n in self.requests.items()}
-        return Counts(self.connections - before.connections, {k: n for k, n in fresh.items() if n})
+        return Counts(
+            self.connections - before.connections,
+            _more(self.requests, before.requests),
+            _more(self.selected, before.selected),
+            self.sent - before.sent,
+            self.cpu - before.cpu,
+        )
+
+
+def _more(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    fresh = {k: n - before.get(k, 0) for k, n in after.items()}
+    return {k: n for k, n in fresh.items() if n}
+
+
+class CountingServer(ApiServer):
+    """Counts requests with their selectors, and the bytes of responses."""
+
+    selected: Counter[str]
+    sent = 0
+
+    async def _handle(self, request: Request) -> Response:
+        verb = "WATCH" if request.query.get("watch") == "true" else request.method
+        fields = [term.partition("=")[0] + "=" for term in request.query.get("fieldSelector", "").split(",") if term]
+        self.selected[" ".join([verb, plural(request.path), ",".join(fields)]).strip()] += 1
+        response = await super()._handle(request)
+        self.sent += len(response.body)
+        return response
 
 
 class Api:
@@ -45,14 +85,26 @@ class Api:
         self.client = KubeClient(in_pod(url, folder))
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def port(self) -> str:
         return self.url.rpartition(":")[2]
 
-    async def counts(self) -> Counts:
+    async def counts(self, command: str = "") -> Counts:
         assert self._process.stdin
         assert self._process.stdout
-        self._process.stdin.write(b"\n")
+        self._process.stdin.write(command.encode() + b"\n")
         return Counts(**json.loads(await self._process.stdout.readline()))
+
+    async def leave(self) -> Counts:
+        """Makes the server close its port and all connections. Its objects stay."""
+        return await self.counts("leave")
+
+    async def come_back(self) -> Counts:
+        """Makes the server listen on its port again."""
+        return await self.counts("come back")
 
 
 def in_pod(url: str, folder: Path) -> ApiConfig:
@@ -63,15 +115,19 @@ def in_pod(url: str, folder: Path) -> ApiConfig:
 
 
 @contextlib.asynccontextmanager
-async def api_server(folder: Path, delay: float) -> AsyncIterator[Api]:
-    """Runs a server that delays each response by ``delay`` seconds. Writes its certificate to ``folder``."""
+async def api_server(folder: Path, delay: float, size: fleet_cluster.Size | None = None) -> AsyncIterator[Api]:
+    """Runs a server that delays each response by ``delay`` seconds. Writes its certificate to ``folder``.
+
+    Args:
+        size: the size of the cluster that the server has from the start; None for an empty one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     make_certificate(folder)
     (folder / "token").write_text("bench")
     (folder / "namespace").write_text("dra-system")
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "bench.apiserver", str(folder), str(delay)),
+        *("-m", "bench.apiserver", str(folder), str(delay), *map(str, astuple(size) if size else ())),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
@@ -100,7 +156,7 @@ def make_certificate(folder: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-async def serve(folder: Path, delay: float) -> None:
+async def serve(folder: Path, delay: float, size: fleet_cluster.Size | None) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(folder / "ca.crt", folder / "ca.key")
     connections = 0
@@ -110,23 +166,39 @@ async def serve(folder: Path, delay: float) -> None:
         connections += 1
 
     tls.sni_callback = hello  # called once a handshake, with or without a name
-    server = ApiServer(tls=tls, tokens=Tokens((folder / "token").read_text()))
+    server = CountingServer(tls=tls, tokens=Tokens((folder / "token").read_text()))
+    server.selected = Counter()
     server.injected_faults.delay = delay
+    for resource, obj in fleet_cluster.objects(size) if size else ():
+        server.storage.put(resource, obj, fresh=True)
+    gc_tuning.settle()  # as `dra dev` does
     print(await server.start(), flush=True)
-    while await asyncio.to_thread(sys.stdin.readline):
+    address = server.url.removeprefix("https://")
+    while command := await asyncio.to_thread(sys.stdin.readline):
+        if command == "leave\n":
+            await server.close()
+        elif command == "come back\n":
+            before, selected = server, server.selected
+            server = CountingServer(address, tls, before.storage, before.tokens)
+            server.selected, server.sent, server.injected_faults = selected, before.sent, before.injected_faults
+            await server.start()
         requests: dict[str, int] = {}
         for verb, path in server.injected_faults.calls:
             key = f"{verb} {plural(path)}"
             requests[key] = requests.get(key, 0) + 1
-        print(json.dumps({"connections": connections, "requests": requests}), flush=True)
+        counts = Counts(connections, requests, dict(server.selected), server.sent, time.process_time())
+        print(json.dumps(asdict(counts)), flush=True)
     await server.close()
 
 
 def plural(path: str) -> str:
     parts = path.strip("/").split("/")
     parts = parts[3:] if parts[0] == "apis" else parts[2:]
+    if not parts:
+        return "versions"  # discovery
     return parts[2] if len(parts) > 2 and parts[0] == "namespaces" else parts[0]
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), float(sys.argv[2])))
+    wanted = fleet_cluster.Size(*map(int, sys.argv[3:])) if sys.argv[3:] else None
+    asyncio.run(serve(Path(sys.argv[1]), float(sys.argv[2]), wanted))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dra_kubeletplugin.base.threads import LoopExecutor
 from dra_kubeletplugin.claims.store.batch import Batcher
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.driver.threads import LoopExecutor
 
 TRIES = 5
 OPERATIONS = 2_000  # in one try

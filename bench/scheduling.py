@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dra_kubeletplugin.base import gc_tuning
 from dra_kubeletplugin.kube import KubeClient, Reflector
 from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES, TEMPLATES
-from dra_kubeletplugin.localcluster import gc_tuning
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 
 JSON = dict[str, Any]

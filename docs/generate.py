@@ -34,6 +34,7 @@ def files() -> dict[str, str]:
         "docs/settings.md": reference_pages.settings_page(),
         "docs/metrics.md": metrics.page(),
         "docs/commands.md": command_reference.page(),
+        "docs/conformance-checks.md": reference_pages.conformance_page(),
         "docs/hosts.md": hosts(),
         "docs/api.md": filled("docs/api.md", names=names(), **{f"members of {m}": members(m) for m in _MODULES}),
         "docs/monitoring.md": filled("docs/monitoring.md", alerts=alerts()),
@@ -66,10 +67,10 @@ def table(head: str, rows: Iterator[str]) -> str:
 
 _MODULES = {
     "dra_kubeletplugin": {
-        "a driver": "Driver, run, Role, Health, Gate",
+        "a driver": "Driver, run, Role, Health, Check, Gate",
         "what it publishes": "Device, Pool, Nodes, Taint, Capacity, RequestPolicy, CounterSet, NodeResource, Quantity, Version",
         "partitions": "partitions, Partition, Partitioned, Profile",
-        "claims": "Claim, AllocatedDevice, Config, PreparedDevice, PreparedClaim, RecoveredClaim, BoundClaim, BoundDevice",
+        "claims": "Claim, AllocatedDevice, Config, PreparedDevice, PreparedClaim, RecoveredClaim, SharedStep, BoundClaim, BoundDevice",
         "what containers get": "ContainerEdits, DeviceNode, Mount, Hook, NetDevice",
         "status in claims": "DeviceStatus, Condition, NetworkData",
         "the machine": "Host, PciFunction",
@@ -80,7 +81,7 @@ _MODULES = {
         "in the event loop of a test": "node_with, on_node, plugin_on, controller_on, DriverNode, AsyncApi, Timers",
         "claims": "ClaimSpec, Request, FirstAvailable, SubRequest, MatchAttribute, DistinctAttribute, OpaqueConfig, Toleration",
         "objects": "claim, template, pod, device_class",
-        "results": "env_of, oci_of, Published, PublishedError, Event, PodError, FaultError",
+        "results": "env_of, oci_of, Published, PublishedDevice, PublishedError, Event, PodError, FaultError",
     },
     "dra_kubeletplugin.analysis": {
         "the state of a cluster": "take, Snapshot, Gap, with_events, from_files",
@@ -176,8 +177,8 @@ _HOSTS = """# Described hosts
 Generated from `src/dra_kubeletplugin/host/fake/schema.py` by `make docs`: its example has every key, and a test builds it.
 
 A described host is a machine in a few lines of YAML, for tests and demonstrations without hardware: `dra dev DRIVER --host FILE`,
-`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. `dra inspect --describe-host` describes the machine that it runs on. The
-package contains descriptions that you select by name: {machines}.
+`@pytest.mark.dra(host="FILE")`, `dra simulate --host FILE=3`. The package contains descriptions that you
+select by name: {machines}.
 
 {head}
 ```yaml
@@ -186,9 +187,29 @@ package contains descriptions that you select by name: {machines}.
 
 {rest}
 
+## Record a machine
+
+`dra inspect --describe-host > my-server.yaml` describes the machine that it runs on. `dra inspect --host my-server.yaml` then prints the
+same as `dra inspect` on the machine. The record contains:
+
+- each function with its BARs (`resource`), reset methods, link and class devices
+- NUMA nodes, and device nodes that belong to no class
+- `/proc/devices`, and the files in `/proc/driver/<name>` for the driver of each function
+- the versions of kernel modules that are not part of the kernel's source
+
+`--describe-file PATH` adds a file or folder, for example `/proc/cmdline` or `/sys/class/dmi/id/product_name`. You can repeat it.
+
+A machine does not show which function a device node without a class belongs to. So the record has these nodes in the top-level `nodes`.
+Move a node to its function if the kernel driver creates and removes the node with the function, such as `/dev/nvidia0`.
+
+Files below `/proc` can contain serial numbers. Replace them before you publish a record.
+
 ## Keys
 
 {keys}
+Write keys that several functions share once, with an anchor (`attributes: &card`), and merge them into the other functions
+(`attributes: {{<<: *card, label: right}}`).
+
 Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. One
 run reports the first error of each function and the first error of the other keys, each with its key and line. Only without such errors
 are contradictions checked, such as two functions at one address; then all of them are reported.
@@ -208,6 +229,7 @@ _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fail
         "numa_nodes": "by number, below",
         "drivers": "kernel drivers that are loaded but not bound to a function; `vfio-pci` is always loaded",
         "nodes": "device nodes that belong to no function: name below `/dev`, and `c` or `b` with `major:minor`",
+        "proc": "files below `/proc` that belong to no function: path and content",
         "files": "any other files of sysfs: path and content",
     },
     "functions[]": {
@@ -227,6 +249,8 @@ _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fail
         "link": "the maximum speed and width of its link, below",
         "vfs": "its virtual functions (SR-IOV), below",
         "classes": 'class devices that its driver makes: class, name, attributes. `dev: "240:0"` makes a device node, `devname` names it',
+        "nodes": "device nodes that its driver makes and that belong to no class: name below `/dev`, and numbers",
+        "proc": "files below `/proc` that its driver makes: path and content",
         "attributes": "any other files of its folder: path and content",
     },
     "functions[].link": {"speed": "GT/s: {speeds}", "width": "lanes: {widths}"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import re
@@ -11,17 +10,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich import terminal_theme
-from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.ansi import AnsiDecoder
-from rich.console import Console
+from terminal_svg import terminal_svg
 
 ROOT = Path(__file__).parents[1]
 COLUMNS = 96
 """Few columns keep the text large where a page shows the picture beside other content."""
 SHOWN = 3
 """Number of PCI functions, and of first lines of a JSON document, that the picture shows."""
-_FONTS = re.compile(r"@font-face \{\{.*?\}\}", re.DOTALL)  # a page would load these fonts from another server
 _JSON = re.compile(r" {5,}[\]\[{}\" ]")
 _TREE, _FUNCTION = re.compile(r" {3}([├└│]| {6,}\S)"), re.compile(r" {3}[├└]")
 _ESCAPES = re.compile(r"\x1b\[[\d;]*m")
@@ -75,19 +70,5 @@ def shortened(lines: list[str]) -> Iterator[str]:
         previous = plain.strip()
 
 
-def svg(lines: list[str]) -> str:
-    """Returns the picture of a terminal with these lines."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    decoder = AnsiDecoder()  # one decoder for all lines, because a colour can continue on the next line
-    for line in ["$ make demo", *shortened(lines)]:
-        console.print(decoder.decode_line(line), no_wrap=True, overflow="ellipsis")
-    return console.export_svg(
-        title="make demo",
-        theme=terminal_theme.MONOKAI,
-        code_format=_FONTS.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "ui-monospace"),
-        unique_id="demo",
-    )
-
-
 if __name__ == "__main__":
-    (ROOT / "docs/demo.svg").write_text(svg(demo_lines()))
+    (ROOT / "docs/demo.svg").write_text(terminal_svg(["$ make demo", *shortened(demo_lines())], COLUMNS))

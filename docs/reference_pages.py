@@ -10,6 +10,8 @@ from dra_kubeletplugin import errors
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
 from dra_kubeletplugin.errors import DraError
 from dra_kubeletplugin.kube.errors import CLASSES
+from dra_kubeletplugin.localcluster.conformance.catalogue import CATALOGUE, Requirement
+from dra_kubeletplugin.localcluster.conformance.reports import catalogue_markdown
 
 
 def error_classes() -> list[type[DraError]]:
@@ -49,6 +51,20 @@ def errors_page() -> str:
     ]
     lines += [f"| {c.status} | `{c.__name__}` | {c.__doc__} |" for c in CLASSES]
     return "\n".join(lines) + "\n"
+
+
+def conformance_page() -> str:
+    head = (
+        "# Checks of conformance",
+        "",
+        "For authors who want to know why a check of [`dra conformance`](conformance.md) failed, or which rules the suite checks.",
+        "Generated from `src/dra_kubeletplugin/localcluster/conformance/checks` by `make docs`. Ids are never renumbered.",
+        "",
+        " ".join(f"{level}: {level.meaning}." for level in Requirement),
+        "",
+        "",
+    )
+    return "\n".join(head) + catalogue_markdown(list(CATALOGUE.values())).rstrip() + "\n"
 
 
 def settings_page() -> str:
