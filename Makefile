@@ -96,8 +96,9 @@ proto: proto-env ## regenerate the committed stubs, in an environment of their o
 docs: $(STAMP) ## regenerate pages, tables and diagrams of docs/
 	@$(BIN)/python docs/generate.py
 
-picture: $(STAMP) ## draw docs/demo.svg from the output of the demo on this machine
+picture: $(STAMP) ## draw docs/demo.svg from the output of the demo on this machine, and the pictures of `dra top` and of the page
 	@$(BIN)/python docs/picture.py
+	@$(BIN)/python docs/view_pictures.py
 
 deploy: $(BASE) ## regenerate the kustomize components, the Helm chart and the drivers' overlays
 	@$(BIN)/dra deploy --shared-dir deploy

@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for variable, name in (("HOME", "home"), ("KUBELET_ROOT", "kubelet")):
         (folder / name).mkdir()
         os.environ[variable] = str(folder / name)
-    tempfile.tempdir = None  # read TMPDIR again
+    tempfile.tempdir = None  # makes tempfile read TMPDIR again
 
 
 def pytest_collection_finish() -> None:
@@ -80,7 +80,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Every worker of pytest-xdist leaves out the same tests, so the counts of any worker are those of the run."""
+    """Takes the counts from any worker: every worker of pytest-xdist leaves out the same tests."""
     counts = getattr(node, "workeroutput", {}).get("left_out")
     if counts is not None:
         node.config.stash[_LEFT_OUT] = Counter(counts)

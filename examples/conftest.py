@@ -13,7 +13,7 @@ GPU = Path(__file__).parents[1] / "drivers/gpu_example"
 
 
 class Example:
-    """The manifest of one folder."""
+    """The manifest of one example folder."""
 
     def __init__(self, folder: Path, node: Node[Any]) -> None:
         self.folder = folder

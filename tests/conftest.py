@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +19,10 @@ from dra_kubeletplugin.localcluster.runtime import runc
 from dra_kubeletplugin.resourceapi import kubernetes_releases
 from tests.release import images
 
-# By default an example may take 200 ms and ten a second to be made: a machine that is busy elsewhere is no fault of the code.
+# Hypothesis limits the time of an example to 200 ms, and of ten generated examples to 1 s. A busy machine exceeds both.
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")
-# kubectl and helm keep for six hours what a server at an address serves; clusters of tests follow each other at the same ones.
+# kubectl and helm cache discovery for six hours by server address, and clusters of several tests have the same address.
 os.environ["KUBECACHEDIR"] = os.devnull
 
 
@@ -63,9 +64,22 @@ def _log() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def _records_of_this_test(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Excludes from ``caplog`` the records of driver methods that an earlier test left running in a thread."""
+    earlier = {thread for thread in threading.enumerate() if thread.name == "driver"}
+
+    def is_own(_: logging.LogRecord) -> bool:
+        return threading.current_thread() not in earlier
+
+    caplog.handler.addFilter(is_own)
+    yield
+    caplog.handler.removeFilter(is_own)
+
+
 @pytest.fixture
 def no_leak(tmp_path: Path) -> Iterator[None]:
-    """At the end this process has no file below ``tmp_path`` open."""
+    """Asserts at the end of the test that this process has no open file below ``tmp_path``."""
     yield
     shown = []
     for fd in Path("/proc/self/fd").iterdir():

@@ -127,6 +127,7 @@ def test_the_fixtures_work_whatever_runs_coroutines(author: pytest.Pytester, mod
     run(author, *mode).assert_outcomes(passed=1 + loops)
 
 
+@pytest.mark.full
 def test_faults_are_verbs(author: pytest.Pytester) -> None:
     author.makepyfile(
         """
@@ -183,7 +184,7 @@ def test_faults_are_verbs(author: pytest.Pytester) -> None:
                 node.health("nothing")
             with pytest.raises(FaultError, match="no PCI function '0000:99:00.0' on this host, only 0000:17:00.0"):
                 node.unplug("0000:99:00.0")
-            with pytest.raises(FaultError, match="'tains' is not a field of slices .did you mean taints"):
+            with pytest.raises(FaultError, match="'tains' is not a field of slices, did you mean 'taints'"):
                 api.drop("tains")
             with pytest.raises(FaultError, match="'v1beta9' is not a version of resource.k8s.io"):
                 api.serve("v1beta9")
@@ -267,6 +268,41 @@ def test_a_failing_test_shows_the_events_of_its_cluster(author: pytest.Pytester)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         ["*events of the local cluster*", "Normal Scheduled from default-scheduler: *default/pod*"]
+    )
+
+
+@pytest.mark.full
+def test_a_failing_test_shows_each_event_once_with_its_count(author: pytest.Pytester) -> None:
+    author.makepyfile(
+        """
+        import pytest
+        from driver import Fpga
+
+        class Broken(Fpga):
+            def prepare(self, claim):
+                raise RuntimeError("the card is broken")
+
+        @pytest.mark.dra(driver=Broken)
+        def test_it(node):
+            node.api.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}, "spec": {
+                "nodeSelector": {"no": "node"}, "containers": [{"name": "c", "image": "i"}]}})
+            node.api.wait_event("other", "FailedScheduling")
+            node.run_pod()
+        """
+    )
+    result = run(author)
+    result.assert_outcomes(failed=1)
+    shown = [
+        line for line in result.outlines if line.startswith(("E ", "Normal ", "Warning "))
+    ]  # neither the code nor the log
+    for text in ("the card is broken", "Normal Scheduled", "FailedPrepareDynamicResources", "Warning FailedScheduling"):
+        assert len([line for line in shown if text in line]) == 1, shown
+    result.stdout.re_match_lines(
+        [
+            r".*PodError: pod pod does not start: DRIVER_FAILED: .*the card is broken",
+            r"E +Warning FailedPrepareDynamicResources( \(x\d+\))? from kubelet, as above$",
+            r"-+ other events of the local cluster -+",
+        ]
     )
 
 

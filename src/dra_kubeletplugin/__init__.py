@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         AllocatedDevice,
         BoundClaim,
         BoundDevice,
+        Check,
         Claim,
         Condition,
         Config,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         PreparedDevice,
         RecoveredClaim,
         Role,
+        SharedStep,
     )
     from .errors import DraError, PermanentError, RetryableError
     from .host import Host, PciFunction
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     ".cdi": "ContainerEdits DeviceNode Hook Mount NetDevice",
-    ".driver": "AllocatedDevice BoundClaim BoundDevice Claim Condition Config DeviceStatus Driver Health NetworkData PreparedClaim "
-    "PreparedDevice RecoveredClaim Role",
+    ".driver": "AllocatedDevice BoundClaim BoundDevice Check Claim Condition Config DeviceStatus Driver Health NetworkData PreparedClaim "
+    "PreparedDevice RecoveredClaim Role SharedStep",
     ".errors": "DraError PermanentError RetryableError",
     ".host": "Host PciFunction",
     ".resourceapi.amounts": "Capacity NodeResource RequestPolicy",
@@ -90,6 +92,7 @@ __all__ = [
     "BoundClaim",
     "BoundDevice",
     "Capacity",
+    "Check",
     "Claim",
     "Condition",
     "Config",
@@ -122,6 +125,7 @@ __all__ = [
     "RequestPolicy",
     "RetryableError",
     "Role",
+    "SharedStep",
     "Taint",
     "Version",
     "__version__",

@@ -49,6 +49,8 @@ def describe(e: BaseException) -> str:
 
 def clip(text: object, limit: int = MAX_MESSAGE_BYTES) -> str:
     """Returns ``text`` on one printable line, cut to ``limit`` bytes of UTF-8 with an ellipsis. Never raises."""
+    if isinstance(text, str) and len(text) <= limit and text.isascii() and text.isprintable() and " " not in text:
+        return text  # most values, without the work for the others
     line = _line(_text(text))
     raw = line.encode()
     if len(raw) <= limit:
@@ -182,9 +184,7 @@ class NotReadyError(DraError):
 
     code = "DRA-E007"
     reason = "NOT_READY"
-    help = (
-        "The message has the lines of /readyz: registration, devices, slices, records. Fix the cause in the first line."
-    )
+    help = "The message has the lines of /readyz. Fix the cause in the first line."
 
 
 class LeaseLostError(DraError):
@@ -374,9 +374,7 @@ class StoppingError(ClaimError):
 class HostPathMissingError(ClaimError):
     code = "DRA-E124"
     reason = "HOST_PATH_MISSING"
-    help = (
-        "The device node, mount source or hook does not exist on the host. Check the device's kernel driver and udev."
-    )
+    help = "The device node, mount source or hook is not on the host. Check the device's kernel driver and udev."
 
 
 class RecordUnreadableError(ClaimError):
@@ -413,10 +411,26 @@ class MetadataUpdateError(ClaimError):
 
     code = "DRA-E129"
     reason = "METADATA_NOT_UPDATED"
+    help = "The claim is not prepared, or has no device metadata; the message says which. The update is dropped."
+
+
+class HardwareLockedError(ClaimError):
+    """The lock of a piece of hardware stayed in use until the wait limit."""
+
+    code = "DRA-E131"
+    reason = "HARDWARE_LOCKED"
     help = (
-        "The claim is no longer prepared, or has no device metadata; the message says which. The update is dropped, because no pod "
-        "reads it."
+        "The message names the process that holds the lock. The kubelet retries. If that process hangs in the vendor's library, "
+        "delete its pod: the kernel then releases the lock."
     )
+
+
+class SharedStepError(ClaimError):
+    """Another claim uses the shared state of a piece of hardware with other arguments."""
+
+    code = "DRA-E132"
+    reason = "SHARED_STEP"
+    help = "The claim is prepared when the pods of the named claim have stopped. The kubelet retries."
 
 
 class MetadataError(DraError):

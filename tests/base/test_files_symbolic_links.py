@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from dra_kubeletplugin.base.flock import FileLock
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims.instances import InstanceLock
-from dra_kubeletplugin.claims.store.journal import LOCK
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.plugin.grpc import UnixServer, remove_dead, remove_stale
 from dra_kubeletplugin.plugin.grpc.path_lock import PathLock
@@ -70,12 +67,6 @@ def remove_lock(folder: Path) -> None:
     remove_dead(folder / "dra.sock.lock")
 
 
-def lock_records(folder: Path) -> None:
-    lock = FileLock(folder / LOCK)
-    lock.acquire(time.monotonic())
-    lock.close()
-
-
 def keep_times(folder: Path) -> None:
     times = TaintTimes(folder / "taint-times.json", INSTANCE)
     times._load()
@@ -101,7 +92,6 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "lock on a path": (lock_path, "dra.sock.lock"),
     "lock's temporary file": (lock_path, f".dra.sock.lock.{INSTANCE}"),
     "lock that is removed": (remove_lock, "dra.sock.lock"),
-    "lock on the records": (lock_records, LOCK),
     "taint times": (keep_times, "taint-times.json"),
     "taint times' temporary file": (keep_times, f".taint-times.json.{INSTANCE}"),
     "stale socket": (remove_socket, "dra.sock"),

@@ -15,7 +15,9 @@ import pytest
 
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, Pool, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims.claim_files import record_of
+from dra_kubeletplugin.claims import claim_files as module
+from dra_kubeletplugin.claims.claim_files import ClaimFiles, record_of
+from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.errors import DeviceHeldError, DraError, RecordsError
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER, make_record_with_file
@@ -376,3 +378,129 @@ def test_the_record_of_a_file_is_the_record_that_it_was_written_for(tmp_path: Pa
     assert (found.devices, found.steps, found.name, found.boot_id) == (
         record.devices, record.steps, record.name, record.boot_id,
     )  # fmt: skip
+
+
+# --- one file alone ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ClaimFiles:
+    specs = ClaimSpecs(tmp_path / "cdi", DRIVER)
+    return ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
+
+
+def failing(error: Exception) -> Callable[..., None]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left", "/x"),
+            "/x cannot be written (No space left): free space on its file system",
+        ),
+        (
+            OSError(errno.EPERM, "Not permitted", "/x"),
+            "/x cannot be written (Not permitted): see the permissions and attributes",
+        ),
+        (
+            OSError(errno.EIO, "I/O error", "/x"),
+            "/x cannot be written (I/O error): see the disk and the mount that it is on",
+        ),
+        (OSError("odd"), "a file of the claim cannot be written (OSError: odd): see the disk"),
+        (ValueError("a name\n"), "the files of the claim cannot be written: a name"),
+    ],
+)
+def test_each_error_of_a_file_has_its_advice_and_only_a_disk_is_a_fault_until_a_probe(
+    tmp_path: Path, files: ClaimFiles, error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = make_record_with_file(tmp_path, "u", "d-0")
+    with monkeypatch.context() as patch:
+        patch.setattr(files.specs, "write", failing(error))
+        with pytest.raises(RecordsError) as caught:
+            files.put(record)
+        assert says in str(caught.value)
+        assert files.fault == (str(caught.value) if isinstance(error, OSError) else "")
+        patch.setattr(files.specs, "probe", failing(error))
+        files.probe()
+        assert bool(files.fault) is isinstance(error, OSError)
+    files.probe()
+    assert files.fault == ""
+    files.put(record)
+
+
+@pytest.mark.parametrize("name", ["/cdi/x", None])
+def test_a_note_that_cannot_be_read_now_names_its_file_or_the_folder(
+    files: ClaimFiles, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files.specs, "note", failing(OSError(errno.EIO, "I/O error", name)))
+    with pytest.raises(RecordsError) as caught:
+        files.read_note("u")
+    assert str(caught.value) == f"{name or files.specs.root} cannot be read (I/O error): see its mount"
+
+
+def test_a_record_from_its_note_is_complete_and_a_note_of_another_claim_is_none(
+    tmp_path: Path, files: ClaimFiles, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = make_record_with_file(tmp_path, "u", "d-0")
+    record.doc.pop("complete")
+    files.note(record)
+    found = files.read_note("u")
+    assert found is not None
+    assert (found.doc["complete"], found.created, found.boot_id) == (True, record.created, record.boot_id)
+    assert files.read_note("v") is None
+    assert caplog.text == ""
+    files.specs.note_path("v").write_bytes(files.specs.note_path("u").read_bytes())
+    assert files.read_note("v") is None
+    assert "it belongs to claim u" in caplog.text
+
+
+def test_a_note_that_cannot_be_removed_stops_the_rollback_only_if_it_would_bring_the_claim_back(
+    tmp_path: Path, files: ClaimFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_record_with_file(tmp_path, "u", "d-0")
+    monkeypatch.setattr(files.specs, "remove_note", failing(OSError(errno.EROFS, "Read-only", "/x")))
+    with pytest.raises(RecordsError, match="/x cannot be removed"):
+        files.remove_note("u")
+    files.specs.note_path("u").write_bytes(b"{")
+    files.remove_note("u")
+    assert "cannot remove the claim's note: /x cannot be removed" in caplog.text
+
+
+def test_a_note_that_cannot_be_written_is_logged_and_fails_nothing(
+    tmp_path: Path, files: ClaimFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    record = make_record_with_file(tmp_path, "u", "d-0")
+    for error in (OSError(errno.ENOSPC, "No space left"), ValueError("a name")):
+        monkeypatch.setattr(files.specs, "write_note", failing(error))
+        files.note(record)
+    assert caplog.text.count("cannot write the claim's note") == 2
+
+
+def test_files_are_restored_only_where_they_differ_and_removed_all_together(tmp_path: Path, files: ClaimFiles) -> None:
+    record = make_record_with_file(tmp_path, "u", "d-0")
+    assert files.are_intact(record)
+    assert files.restore(record) is False
+    for lost in (files.specs.path("u"), files.specs.note_path("u")):
+        lost.unlink()
+        assert not files.are_intact(record)
+        assert files.restore(record) is True
+        assert files.are_intact(record)
+    files.remove(record)
+    assert [p.name for p in files.specs.root.iterdir()] == [files.specs.note_path("u").name]
+    files.remove_all("u")
+    assert list(files.specs.root.iterdir()) == []
+
+
+def test_the_age_of_a_claim_s_files_is_that_of_the_newest(tmp_path: Path, files: ClaimFiles) -> None:
+    make_record_with_file(tmp_path, "u", "d-0")
+    for path, age in ((files.specs.path("u"), 5_000), (files.specs.note_path("u"), 1_000)):
+        os.utime(path, (time.time() - age,) * 2)
+    assert 1_000 <= files.uids()["u"] < 1_100
+    os.utime(files.specs.path("u"), (time.time() - 100,) * 2)
+    assert 100 <= files.uids()["u"] < 200
+    assert module._age(tmp_path / "nowhere") > 1e9

@@ -1,4 +1,7 @@
-"""Killed at any effect, and the device is not there at the next start: it stays published exactly as long as its claim has it."""
+"""The plugin is killed between effects, and the device is absent at the next start.
+
+The device stays published exactly as long as a claim holds it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ ONLY_C_3 = f'device.attributes["{DRIVER}"].index == 3'
 
 
 def vanished(b: NodeHarness) -> list[str]:
-    """Devices that are published with the taint of those that vanished in use."""
+    """Returns the devices that are published with the taint for devices that vanished in use."""
     slices: list[Any] = b.cluster.slices()
     found = [d for s in slices for d in s["spec"].get("devices") or ()]
     return [d["name"] for d in found if GONE.key in {t["key"] for t in d.get("taints") or ()}]

@@ -1,4 +1,4 @@
-"""A real plugin process is killed before what others could see or find: nothing leaks, and nothing is handed out twice.
+"""A real plugin process is killed before a step with an external effect. Nothing leaks, and no device has two holders.
 
 One step of each phase; ``python -m tests.helpers.crash.kill_sweep`` takes all of them.
 """

@@ -193,6 +193,7 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
         def attempted(*args: Any, **options: Any) -> Any:
             done = attempt(*args, **options)
             if faults:
+                one.claims.files.specs.remove("a")
                 raise faults.pop()
             return done
 
@@ -205,6 +206,7 @@ async def test_a_commit_that_was_done_though_it_seemed_to_fail_is_a_prepare_like
         assert not isinstance(await one.prepare(ref), DraError)
         assert await one.records() == {"a": "Prepared"}
         assert told == ["changed", ("a", ("node", "d-0", ""))]
+        assert one.claims.files.specs.exists("a"), "its file is written again"
 
 
 async def test_what_a_prepare_left_whose_record_was_lost_goes_though_its_device_is_anothers_by_now(

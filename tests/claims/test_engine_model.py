@@ -30,6 +30,7 @@ from dra_kubeletplugin import (
     PreparedClaim,
     PreparedDevice,
     RecoveredClaim,
+    SharedStep,
 )
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
@@ -64,6 +65,11 @@ class Wish(NamedTuple):
         return self.device == other.device and (self.share == other.share or not (self.share and other.share))
 
 
+def card_of(key: str) -> str:
+    """The card that a device or share is a part of; its power is a shared step."""
+    return key[0]
+
+
 WISHES = [*(Wish(d) for d in DEVICES), *(Wish("shared", s, n) for s, n in (("a", 3), ("b", 5), ("c", 8), ("d", 10)))]
 
 
@@ -76,11 +82,13 @@ def published(name: str) -> Device:
 
 
 class Hardware:
-    """What the devices themselves know: who has them, and how much of them. Survives kills, not reboots."""
+    """What the devices themselves know: who has them, how much of them, and power. Survives kills, not reboots."""
 
     def __init__(self) -> None:
         self.holder: dict[str, str] = {}
         self.lanes: dict[str, int] = {}
+        self.power: dict[str, bool] = {}  # by card; False while it changes
+        self.changed_in_use: list[str] = []
         self.overdrawn: list[str] = []  # at any moment; what a driver raises is undone and told as its own fault
 
     def look(self) -> None:
@@ -91,6 +99,13 @@ class Hardware:
         if drawn > LINKS or shared > LANES or both:
             self.overdrawn.append(f"{self.holder}, lanes {self.lanes}")
 
+    def change_power(self, card: str) -> None:
+        """Notes a change of power under a claim."""
+        users = [uid for key, uid in self.holder.items() if card_of(key) == card]
+        if users:
+            self.changed_in_use.append(f"the power of {card} changed under {users}")
+        self.power[card] = False
+
 
 class Model(Driver):
     name = NAME
@@ -98,6 +113,7 @@ class Model(Driver):
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
         self.fuse = -1  # effects until the process stops; -1: never
+        self.power_fuse = -1  # the same for shared steps
         self.stopped = asyncio.Event()
         self.resumed = asyncio.Event()
 
@@ -107,8 +123,30 @@ class Model(Driver):
             await self.resumed.wait()
         self.fuse -= self.fuse >= 0
 
+    async def power_effect(self) -> None:
+        if self.power_fuse == 0:
+            self.stopped.set()
+            await self.resumed.wait()
+        self.power_fuse -= self.power_fuse >= 0
+
+    async def setup_power(self, card: str) -> None:
+        await self.power_effect()
+        if not self.hardware.power.get(card):
+            self.hardware.change_power(card)
+        await self.power_effect()
+        self.hardware.power[card] = True
+        await self.power_effect()
+
+    async def teardown_power(self, card: str) -> None:
+        await self.power_effect()
+        self.hardware.change_power(card)
+        await self.power_effect()
+        self.hardware.power.pop(card)
+        await self.power_effect()
+
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         for d in claim.devices:
+            await claim.shared_step("power", card_of(d.name))
             await self.effect()
             key = f"{d.name}/{d.share_id}" if d.share_id else d.name
             await claim.on_undo("release", device=key)
@@ -135,6 +173,7 @@ class Model(Driver):
                 devices=[
                     PreparedDevice(request="r", pool="node", name=(at := key.partition("/"))[0], share_id=at[2] or None)
                 ],
+                shared_steps=[SharedStep("power", card_of(key))],
             )
             for key, uid in self.hardware.holder.items()
         ]
@@ -211,12 +250,13 @@ class Machine(RuleBasedStateMachine):
         # At the end everything is unprepared, and then nothing may be left.
         self.api.away = False
         for instance in self.instances.values():
-            instance.driver.fuse = -1
+            instance.driver.fuse = instance.driver.power_fuse = -1
         refs = [ClaimIdentity(r.namespace, r.name, r.uid) for r in self.records()]
         answers = self.run(self.one.claims.unprepare(refs))
         assert not any(isinstance(a, DraError) for a in answers.values()), answers
         self.run(self.one.claims.reconciler.once(ask_server=False))
         assert self.hardware.holder == {}
+        assert self.hardware.power == {}
         assert self.specs.uids() == []
         assert self.records() == []
         self.drop()
@@ -334,10 +374,15 @@ class Machine(RuleBasedStateMachine):
         self.wanted.pop(ref[0].uid, None)
         assert ref[0].uid not in self.hardware.holder.values()
 
-    @rule(ref=refs, effects=st.integers(0, 4), undo=st.booleans(), second=st.booleans())
-    def killed_in_the_middle(self, ref: tuple[ClaimIdentity, Wish], effects: int, undo: bool, second: bool) -> None:
+    @rule(ref=refs, effects=st.integers(0, 4), shared=st.booleans(), undo=st.booleans(), second=st.booleans())
+    def killed_in_the_middle(
+        self, ref: tuple[ClaimIdentity, Wish], effects: int, shared: bool, undo: bool, second: bool
+    ) -> None:
         instance = self.instance(second)
-        instance.driver.fuse = effects
+        if shared:
+            instance.driver.power_fuse = effects
+        else:
+            instance.driver.fuse = effects
 
         async def call() -> None:
             work = asyncio.create_task((instance.claims.unprepare if undo else instance.claims.prepare)([ref[0]]))  # type: ignore[arg-type]
@@ -396,6 +441,7 @@ class Machine(RuleBasedStateMachine):
         self.drop()
         self.boot += 1
         self.hardware.holder.clear()
+        self.hardware.power.clear()
         for path in (self.root / "cdi").glob("*"):
             path.unlink()
         self.wanted.clear()
@@ -468,11 +514,16 @@ class Machine(RuleBasedStateMachine):
     def what_was_answered_is_true(self) -> None:
         for uid, wish in self.wanted.items():
             assert self.hardware.holder.get(wish.key) == uid, f"{uid} was told that it has {wish}"
+            assert self.hardware.power.get(card_of(wish.key)), f"{uid} has {wish} without power"
             assert self.specs.exists(uid)
 
     @invariant()
     def nothing_is_handed_out_twice(self) -> None:
         assert self.hardware.overdrawn == []
+
+    @invariant()
+    def power_never_changes_under_a_claim(self) -> None:
+        assert self.hardware.changed_in_use == []
 
     @invariant()
     def every_file_and_every_held_device_has_a_record(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
@@ -203,8 +204,64 @@ async def test_a_close_does_not_wait_for_ever(gate: tuple[Gate, Batcher[Any]]) -
     await wait_until(lambda: held.batches)
     async with asyncio.timeout(30):
         await batcher.close(0.01)
+    with pytest.raises(RecordsError, match="gated work: closed"):
+        await batcher.submit(2)
     held.open.set()
     assert await future == 2
+    await wait_until(lambda: threads() == 0)
+
+
+async def test_a_close_waits_for_batches_that_wait_and_for_the_last_thing(gate: tuple[Gate, Batcher[Any]]) -> None:
+    held, batcher = gate
+    last = threading.Event()
+    held.open.clear()
+    first = batcher.submit(1)
+    await wait_until(lambda: held.batches)
+    second = batcher.submit(2)
+    closing = asyncio.create_task(batcher.close(60, lambda: last.wait(60) and None))
+    await asyncio.sleep(0)
+    held.open.set()
+    assert await asyncio.gather(first, second) == [2, 4]
+    await asyncio.sleep(0.02)
+    assert not closing.done()
+    last.set()
+    await closing
+    assert held.batches == [[1], [2]]
+
+
+async def test_a_close_before_any_work_returns_at_once_and_starts_no_thread() -> None:
+    batcher: Batcher[int] = Batcher("gated work", lambda items: items)
+    ran: list[int] = []
+    async with asyncio.timeout(30):
+        await batcher.close(60, lambda: ran.append(1))
+    assert (ran, batcher._thread) == ([], None)
+
+
+async def test_items_that_come_during_the_rest_are_one_batch_after_it(gate: tuple[Gate, Batcher[Any]]) -> None:
+    held, batcher = gate
+    rests, go = threading.Event(), threading.Event()
+
+    def rest() -> None:
+        rests.set()
+        go.wait(60)
+
+    batcher._idle = rest
+    await batcher.submit(1)
+    await wait_until(rests.is_set)
+    futures = [batcher.submit(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    futures.append(batcher.submit(3))
+    go.set()
+    assert await asyncio.gather(*futures) == [4, 6]
+    assert held.batches == [[1], [2, 3]]
+
+
+async def test_work_without_a_rest_leaves_no_timer() -> None:
+    batcher: Batcher[int] = Batcher("gated work", lambda items: items)
+    assert await batcher.submit(1) == 1
+    assert batcher._timer is None
+    await batcher.close(5)
 
 
 # --- meetings -----------------------------------------------------------------------------------------------
@@ -310,6 +367,26 @@ async def test_a_flight_that_fails_reports_where_its_lines_are_and_keeps_nobody_
         await task
     assert tasks_in_flight.log_of(task) == (number, {"claim_uid": "u"})
     assert await behind == "fine"
+
+
+async def test_work_that_nobody_waits_for_ends_silently_whatever_its_end() -> None:
+    problems: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    tasks_in_flight = ClaimTasks(Metrics())
+
+    async def fail() -> None:
+        raise KeyError("nobody waits")
+
+    failing, _ = tasks_in_flight.start("u", Work.PREPARE, fail)
+    cancelled, _ = tasks_in_flight.start("v", Work.PREPARE, asyncio.Event().wait)
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await wait_until(lambda: not tasks_in_flight.uids)
+    assert tasks_in_flight.log_of(failing) is None
+    del failing, cancelled
+    gc.collect()
+    assert problems == []
+    await tasks_in_flight.end(0)
 
 
 @pytest.mark.parametrize("grace", [60.0, 0.01])

@@ -164,7 +164,13 @@ def test_of_the_dead_their_sockets_are_reported_and_their_files_go(folder: Path)
         other.claim_sockets([SOCKET, OwnedSocket("/y.sock")])
         copy = (folder / f"{other.id}.lock").read_bytes()
         (folder / "1-dead.lock").write_bytes(copy)
-        (folder / ".2-dead.new").write_bytes(b"")
+        for name in (
+            "0-dead.lock",
+            "z-dead.lock",
+            ".2-dead.new",
+            ".z-dead.new",
+        ):  # before and after those of the living
+            (folder / name).write_bytes(b"")
         (folder / "precious").write_bytes(b"")
         (folder / "folder.lock").mkdir()
         with locked(folder / ".3-alive.new", b""):

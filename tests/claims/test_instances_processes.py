@@ -41,6 +41,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.full
 @pytest.mark.crash
 def test_of_400_starts_beside_a_cleaner_none_is_taken_for_dead(tmp_path: Path) -> None:
     cleaner, stop = InstanceLock(tmp_path), threading.Event()

@@ -24,10 +24,11 @@ from dra_kubeletplugin import (
 from dra_kubeletplugin.cdi import ClaimSpecs, validate_spec
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.claim_files import ClaimFiles, note_of, record_of
-from dra_kubeletplugin.claims.metadata_files import MetadataFiles
+from dra_kubeletplugin.claims.metadata_files import MetadataFiles, updated
 from dra_kubeletplugin.claims.prepared_devices import complete
 from dra_kubeletplugin.claims.record import allocated_json, check_doc
-from dra_kubeletplugin.errors import BadAnswerError, RecordsError
+from dra_kubeletplugin.driver import MetadataUpdate
+from dra_kubeletplugin.errors import BadAnswerError, DriverError, RecordsError
 from dra_kubeletplugin.host import Host
 from dra_kubeletplugin.metadata.document import decode
 from tests.helpers.crash.record_stores import DRIVER
@@ -304,3 +305,36 @@ def test_a_driver_s_answer_with_metadata_that_is_no_mapping_is_refused(place: Pl
     record = Record(UID, "ns", "c", State.PREPARING, "boot", doc={"devices": [allocated_json(claim.devices[0])]})
     with pytest.raises(BadAnswerError, match="metadata of type list"):
         complete(record, claim, [answer], place.specs, Host())
+
+
+def test_files_are_readable_for_all_and_what_is_no_file_is_replaced(place: Place) -> None:
+    record = prepared(claim_of(device()), place.specs)
+    path = place.plugin / f"dra-device-metadata/{UID}_gpu.json"
+    for kind in ("no folder", "nothing", "fifo"):
+        if kind == "nothing":
+            path.unlink()
+        elif kind != "no folder":
+            path.unlink()
+            os.mkfifo(path)
+            assert place.metadata.are_intact(record) is False
+        place.metadata.put(record)
+        assert path.is_file()
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert place.metadata.are_intact(record) is True
+
+
+@pytest.mark.parametrize("count", [31, 32])
+def test_a_file_may_have_32_attributes(place: Place, count: int) -> None:
+    """One is the device's own."""
+    more = {f"a{i}": i for i in range(count)}
+    if count == 31:
+        record = prepared(claim_of(device()), place.specs, metadata=more)
+        (found,) = record.doc["metadata"]["requests"]["gpu/large"]
+        assert len(found["attributes"]) == 32
+        update = MetadataUpdate(uid=UID, request="gpu", attributes={"model": {"string": "B"}})
+        assert len(updated(record, update)["metadata"]["requests"]["gpu/large"][0]["attributes"]) == 32
+        with pytest.raises(DriverError, match="33 attributes are more than 32"):
+            updated(record, MetadataUpdate(uid=UID, request="gpu", attributes={"one-more": {"int": 1}}))
+    else:
+        with pytest.raises(BadAnswerError, match="33 attributes are more than 32"):
+            prepared(claim_of(device()), place.specs, metadata=more)

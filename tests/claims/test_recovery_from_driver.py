@@ -226,3 +226,19 @@ async def test_a_driver_that_takes_long_is_reported_asked_once_and_waited_for(
     await pending(store)
     assert await asks.once()
     assert driver.asked == 2
+
+
+async def test_a_claim_whose_device_a_claim_has_that_the_driver_did_not_report_is_recorded_too(
+    store: RecordStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await insert(store, make_record("holder", "d-0"))
+    await pending(store)
+    driver = Telling()
+    driver.told = [claim("u", [device()]), claim("v", [device("d-1")])]
+    asks = recovery(store, driver)
+    assert await asks.once()
+    assert sorted(r.uid for r in await store.all()) == ["holder", "u", "v"]
+    added, shared = asks.report
+    assert added == "1 claim reported by the driver: v"
+    assert shared.startswith("claim u was reported by the driver, and another claim has its device: ")
+    assert [r.getMessage() for r in caplog.records] == [f"records were completed: {s}" for s in asks.report]

@@ -6,14 +6,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Claim, ContainerEdits, Device, Driver, PreparedDevice, Version
+from dra_kubeletplugin import AllocatedDevice, Claim, ContainerEdits, Device, Driver, Pool, PreparedDevice, Version
 from dra_kubeletplugin.claims import ClaimIdentity
+from dra_kubeletplugin.claims.device_lookup import DeviceLookup
+from dra_kubeletplugin.claims.remote_devices import RemoteDevice
+from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.devices.pool_content import GONE
 from dra_kubeletplugin.errors import (
+    ApiError,
     ApiUnavailableError,
     DeviceGoneError,
     DevicesUnknownError,
@@ -21,7 +26,9 @@ from dra_kubeletplugin.errors import (
     OverdrawnError,
     WrongNodeError,
 )
-from dra_kubeletplugin.kube.errors import api_error
+from dra_kubeletplugin.kube.decoding import Metadata, Page
+from dra_kubeletplugin.kube.errors import NotFoundError, api_error
+from dra_kubeletplugin.resourceapi.quantity import Quantity
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
@@ -383,3 +390,108 @@ async def test_a_device_of_the_inventory_that_vanishes_while_slices_are_read_is_
         answer = await one.prepare(ref)
         assert not isinstance(answer, DraError), answer
         assert {a.device for a in answer} == {"d-0", "f-0"}
+
+
+async def test_that_the_node_may_not_be_read_is_logged_once_and_the_kubelet_counts_as_alive(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = FakeApiServer()
+    api.slices = [a_slice({"name": "f-0"}, **labelled("rack", "r1"))]
+    api.forbidden = True
+    async with running_manager(tmp_path, Fabric(), api) as one:
+        lookup = one.claims.engine.verifier.slices
+        for _ in range(2):
+            assert await lookup.kubelet_is_away() is False
+            lookup._node_object._task = None
+        assert not isinstance(await one.prepare(asks(api, "f-0")), DraError)
+    assert caplog.text.count("cannot read this node") == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "away"),
+    [
+        (None, True),
+        ({}, True),
+        ({"status": None}, True),
+        ({"status": {"conditions": None}}, True),
+        ({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, False),
+        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, True),
+        ({"status": {"conditions": [{"type": "Other", "status": "True"}]}}, True),
+        (
+            {"status": {"conditions": [{"type": "Other", "status": "False"}, {"type": "Ready", "status": "True"}]}},
+            False,
+        ),
+        ({"status": {"conditions": [5]}}, ApiError),
+        ({"status": 7}, ApiError),
+    ],
+)
+async def test_the_kubelet_is_alive_only_if_its_node_is_ready(tmp_path: Path, node: Any, away: Any) -> None:
+    api = FakeApiServer()
+
+    async def get(*_: Any, **__: Any) -> Any:
+        if node is None:
+            raise NotFoundError("no such node")
+        return node
+
+    api.get = get  # type: ignore[method-assign]
+    async with running_manager(tmp_path, Fabric(), api) as one:
+        ask = one.claims.engine.verifier.slices.kubelet_is_away
+        if isinstance(away, bool):
+            assert await ask() is away
+        else:
+            with pytest.raises(ApiError, match="is not a Node"):
+                await ask()
+
+
+@pytest.mark.parametrize("found", [{}, {"spec": {}}, {"spec": {"pool": {"name": 7}}}, []])
+async def test_a_list_of_something_else_is_an_error_of_the_server(tmp_path: Path, found: Any) -> None:
+    class Odd(FakeApiServer):
+        async def page(self, *args: Any, **kwargs: Any) -> Page:
+            return Page(Metadata("1"), [msgspec.Raw(msgspec.json.encode(found))])
+
+    api = Odd()
+    async with running_manager(tmp_path, Fabric(), api) as one:
+        answer = await one.prepare(asks(api, "f-0"))
+        assert isinstance(answer, ApiUnavailableError)
+        assert "is not a ResourceSlice" in str(answer)
+
+
+async def test_of_two_generations_of_a_pool_the_newest_counts_in_whatever_order_they_come(tmp_path: Path) -> None:
+    for numbers in ((1, 2), (2, 1)):
+        api = FakeApiServer()
+        api.slices = [a_slice({"name": f"g{g}"}, generation=g, number=g) for g in numbers]
+        async with running_manager(tmp_path / str(numbers[0]), Fabric(), api) as one:
+            assert isinstance(await one.prepare(asks(api, "g1")), DeviceGoneError)
+            assert not isinstance(await one.prepare(asks(api, "g2")), DraError)
+
+
+def test_counters_and_capacity_of_a_claim_s_devices_come_from_their_own_pools() -> None:
+    inventory = Inventory("node")
+    lookup = DeviceLookup(inventory)
+    for pool, name, amount in (("p", "a", "4"), ("q", "b", "9")):
+        device = Device(name, capacity={"m": amount}, consumes_counters={"s": {"c": "1"}})
+        lookup.add(pool, RemoteDevice(device, {"s": {"c": amount}, f"only-{pool}": {"c": "1"}}))
+    assert [lookup.counters(pool, "s") for pool in "pq"] == [{"c": "4"}, {"c": "9"}]
+    assert lookup.counters("q", "only-p") is None
+    assert [lookup.capacity(*of) for of in (("p", "a"), ("q", "b"), ("q", "a"))] == [{"m": "4"}, {"m": "9"}, None]
+    assert lookup.draws("p", "a") == {"s": {"c": "1"}}
+    assert lookup.draws("q", "a") is None
+
+
+async def test_the_entry_of_a_device_has_its_amounts_and_its_description_if_it_is_the_driver_s_own() -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node", [Device("b")])])
+    lookup = DeviceLookup(inventory)
+    found = Device("a", consumes_counters={"s": {"c": "1"}})
+    lookup.add("p", RemoteDevice(found, {}))
+    fields = {"admin_access": False, "config": None, "config_source": "", "device": found}
+    for share, capacity in ((None, {}), ("x", {"capacity": {"m": "2"}})):
+        device = AllocatedDevice(
+            request="r", pool="p", name="a", share_id=share, consumed_capacity={"m": Quantity("2")}, **fields
+        )
+        entry = lookup.entry(device)
+        assert entry["takes"] == {"counters": {"s": {"c": "1"}}} | capacity
+        assert "published" not in entry
+    own = AllocatedDevice(request="r", pool="node", name="b", share_id=None, consumed_capacity={}, **fields)
+    assert lookup.entry(own)["takes"] == {}
+    assert "published" in lookup.entry(own)

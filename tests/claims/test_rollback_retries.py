@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import math
 import sys
 import threading
+import time
 import tracemalloc
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dra_kubeletplugin import Claim, PreparedClaim
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims import rollback_retries
+from dra_kubeletplugin.claims import Record, State, rollback_retries
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.metadata_files import MetadataFiles
-from dra_kubeletplugin.claims.rollback_retries import RollbackRetries
+from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.driver import PreparedDevice
-from dra_kubeletplugin.errors import DraError
+from dra_kubeletplugin.errors import DraError, RecordsError, StoppingError, UndoFailedError
 from tests.claims.test_rollback import Counting
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER
@@ -128,3 +134,164 @@ def test_probes_of_a_folder_that_hangs_keep_one_thread(tmp_path: Path, monkeypat
     goes_on.set()
     first.join()
     assert files.fault == ""
+
+
+# --- the schedule alone ------------------------------------------------------------------------------------
+
+
+class Rollbacks:
+    """Rolls back as a rollback does: forgets the claim, or raises what ``script`` has for the attempt."""
+
+    def __init__(self, retries: RollbackRetries, script: list[Exception | None]) -> None:
+        self.retries = retries
+        self.script = script
+        self.tried: list[str] = []
+        self.go = asyncio.Event()
+        self.go.set()
+
+    async def __call__(self, uid: str) -> bool:
+        self.tried.append(uid)
+        await self.go.wait()
+        if error := self.script.pop(0) if self.script else None:
+            raise error
+        self.retries.done(uid)
+        return True
+
+
+@contextlib.asynccontextmanager
+async def running(*script: Exception | None) -> AsyncIterator[tuple[RollbackRetries, Rollbacks]]:
+    retries = RollbackRetries(Metrics())
+    rollbacks = Rollbacks(retries, list(script))
+    task = asyncio.create_task(retries.run(rollbacks))
+    await asyncio.sleep(0)
+    yield retries, rollbacks
+    assert not task.done(), "run() never returns"
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollback_retries, "_FIRST", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_each_claim_is_tried_once_at_a_time_until_its_rollback_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+    broken = RecordsError("the records cannot be written")
+    async with running(broken, broken, broken) as (retries, rollbacks):
+        rollbacks.go.clear()
+        for uid in "ab":
+            retries.failed(uid)
+        await wait_until(lambda: sorted(rollbacks.tried) == ["a", "b"])
+        retries._wake.set()
+        await asyncio.sleep(0.01)
+        assert len(rollbacks.tried) == 2
+        rollbacks.go.set()
+        await wait_until(lambda: not retries._retries)
+        assert len(rollbacks.tried) == 5
+    assert caplog.text.count("cannot roll back claim: the records cannot be written") == 2  # once for each claim
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_rollback_that_scheduled_its_own_retry_keeps_it_and_logs_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    retries = RollbackRetries(Metrics())
+
+    async def undo_fails(uid: str) -> bool:
+        retries._retries[uid].due = 1e9 + time.monotonic()
+        raise UndoFailedError("the card does not answer")
+
+    task = asyncio.create_task(retries.run(undo_fails))
+    retries.failed("u")
+    await wait_until(lambda: 1e9 < retries._retries["u"].due < math.inf)
+    await asyncio.sleep(0)
+    assert retries._retries["u"].failures == 1
+    task.cancel()
+    await asyncio.wait([task])
+    assert caplog.text == ""
+
+
+@pytest.mark.usefixtures("at_once")
+async def test_a_plugin_that_stops_schedules_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(StoppingError("the plugin is shutting down")) as (retries, rollbacks):
+        retries.failed("u")
+        await wait_until(lambda: rollbacks.tried)
+        await asyncio.sleep(0.01)
+        assert rollbacks.tried == ["u"]
+        assert retries._retries["u"].failures == 1
+    assert caplog.text == ""
+
+
+def test_a_pause_ends_with_the_earliest_retry_and_is_at_most_five_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollback_retries, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    retries = RollbackRetries(Metrics())
+    assert retries._pause() == 300.0
+    retries.failed("a", 5)
+    assert retries._pause() == 32.0
+    retries.failed("b", 3)
+    assert retries._pause() == 8.0
+    retries._retries["c"] = rollback_retries._Retry(1, 99.0)
+    assert retries._pause() == 0.0
+
+
+def test_the_failures_on_record_count_also_after_those_of_this_process() -> None:
+    retries = RollbackRetries(Metrics())
+    assert [retries.failed("u"), retries.failed("u", 4), retries.failed("u", 1), retries.failed("u")] == [2, 16, 32, 64]
+
+
+def test_a_text_is_logged_once_for_a_claim_until_the_claim_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
+    retries = RollbackRetries(Metrics())
+    caplog.set_level("INFO")
+    for _ in range(2):
+        retries.log("u", "text %s", 1)
+        retries.log("u", "text %s", 2, level=logging.INFO)
+        retries.log("v", "text %s", 1)
+    assert [(r.levelname, r.getMessage(), r.claim_uid) for r in caplog.records] == [  # type: ignore[attr-defined]
+        ("ERROR", "text 1", "u"), ("INFO", "text 2", "u"), ("ERROR", "text 1", "v")
+    ]  # fmt: skip
+    retries.done("u")
+    for uid in "uv":
+        retries.log(uid, "text %s", 1)
+    assert [r.claim_uid for r in caplog.records[3:]] == ["u"]  # type: ignore[attr-defined]
+
+
+def test_the_log_fields_name_the_claim_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    record = Record("u", "ns", "c", State.UNPREPARING, "boot")
+    RollbackRetries(Metrics()).log("u", "text", claim=record)
+    assert (caplog.records[0].claim, caplog.records[0].claim_uid) == ("ns/c", "u")  # type: ignore[attr-defined]
+
+
+def test_the_bounds_of_what_is_remembered_are_exact(caplog: pytest.LogCaptureFixture) -> None:
+    retries = RollbackRetries(Metrics())
+    for i in range(50):
+        retries.log("u", f"text {i}")
+    retries.log("u", "text 0")
+    assert len(caplog.records) == 50
+    retries.log("u", "text 50")
+    retries.log("u", "text 0")
+    assert len(caplog.records) == 52
+    for i in range(999):
+        retries.log(f"v{i}", "text")
+    assert len(retries._logged) == 1_000
+    retries.log("w", "text")
+    assert len(retries._logged) == 1_000
+    assert "u" not in retries._logged
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "attempts", "due", "note"),
+    [
+        (State.PREPARED, "e", 1, 5.0, ""),
+        (State.UNPREPARING, "", 1, 5.0, ""),
+        (State.UNPREPARING, "e", 1, 5.0, "tried 1 time, next in 5 s"),
+        (State.UNPREPARING, "e", 2, -5.0, "tried 2 times, next in 0 s"),
+        (State.UNPREPARING, "e", 0, None, "tried 0 times"),
+    ],
+)
+def test_the_note_of_a_retry(
+    state: State, error: str, attempts: int, due: float | None, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollback_retries, "time", SimpleNamespace(time=lambda: 1000.0))
+    doc = {} if due is None else {"retryAt": 1000.0 + due}
+    assert retry_note(Record("u", "ns", "c", state, "b", doc=doc, error=error, attempts=attempts)) == note

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import enum
+import gc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -14,13 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_kubeletplugin import Claim, Driver, PreparedClaim, PreparedDevice
-from dra_kubeletplugin.claims.undo_steps import UndoRecorder, run_undo
+from dra_kubeletplugin.claims import undo_steps as module
+from dra_kubeletplugin.claims.record import Record, State
+from dra_kubeletplugin.claims.undo_steps import UndoRecorder, has_undo, run_undo
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.driver.data import MAX_DATA_BYTES, plain_json
 from dra_kubeletplugin.errors import DraError, DriverError, DriverFailedError, RecordsError, StoppingError
 
 BOUND = 60.0
 CLAIM = PreparedClaim(namespace="ns", name="n", uid="u", devices=())
+
+
+async def no_process(*_: object) -> None:
+    raise AssertionError("no step of these tests is a process")
 
 
 class Steps(Driver):
@@ -67,6 +74,12 @@ class Disk:
             raise self.fault
         self.kept = max(self.kept, steps, key=len)
 
+    async def share(self, step: str, key: str, data: Mapping[str, Any]) -> None:
+        self.asked.append((step, key, data))
+        await self.free.wait()
+        if self.fault:
+            raise self.fault
+
 
 @pytest.fixture
 async def disk() -> Disk:
@@ -78,7 +91,7 @@ def claim_of(undo: UndoRecorder) -> Claim:
 
 
 def undo_on(disk: Disk) -> tuple[UndoRecorder, Claim]:
-    undo = UndoRecorder(Steps(), asyncio.get_running_loop(), disk.save)
+    undo = UndoRecorder(Steps(), asyncio.get_running_loop(), disk.save, disk.share, no_process)
     return undo, claim_of(undo)
 
 
@@ -310,14 +323,14 @@ def test_a_value_that_holds_itself_is_refused() -> None:
 async def test_everything_is_undone_newest_first_and_all_failures_are_raised_at_the_end() -> None:
     driver = Steps()
     steps = [entry(1), entry(2, "plain"), entry(3)]
-    await run_undo(driver, Calls(), steps, CLAIM)
+    await run_undo(driver, Calls(), steps, CLAIM, no_process)
     assert driver.undone == ["unprepare", 3, 2, 1]
     driver = Steps()
     driver.broken = {"unprepare", 2}
     with pytest.raises(
         DriverFailedError, match=r"^unprepare failed: .*unprepare broke.*; undo step plain failed: .*2 broke"
     ):
-        await run_undo(driver, Calls(), steps, CLAIM)
+        await run_undo(driver, Calls(), steps, CLAIM, no_process)
     assert driver.undone == [3, 1]
 
 
@@ -327,7 +340,7 @@ async def test_steps_that_only_the_shutdown_prevents_are_no_failure_of_the_drive
             raise StoppingError("the plugin is shutting down")
 
     with pytest.raises(StoppingError):  # a rollback writes no event for it
-        await run_undo(Stopping(), Calls(), [entry(1)], CLAIM)
+        await run_undo(Stopping(), Calls(), [entry(1)], CLAIM, no_process)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +361,7 @@ async def test_a_step_of_an_older_version_that_no_longer_fits_is_reported_and_th
 ) -> None:
     driver = Steps()
     with pytest.raises(DraError, match=says):
-        await run_undo(driver, Calls(), [entry(1), step], CLAIM)
+        await run_undo(driver, Calls(), [entry(1), step], CLAIM, no_process)
     assert driver.undone == ["unprepare", 1]
 
 
@@ -370,3 +383,86 @@ async def test_admin_access_is_passed_on_with_the_answer() -> None:
 
     assert prepared(True).admin_access
     assert not prepared(False).admin_access
+
+
+async def test_a_claim_may_have_as_many_steps_as_the_limit(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_STEPS", 2)
+    undo, claim = undo_on(disk)
+    for number in (1, 2):
+        await claim.on_undo("async", number=number)
+    with pytest.raises(DriverError, match="is more than the 2 steps that a claim may have"):
+        claim.on_undo("async", number=3)
+    await finished(undo)
+    assert disk.kept == [entry(1), entry(2)]
+
+
+async def test_a_step_of_a_thread_fails_there_and_a_slow_disk_is_waited_for_a_bounded_time(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undo, claim = undo_on(disk)
+    disk.fault = RecordsError("full")
+    with pytest.raises(RecordsError, match="full"):
+        await asyncio.to_thread(claim.on_undo, "async", number=1)
+    disk.fault = None
+    disk.free.clear()
+    monkeypatch.setattr(module, "_SAVE_WAIT", 0.01)
+    with pytest.raises(RecordsError, match=r"was not written within 0\.01 s: see the node's disk"):
+        await asyncio.to_thread(claim.on_undo, "async", number=2)
+    disk.free.set()
+    await undo.settle()
+    with pytest.raises(RecordsError, match="full"):
+        undo.check()
+
+
+def test_a_step_whose_write_is_cancelled_is_an_error_of_the_stop() -> None:
+    saving: concurrent.futures.Future[None] = concurrent.futures.Future()
+    saving.cancel()
+    registration = module._Registration("on_undo('async')")
+    registration.saving = saving
+    with pytest.raises(StoppingError, match="the plugin stopped before the step was done"):
+        registration.raise_failure()
+
+
+async def test_a_failure_that_is_raised_later_is_not_reported_by_asyncio_too(disk: Disk) -> None:
+    problems: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    undo, claim = undo_on(disk)
+    disk.fault = RecordsError("full")
+    disk.free.clear()
+    claim.on_undo("async", number=1)
+    settling = asyncio.create_task(undo.settle())
+    await asyncio.sleep(0)
+    disk.free.set()
+    await settling
+    with pytest.raises(RecordsError):
+        undo.check()
+    del undo, claim, settling
+    gc.collect()
+    assert problems == []
+
+
+def test_a_method_whose_parameters_cannot_be_known_is_accepted() -> None:
+    class Odd(Steps):
+        undo_odd = type("Method", (), {"__call__": lambda self, *a, **k: None, "__signature__": "none"})()
+
+    assert module.mismatch(Odd(), "undo", "odd", {"x": 1}) == ""
+
+
+def test_a_rollback_calls_the_driver_for_its_unprepare_for_undo_steps_and_for_shared_steps() -> None:
+    def record(**doc: Any) -> Record:
+        return Record("uid", "ns", "name", State.PREPARED, "boot", "", doc)
+
+    assert has_undo(Steps(), record())
+    assert [has_undo(Driver(), record(**doc)) for doc in ({}, {"undo": [entry(1)]}, {"shared": [{}]})] == [
+        False,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("step", [None, "release", {"step": 7, "data": {}}, {"step": "async", "data": []}, {}])
+async def test_a_recorded_step_of_another_shape_is_reported_and_the_others_are_run(step: Any) -> None:
+    driver = Steps()
+    with pytest.raises(RecordsError, match="a recorded undo step cannot be read"):
+        await run_undo(driver, Calls(), [entry(1), step, entry(2)], CLAIM, no_process)
+    assert driver.undone == ["unprepare", 2, 1]

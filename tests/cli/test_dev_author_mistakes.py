@@ -75,8 +75,8 @@ def test_drivers_whose_devices_cannot_be_notified_are_all_reported_at_the_end(
 def test_what_is_malformed_is_reported_under_each_driver(tmp_path: Path) -> None:
     mistakes = [*UNPUBLISHED, *HEALTH]
     with run_dev(tmp_path, *targets(tmp_path, mistakes)) as dev:
-        drivers = dev.told.split("\n  acme-")[1:]
-    assert len(drivers) == len(mistakes), dev.told
+        drivers = dev.output.split("\n  acme-")[1:]
+    assert len(drivers) == len(mistakes), dev.output
     for i, (lines, mistake) in enumerate(zip(drivers, mistakes, strict=True)):
         check_message(of_driver(i, lines), mistake)
     check_no_traceback(dev.log())
@@ -87,8 +87,8 @@ def pod_of(i: int, mistake: Mistake) -> list[dict[str, Any]]:
     group, pod = "resource.k8s.io/v1", f"pod-{i}"
     cel = f'device.driver == "{name(i)}"'
     claim: dict[str, Any] = {"requests": [{"name": "card", "exactly": {"deviceClassName": pod}}]}
-    if mistake.given is not None:
-        claim["config"] = [{"opaque": {"driver": name(i), "parameters": mistake.given}}]
+    if mistake.parameters is not None:
+        claim["config"] = [{"opaque": {"driver": name(i), "parameters": mistake.parameters}}]
     main = {"name": "main", "image": "busybox", "resources": {"claims": [{"name": "card"}]}}
     spec = {"containers": [main], "resourceClaims": [{"name": "card", "resourceClaimTemplateName": pod}]}
     about = {"name": pod}

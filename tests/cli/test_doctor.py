@@ -43,6 +43,17 @@ async def found(node: DriverNode[Toy], level: Level) -> str:
     return "\n".join(f"{f.topic}: {f.text}" for f in findings if f.level is level)
 
 
+@pytest.mark.parametrize("changed", [{"host": False}, {"node": ""}], ids=["no host", "no node"])
+async def test_what_a_driver_finds_on_a_laptop_is_not_compared_with_the_slices_of_nodes(
+    changed: dict[str, object],
+) -> None:
+    async with node_with(make_toy_class()) as node:
+        elsewhere = {**vars(of(node)), "devices": {Toy.name: frozenset({"mine"})}, **changed}
+        findings = [f async for f in examine(Examination(**elsewhere)) if f.topic == "slices"]
+        assert [f.todo for f in findings if f.level is not Level.OK] == ["on a node, add --node-name NODE"]
+        assert f"the devices that {Toy.name} finds here are not compared" in findings[0].text
+
+
 async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()

@@ -17,6 +17,7 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube import paging
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.conversion import VERSIONS
+from tests.docs.symptoms import event_message
 from tests.helpers.objects import claim, device_class, pod, slice_of, template
 
 JSON = dict[str, Any]
@@ -113,6 +114,19 @@ async def test_without_a_name_all_that_waits_is_listed(
     assert [e["subject"] for e in json.loads(capsys.readouterr().out)["waiting"]] == ["pod default/waits"]
 
 
+async def test_a_pod_that_the_kubelet_cannot_start_has_the_kubelets_message_in_the_list_and_in_top(
+    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No plugin serves the driver, so the kubelet of node-1 reports that the driver is not registered."""
+    await cluster.apply(claim("one"), pod("placed", claims=["one"]))
+    await event_message(cluster, "placed", "FailedPrepareDynamicResources")
+    for words in (["explain"], ["top", "--once"]):
+        await dra(cluster, *words)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "default/placed" in said
+        assert "the kubelet of node-1: Failed to prepare dynamic resources" in said, said
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_cluster_with_one_version_alone_is_read_in_that(
     cluster: LocalCluster, version: str, capsys: pytest.CaptureFixture[str]
@@ -128,7 +142,7 @@ async def test_a_cluster_without_dra_is_reported_from_one_without_the_object(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await dra(cluster, "explain", "pod/wait") == 2
-    assert "there is no pod wait in namespace default; there is waits" in capsys.readouterr().err
+    assert "there is no pod wait in namespace default; similar name: waits" in capsys.readouterr().err
     cluster.api.injected_faults.served = set()
     assert await dra(cluster, "explain", "pod/waits") == 2
     said = capsys.readouterr().err
@@ -140,7 +154,7 @@ async def test_a_cluster_without_dra_is_reported_from_one_without_the_object(
     ("what", "said"),
     [
         ("pod/bare", "asks for no devices"),
-        ("claim/three", "there is no claim three in namespace default; there is two"),
+        ("claim/three", "there is no claim three in namespace default; there is only two"),
         ("service/x", "is neither pod/NAME nor claim/NAME"),
     ],
 )

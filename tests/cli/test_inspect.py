@@ -36,12 +36,76 @@ def test_what_is_left_out_is_not_shown_as_if_it_were_published(
              [CounterSet('s', {'n': 2})]),
         Pool('node-1/Nics', [Device('c')]),
         Pool('rack', [Device('d')], nodes=Nodes.all())]"""
-    assert inspected(capsys, written(tmp_path, pools), "--node-name", "node-1")[:4] == [
-        "pool node-1 on node-1",
-        '  counters s {"n": {"value": "2"}}',
-        '  b {"consumesCounters": [{"counterSet": "s", "counters": {"n": {"value": "1"}}}]}',
+    assert inspected(capsys, written(tmp_path, pools), "--node-name", "node-1")[:5] == [
+        "pool node-1 on node-1: 1 device, 1 counter set, health is not reported",
+        "  counter set s: n=2",
+        "  b",
+        "      consumes of s: n=1",
         "not published: a: counter set 's' has no counter 'm'",
     ]
+
+
+CARD = """
+import time
+from dra_kubeletplugin import Capacity, CounterSet, Device, Driver, Health, Pool, RequestPolicy, Taint
+
+SLOTS = {f"slot-{i}": 1 for i in range(4)}
+STANDARD = {"resource.kubernetes.io/numaNode": 1, "resource.kubernetes.io/pcieRoot": "pci0000:17"}
+
+class D(Driver):
+    name = "x.example.com"
+
+    def pools(self):
+        own = {f"name{i}": "value" * 6 for i in range(12)}
+        memory = Capacity("64Gi", RequestPolicy(default="1Gi", min="1Gi", max="64Gi", step="1Gi"))
+        card = Device("card", {**STANDARD, "fast": True, **own}, {"memory": memory},
+                      allow_multiple_allocations=True, taints=[Taint(key="old"), Taint(key="a.b/c", value="d")])
+        half = Device("half", consumes_counters={"card": {"memory": "32Gi", "slot-2": 1, "slot-3": 1}})
+        return [Pool("node", [card, half, Device("lost")], [CounterSet("card", {"memory": "64Gi", **SLOTS})])]
+
+    def health(self):
+        return {"card": Health(True), "half": Health(False, "its fan stopped"), "lost": Health(None, "no sensor")}
+
+    def prepare(self, claim):
+        return []
+"""
+
+
+def test_people_read_each_device_with_its_health_and_programs_get_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text(CARD)
+    lines = inspected(capsys, str(driver))
+    shown = "\n".join(lines)
+    assert lines[:3] == [
+        "pool node on node: 3 devices, 1 counter set",
+        "  counter set card: memory=64Gi, slot-0..3=1 each",
+        "  card  healthy",
+    ]
+    assert "      attributes: fast=true, name0=" in shown  # the driver's own attributes first
+    assert "resource.kubernetes.io/pcieRoot=pci0000:17" in shown
+    assert "      capacity: memory=64Gi (default 1Gi; min 1Gi, max 64Gi, step 1Gi)" in lines
+    assert "      taints: old:NoSchedule, a.b/c=d:NoSchedule" in lines
+    assert "      allowMultipleAllocations: true" in lines
+    assert "  half  unhealthy: its fan stopped" in lines
+    assert "      consumes of card: memory=32Gi, slot-2..3=1 each" in lines
+    assert "  lost  health unknown: no sensor" in lines
+    assert max(map(len, lines)) <= 118
+    assert "{" not in shown  # no JSON for people
+    assert not caplog.records, "each fault is beside its device, and no log line repeats it"
+    found = json.loads("\n".join(inspected(capsys, str(driver), "-o", "json")))
+    health = found["pools"][0]["health"]
+    assert health["half"] == {"healthy": False, "message": "its fan stopped"}
+    assert (health["card"]["healthy"], health["lost"]["healthy"]) == (True, None)
+
+
+def test_a_health_report_that_fails_makes_health_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text(CARD.replace("        return {", "        raise RuntimeError('no bus')\n        return {"))
+    shown = "\n".join(inspected(capsys, str(driver)))
+    assert "  card  health unknown: health() failed, see the error below" in shown
+    assert "no bus" in shown
 
 
 def test_a_function_has_all_its_devices_beside_it_partitions_and_those_of_other_pools_too(
@@ -62,7 +126,10 @@ def test_a_function_has_all_its_devices_beside_it_partitions_and_those_of_other_
 
 def test_the_controller_s_pools_can_be_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     driver = written(tmp_path, "[Pool('node-1', [Device('a')]), Pool('rack', [Device('d')], nodes=Nodes.all())]")
-    assert inspected(capsys, driver, "--controller")[:2] == ['pool rack on {"allNodes": true}', "  d"]
+    assert inspected(capsys, driver, "--controller")[:2] == [
+        "pool rack on all nodes: 1 device, health is not reported",
+        "  d",
+    ]
 
 
 def test_a_driver_that_hangs_ends_the_command_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

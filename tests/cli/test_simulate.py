@@ -154,8 +154,20 @@ def test_a_fleet_of_described_hosts_is_filled(tmp_path: Path, capsys: pytest.Cap
     assert main(["simulate", "-f", manifest(tmp_path, 5, 4), *HOSTS, "--fill"]) == 0
     said = capsys.readouterr().out
     assert "Deployment default/w   5      5        1" in said
-    assert "3 nodes; 24 devices; 4 free afterwards" in said
+    assert "3 nodes; 24 devices; afterwards 4 free, 20 held" in said
     assert "--allocatable" in said
+    assert (
+        " ".join(said.split()).count("no further pod of Deployment default/w fits: too few devices for request ") == 1
+    )
+    assert len(said.splitlines()) <= 6, said  # no explanation of pods that nobody asked for
+
+
+def test_nodes_are_listed_in_the_order_of_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = ["--host", "nvlink-server=11", *HOSTS[4:]]
+    assert main(["simulate", "-f", manifest(tmp_path, 23, 4), *hosts]) == 1
+    said = capsys.readouterr().out
+    assert "nvlink-server-1 (2), nvlink-server-2 (2), nvlink-server-3 (2) and 8 more" in said
+    assert "11 nodes: nvlink-server-1, nvlink-server-2, nvlink-server-3 and 8 more" in said
 
 
 def test_one_of_a_kind_is_counted_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

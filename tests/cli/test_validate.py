@@ -201,10 +201,28 @@ def test_what_a_package_has_beside_its_objects_is_no_mistake_of_a_folder(
     assert main(["validate", "acme-npu"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)" in said
-    [once] = [line for line in said if line.endswith("validate the output of `kubectl kustomize acme-npu/deploy`")]
-    assert " others: validate the output of" in once
     assert main(["validate", "acme-npu/deploy", "acme-npu/deploy/values.yaml"]) == 1, "who names a file means it"
     assert "values.yaml:2: apiVersion: missing" in capsys.readouterr().out
+
+
+def test_a_folder_that_dra_deploy_rendered_gets_no_warning_and_files_of_the_user_beside_it_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "acme-npu", "--kind", "sdk"]) == 0
+    capsys.readouterr()
+    assert main(["validate", "acme-npu/deploy"]) == 0
+    assert capsys.readouterr().out == "ok DeviceClass acme-npu.example.com (acme-npu/deploy/deviceclass.yaml:2)\n"
+    patches = tmp_path / "acme-npu/deploy/kustomize/mine"
+    patches.mkdir()
+    (patches / "kustomization.yaml").write_text("kind: Component\napiVersion: kustomize.config.k8s.io/v1alpha1\n")
+    (patches / "patch.yaml").write_text("apiVersion: apps/v1\nkind: DaemonSet\nmetadata: {name: acme-npu}\n")
+    (tmp_path / "acme-npu/deploy/other.yaml").write_text("colour: red\n")
+    assert main(["validate", "acme-npu/deploy"]) == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 2
+    assert warnings[0].endswith("it has neither apiVersion nor kind, so it may be values of Helm")
+    assert warnings[1].endswith("and 1 other: validate the output of `kubectl kustomize acme-npu/deploy`")
 
 
 # --- objects that are wrong ---------------------------------------------------------------------------
@@ -508,7 +526,49 @@ def test_no_value_of_any_type_in_any_field_breaks_the_judge(data: st.DataObject)
 def test_the_schema_of_a_driver_is_printed_and_an_unknown_kind_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema", GPU]) == 0
     assert json.loads(capsys.readouterr().out)["properties"]["kind"] == {"const": "GpuConfig"}
+    assert main(["schema", GPU, "--kind", "GpuConfig"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "GpuConfig"
     assert main(["schema", GPU, "--kind", "Other"]) == 2
     assert "not one of gpu.resource.example.com/v1alpha1 GpuConfig" in capsys.readouterr().err
     assert main(["schema", GPU, "--kind", "gpu.resource.example.com/v1alpha"]) == 2
     assert "did you mean 'gpu.resource.example.com/v1alpha1'?" in capsys.readouterr().err
+
+
+KINDS = """
+from dra_kubeletplugin import Config, Driver
+
+class OldCard(Config):
+    KIND, API_VERSION = "Card", "d.example.com/v1alpha1"
+
+class Card(Config):
+    KIND, API_VERSION, OLDER = "Card", "d.example.com/v1", (OldCard,)
+    @classmethod
+    def convert_from(cls, older): return cls()
+
+class Part(Config):
+    KIND, API_VERSION = "Part", "d.example.com/v1"
+
+class Cards(Driver):
+    name, config = "d.example.com", [Card, Part]
+    def devices(self): return []
+    def prepare(self, claim): return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "titles"),
+    [
+        ([], ["Card", "Part"]),
+        (["--kind", "Card"], ["Card"]),
+        (["--kind", "Part"], ["Part"]),
+        (["--kind", "d.example.com/v1"], ["Card", "Part"]),
+        (["--kind", "d.example.com/v1alpha1"], ["OldCard"]),
+    ],
+)
+def test_the_schema_of_several_kinds_has_all_of_them_in_their_newest_versions(
+    options: list[str], titles: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cards.py").write_text(KINDS)
+    assert main(["schema", str(tmp_path / "cards.py"), *options]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert sorted(s["title"] for s in schema.get("oneOf", [schema])) == titles

@@ -40,6 +40,7 @@ async def reported(node: DriverNode, device: str, health: int, timeout: float = 
                 return
 
 
+@pytest.mark.full
 async def test_health_that_was_never_reported_is_unknown_however_long_the_driver_hangs() -> None:
     class Hanging(Toy):
         go_on = threading.Event()
@@ -202,7 +203,7 @@ async def test_a_fault_has_the_effect_that_the_driver_states_or_the_operator(pol
 
     class Broken(HealthReportingDriver):
         def health(self) -> dict[str, Health]:
-            return {"toy-1": Health(False, "ECC", taint=Taint(key="toy.example.com/ecc", effect="NoExecute"))}
+            return {"toy-1": Health(False, "ECC", taints=[Taint(key="toy.example.com/ecc", effect="NoExecute")])}
 
     async with node_with(Broken, health_interval=0.1, unhealthy_effect=policy) as node:
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ def follow(reports: list[bool | None], policy: HealthPolicy) -> list[HealthDecis
     out: list[HealthDecision] = []
     for i, healthy in enumerate(reports):
         told = Health(healthy, f"report {i}")
-        out.append(out[-1].after(told, float(i), policy) if out else HealthDecision.first(told, float(i)))
+        out.append(out[-1].after(told, 100.0 * i, policy) if out else HealthDecision.first(told, float(i)))
     return out
 
 
@@ -34,7 +36,7 @@ def test_what_counts_turns_only_after_as_many_reports_in_a_row(
             if len(run) == needed and set(run) == {faulty}:
                 faulty = not faulty
         assert (diagnosis.fault is not None) is faulty
-        assert diagnosis.at == i, "the time is that of the report, also while it does not count yet"
+        assert diagnosis.at == 100.0 * i, "the time is that of the report, also while it does not count yet"
         assert diagnosis.health.healthy is (None if said is None else not faulty)
 
 
@@ -54,17 +56,58 @@ def test_the_message_reports_what_does_not_count_yet() -> None:
 def test_a_fault_has_its_own_taint_and_the_operator_s_effect() -> None:
     own = Taint(key="gpu.example.com/ecc", effect="NoExecute")
     usual = Taint(key="dra-kubeletplugin.dev/unhealthy", value="yes")
-    ecc, hot = Health(False, "ECC", taint=own), Health(False, "hot")
-    assert HealthPolicy(taint=usual).taint_for(ecc) == {"key": "gpu.example.com/ecc", "effect": "NoExecute"}
-    assert HealthPolicy(taint=usual).taint_for(hot) == usual.json()
-    assert HealthPolicy(taint=usual, effect="None").taint_for(ecc) == {"key": "gpu.example.com/ecc", "effect": "None"}
-    assert HealthPolicy().taint_for(hot) is None
+    ecc, hot = Health(False, "ECC", taints=[own]), Health(False, "hot")
+    assert HealthPolicy(taint=usual).taints_for(ecc) == [{"key": "gpu.example.com/ecc", "effect": "NoExecute"}]
+    assert HealthPolicy(taint=usual).taints_for(hot) == [usual.json()]
+    effect = HealthPolicy(taint=usual, effect="None")
+    assert effect.taints_for(ecc) == [{"key": "gpu.example.com/ecc", "effect": "None"}]
+    assert HealthPolicy().taints_for(hot) == []
+
+
+def test_informational_taints_never_replace_the_usual_taint_and_keep_their_effect() -> None:
+    usual, xid = Taint(key="example.com/unhealthy"), Taint(key="example.com/xid", value="13", effect="None")
+    policy = HealthPolicy(taint=usual, effect="NoExecute")
+    hot = Health(False, "hot", taints=[xid])
+    assert policy.taints_for(hot, hot.taints) == [xid.json(), {**usual.json(), "effect": "NoExecute"}]
+    assert policy.taints_for(None, [xid]) == [xid.json()]
+
+
+def test_informational_taints_change_at_once_with_the_health_and_otherwise_after_a_minute() -> None:
+    policy = HealthPolicy(healthy_after=1)
+    taints = {name: Taint(key=f"example.com/{name}", effect="None") for name in "abc"}
+    reports: list[tuple[float, Health]] = [
+        (0.0, Health(True, taints=[taints["a"]])),
+        (1.0, Health(True, taints=[taints["b"]])),
+        (2.0, Health(False, taints=[taints["b"]])),
+        (3.0, Health(None)),
+        (61.0, Health(None)),
+        (62.0, Health(False, taints=[taints["c"]])),
+        (63.0, Health(True)),
+    ]
+    found, before = [], None
+    for at, report in reports:
+        now = before.after(report, at, policy) if before else HealthDecision.first(report, at)
+        before = now.informed(before, at)
+        found.append("".join(t.key[-1] for t in before.information))
+    assert found == ["a", "a", "b", "b", "b", "c", ""]
+
+
+@pytest.mark.parametrize("wrong", [Taint(key="x"), ["x"], [None], "x"])
+def test_taints_that_are_no_list_of_taints_are_refused_where_they_are_written(wrong: Any) -> None:
+    with pytest.raises(DriverError, match="must be a list of Taint"):
+        Health(False, taints=wrong)
+
+
+def test_a_report_with_17_taints_is_refused_where_it_is_written() -> None:
+    health = [Taint(key=f"example.com/{i}") for i in range(17)]
+    with pytest.raises(DriverError, match="at most 16"):
+        Health(False, taints=health)
 
 
 @pytest.mark.parametrize("healthy", [True, None])
 def test_a_taint_for_a_device_that_is_not_unhealthy_is_refused_where_it_is_written(healthy: bool | None) -> None:
     with pytest.raises(DriverError, match="is not unhealthy"):
-        Health(healthy, taint=Taint(key="x"))
+        Health(healthy, taints=[Taint(key="x")])
 
 
 @pytest.mark.parametrize("healthy", [True, False])
@@ -87,3 +130,33 @@ def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_sta
     """``Health("down")`` would count as healthy wherever somebody asks ``if health.healthy``."""
     with pytest.raises(DriverError, match=r"for a: use True, False or None"):
         checked_report({"a": Health(said)})  # type: ignore[arg-type]
+
+
+def test_a_device_that_changes_with_each_report_becomes_healthy_at_most_every_ten_seconds() -> None:
+    """Each change is a write of a slice, and a driver may report a change five times a second."""
+    policy = HealthPolicy(healthy_after=2)
+    now = HealthDecision.first(Health(True), 0.0)
+    changes: list[float] = []
+    for step in range(1, 601):
+        at = step * 0.2
+        report = Health(step % 3 != 0, "" if step % 3 else "flaps")
+        after = now.after(report, at, policy)
+        if (after.fault is None) is not (now.fault is None):
+            changes.append(at)
+        now = after
+    assert len(changes) <= 2 + 2 * 120 / 10
+    assert changes[1] - changes[0] < 1  # the first recovery does not wait
+    recovered = next(
+        t for t in (at * 0.2 for at in range(601, 700)) if (now := now.after(Health(True), t, policy)).fault is None
+    )
+    assert recovered <= 120 + 10 + 0.4
+
+
+def test_a_stable_device_becomes_healthy_at_once_after_each_fault() -> None:
+    policy = HealthPolicy(healthy_after=1)
+    now = HealthDecision.first(Health(True), 0.0)
+    for at in (100.0, 200.0, 300.0):
+        now = now.after(Health(False, "hot"), at, policy)
+        assert now.fault
+        now = now.after(Health(True), at + 1, policy)
+        assert now.fault is None

@@ -275,12 +275,12 @@ async def test_a_report_counts_as_it_was_returned_also_if_the_driver_goes_on_cha
 async def test_a_fault_s_own_taint_is_published_and_changes_with_the_fault() -> None:
     inventory = await stocked()
     ecc, hot = Taint(key="x.example.com/ecc", effect="NoExecute"), Taint(key="x.example.com/hot")
-    await inventory.set_health({"a": Health(False, "ECC", taint=ecc), "b": Health(False, "odd")}, at=1.0)
+    await inventory.set_health({"a": Health(False, "ECC", taints=[ecc]), "b": Health(False, "odd")}, at=1.0)
     assert published(inventory) == {"a": ["x.example.com/ecc"], "b": [UNHEALTHY.key]}
     version = inventory.version
-    await inventory.set_health({"a": Health(False, "ECC again", taint=ecc), "b": Health(False, "odd")}, at=2.0)
+    await inventory.set_health({"a": Health(False, "ECC again", taints=[ecc]), "b": Health(False, "odd")}, at=2.0)
     assert inventory.version == version, "another message is no reason to write a slice"
-    await inventory.set_health({"a": Health(False, "hot", taint=hot), "b": Health(None)}, at=1_000_000.0)
+    await inventory.set_health({"a": Health(False, "hot", taints=[hot]), "b": Health(None)}, at=1_000_000.0)
     assert published(inventory) == {"a": ["x.example.com/hot"], "b": [UNHEALTHY.key]}, "not known heals nothing"
     assert (await told(inventory))["b"][0] == v1.UNKNOWN
 
@@ -290,9 +290,60 @@ async def test_a_taint_that_cannot_be_published_does_not_make_a_sick_device_look
 ) -> None:
     inventory = await stocked()
     for _ in range(3):
-        await inventory.set_health({"a": Health(False, "hot", taint=Taint(key="not valid!"))}, at=1.0)
+        await inventory.set_health({"a": Health(False, "hot", taints=[Taint(key="not valid!")])}, at=1.0)
     assert published(inventory)["a"] == [UNHEALTHY.key]
-    assert sum("the taint that health() returned for a is invalid" in r.getMessage() for r in caplog.records) == 1
+    assert sum("a taint that health() returned for a is invalid" in r.getMessage() for r in caplog.records) == 1
+
+
+async def test_all_taints_of_a_report_are_published_with_one_version_and_the_device_s_own_taints_stay() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
+    await inventory.update(node([Device("a", taints=[Taint(key="x.example.com/worn")])]))
+    program, ecc = Taint(key="x.example.com/xid", value="13", effect="None"), Taint(key="x.example.com/ecc")
+    await inventory.set_health({"a": Health(True, taints=[program])}, at=1.0)
+    assert published(inventory) == {"a": ["x.example.com/worn", program.key]}
+    assert inventory.healthy("a") and not inventory.unhealthy(), (
+        "a healthy device with an informational taint is prepared"
+    )
+    assert "attributes" not in inventory.published()[0], "and has no reason why it is unhealthy"
+    version = inventory.version
+    await inventory.set_health({"a": Health(False, "ECC", taints=[ecc, program, program])}, at=2.0)
+    assert published(inventory) == {"a": ["x.example.com/worn", program.key, ecc.key]}
+    assert inventory.version == version + 1
+
+
+async def test_the_taints_of_a_report_replace_the_last_of_16_taints_of_the_device() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
+    await inventory.update(node([Device("a", taints=[Taint(key=f"x.example.com/{i:02}") for i in range(16)])]))
+    faults = [Taint(key="x.example.com/ecc"), Taint(key="x.example.com/xid", effect="None")]
+    await inventory.set_health({"a": Health(False, "ECC", taints=faults)}, at=1.0)
+    keys = published(inventory)["a"]
+    assert (len(keys), keys[13:]) == (16, ["x.example.com/13", "x.example.com/xid", "x.example.com/ecc"])
+
+
+async def test_an_api_server_without_taints_gets_a_healthy_device_without_its_informational_taints() -> None:
+    inventory = await stocked("a")
+    await inventory.set_gates_off(frozenset({Gate.TAINTS}))
+    await inventory.set_health({"a": Health(True, taints=[Taint(key="x.example.com/xid", effect="None")])}, at=1.0)
+    assert published(inventory) == {"a": []}
+
+
+async def test_a_program_that_causes_a_fault_every_second_causes_a_write_once_a_minute() -> None:
+    clock = Clock()
+    inventory = await stocked("a", clock=clock)
+    versions, begun = [], clock()
+    for second in range(120):
+        clock.now = begun + second
+        taint = Taint(key="x.example.com/xid", value=str(second), effect="None")
+        await inventory.set_health({"a": Health(True, f"xid {second}", taints=[taint])}, at=clock())
+        versions.append(inventory.version)
+    assert len(set(versions)) == 2, "the first taint at once, the second after a minute"
+    assert inventory.published()[0]["taints"][0]["value"] == "60"
+    clock.now = begun + 121
+    last = Health(True, "is over", measured=clock())
+    for _ in range(2):  # the driver repeats its last measurement
+        await inventory.set_health({"a": last}, at=clock())
+        clock.now = begun + 180
+    assert published(inventory) == {"a": []}
 
 
 async def test_a_recovery_must_hold_before_the_taint_goes_and_the_stream_reports_it() -> None:
@@ -838,3 +889,24 @@ async def test_a_device_whose_nodes_were_wrong_is_published_when_they_are_right(
     for nodes, rejected in ((Nodes.this(), ["a"]), (None, []), (Nodes.this(), ["a"])):
         await inventory.update(node([Device("a", nodes=nodes)]))
         assert list(inventory.rejected) == rejected
+
+
+class Changing(dict[str, Any]):
+    """A dict that a thread of the driver changes during the first readings after ``left`` was set."""
+
+    left = 0
+
+    def items(self) -> Any:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("dictionary changed size during iteration")
+        return super().items()
+
+
+async def test_a_device_whose_dict_changes_while_it_is_read_stays_published() -> None:
+    inventory, capacity, counters = Inventory("node"), Changing(memory="1Gi"), Changing(memory=1)
+    device, card = Device("a", capacity=capacity), CounterSet("card", counters)
+    capacity.left = counters.left = 2
+    await inventory.update([Pool("node", [device], [card])])
+    assert (inventory.rejected, [d.name for d in inventory]) == ({}, ["a"])
+    assert inventory.counters("node", "card") == {"memory": "1"}

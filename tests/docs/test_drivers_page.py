@@ -106,6 +106,27 @@ async def test_a_disk_is_attached_where_its_pod_goes(tmp_path: Path) -> None:
         await cluster.wait("the disk to be detached", detached)
 
 
+async def test_firmware_is_loaded_for_a_claim_and_unloaded_after_it_and_by_a_reboot(tmp_path: Path) -> None:
+    card = {"address": "0000:17:00.0", "vendor": 0x10EE, "device": 0x5000, "attributes": {"firmware": "0"}}
+    async with node_with(loaded(tmp_path, "firmware.py"), host={"functions": [card]}) as node:
+        firmware = node.settings.sysfs_root / "bus/pci/devices/0000:17:00.0/firmware"
+        for end in (node.delete_pod, node.reboot):
+            await node.run_pod()
+            assert firmware.read_text() == "4.2"
+            await end()
+            assert firmware.read_text().strip() == "0"
+
+
+async def test_a_port_that_is_listed_below_proc_reaches_its_container_with_the_major_of_the_moment(
+    tmp_path: Path,
+) -> None:
+    table = {"devices": "Character devices:\n240 acme\n", "driver/acme/ports": "7"}
+    async with node_with(loaded(tmp_path, "serial.py"), host={"functions": [], "proc": table}) as node:
+        running = await node.run_pod()
+        (device,) = node.oci(running)["linux"]["devices"]
+        assert (device["path"], device["major"], device["minor"]) == ("/dev/acme7", 240, 7)
+
+
 def test_every_file_of_the_guide_is_run_here() -> None:
-    assert sorted(FILES) == ["acme.py", "fabric.py", "nic.py", "parts.py"]
+    assert sorted(FILES) == ["acme.py", "fabric.py", "firmware.py", "nic.py", "parts.py", "serial.py"]
     assert len(FILES) == GUIDE.count("```python")

@@ -72,7 +72,18 @@ def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: Modu
             *(found(v, f"{place}.{k}".lstrip(".")) for k, v in value.items() if f"{place}.{k}".lstrip(".") in keys)
         )
 
-    free = {f"{k}." for k in ("functions[].classes", "functions[].attributes", "nodes", "files")}  # names are anybody's
+    free = {
+        f"{k}."
+        for k in (
+            "functions[].classes",
+            "functions[].nodes",
+            "functions[].proc",
+            "functions[].attributes",
+            "nodes",
+            "proc",
+            "files",
+        )
+    }  # names are anybody's
     assert {k for k in found(example, "") if not any(k.startswith(f) for f in free)} == keys
 
 

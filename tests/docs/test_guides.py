@@ -3,6 +3,9 @@
 A code block whose first line is ``# NAME.py``, ``.yaml`` or ``.ini`` is that file; ``test_*.py`` are run by pytest. A ``console`` block
 is a session: each ``$ command`` is run, and what stands below it is all that it prints, but for ``...``. ``$ dra dev`` runs until
 the end of the page, and so does what ends with ``&``.
+
+``UPDATE_PAGES=1`` writes the output of a command into the page if the page shows another output. It writes ``...`` for ages, ports,
+temporary folders and generated names.
 """
 
 from __future__ import annotations
@@ -16,71 +19,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.pages import Page, as_shown, like, updated
 from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [*ROOT.glob("docs/guides/*.md"), ROOT / "docs/drivers.md", ROOT / "docs/testing.md", ROOT / "examples/README.md"]
 )
-_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NAMED = re.compile(r"# (\S+\.(?:py|yaml|ini))\n")
-_FILES = {"python", "yaml", "ini"}
 _STAYS = re.compile(r"dra dev (-|\S*[./])")
 _OF_A_CLONE = "a clone of the repository"
 """Who installed a wheel has neither ``drivers`` nor ``examples``: a page that needs them says so by these words."""
-_SHOWN = {"text"}
-"""Output, which cannot be run."""
-
-
-@dataclass
-class Page:
-    """What a page has its reader write and type, in the order of the page."""
-
-    files: dict[str, str] = field(default_factory=dict)
-    commands: list[tuple[str, str]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, text: str) -> Page:
-        page = cls()
-        for language, block in _BLOCK.findall(text):
-            if language == "console":
-                page.commands += _commands(block)
-            elif language in _FILES:
-                named = _NAMED.match(block)
-                assert named, f"the first line of a {language} block names its file:\n{block}"
-                assert named[1] not in page.files, f"{named[1]} is on the page twice"
-                page.files[named[1]] = block.removeprefix(named[0])
-            else:
-                assert language in _SHOWN, f"nobody runs a block of {language!r}: make it console"
-        return page
-
-    @property
-    def needs_kubectl(self) -> bool:
-        return any("kubectl " in command for command, _ in self.commands)
-
-
-def _commands(block: str) -> Iterator[tuple[str, str]]:
-    assert block.startswith("$ "), f"a session begins with a command:\n{block}"
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command = re.match(r"(?:.*\\\n)*.*\n", part)
-        assert command
-        yield command[0].strip(), part[command.end() :]
-
-
-def _like(shown: str) -> re.Pattern[str]:
-    """The output that a page shows, with anything where it has ``...``."""
-    lines = [r"(?:.*\n)*?" if line.strip() == "..." else f"{_line(line)}\n" for line in shown.splitlines()]
-    return re.compile("".join(lines))
-
-
-def _line(text: str) -> str:
-    parts = (r"[ ]+".join(map(re.escape, part.split(" "))) for part in re.sub(r" +", " ", text.strip()).split("..."))
-    return r"[ ]*" + ".*".join(parts) + r"[ ]*"
 
 
 class Shell:
@@ -181,9 +133,31 @@ def test_what_a_page_shows_is_so(page: Path, shell: Shell) -> None:
         assert re.search(r"^\d+ passed in", said, re.MULTILINE), said
     if shown.needs_kubectl and not shutil.which("kubectl"):
         pytest.skip("needs kubectl on the PATH")
+    ran: list[tuple[str, str, str]] = []
     for command, output in shown.commands:
         said = shell.run(command)
-        assert _like(output).fullmatch(said), f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
+        ran.append((command, output, said))
+        if os.environ.get("UPDATE_PAGES"):
+            continue
+        assert like(output).fullmatch(said), f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
+    if os.environ.get("UPDATE_PAGES"):
+        page.write_text(updated(page.read_text(), ran))
+
+
+def test_output_that_is_written_into_a_page_is_like_the_output_of_another_run() -> None:
+    said = (
+        "claim train-2-gpus-kqwj2 at https://127.0.0.1:46145, see /tmp/dra-riw_bdsk/node-1/kubelet \n"
+        "5s (x2 over 61s)   Warning   72m   3d2h   node-1/gpu-0   80Gi\n"
+    )
+    shown = as_shown(said)
+    assert shown == (
+        "claim train-2-gpus-... at https://127.0.0.1:..., see /tmp/...\n"
+        "...   Warning   ...   ...   node-1/gpu-0   80Gi\n"
+    )
+    assert like(shown).fullmatch(said)
+    page = "$ a\n$ b\nold\n$ a\none ...\n"
+    ran = [("a", "", "new\n"), ("b", "old\n", ""), ("a", "one ...\n", "one 1\n")]
+    assert updated(page, ran) == "$ a\nnew\n$ b\n$ a\none ...\n"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +174,7 @@ def test_what_a_page_shows_is_so(page: Path, shell: Shell) -> None:
     ],
 )
 def test_the_output_that_a_page_shows_is_all_there_is_but_for_dots(shown: str, said: str, *, alike: bool) -> None:
-    assert bool(_like(shown).fullmatch(said)) is alike
+    assert bool(like(shown).fullmatch(said)) is alike
 
 
 def test_a_block_that_nobody_would_run_is_refused() -> None:

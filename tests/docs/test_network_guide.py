@@ -17,7 +17,8 @@ from dra_kubeletplugin.localcluster.runtime.interface import ContainerConfig, Co
 from dra_kubeletplugin.localcluster.runtime.runc import Runc
 from dra_kubeletplugin.localcluster.runtime.runc_runtime import RuncRuntime
 from dra_kubeletplugin.testing import node_with
-from tests.docs.test_guides import ROOT, Page
+from tests.docs.test_guides import ROOT
+from tests.helpers.pages import Page
 
 pytestmark = [pytest.mark.runc, pytest.mark.netns]
 OF_GUIDE = "dranic0"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
+
+from dra_kubeletplugin import cli
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"```.*?```", re.DOTALL)
@@ -15,6 +19,27 @@ PAGES = sorted(
     p
     for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("drivers/*/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("deploy/**/*.md")]
 )  # fmt: skip
+
+
+_COMMAND = re.compile(r"`dra ([^`]+)`|^(?: {4}|\$ )dra ([^\n|;&>]+)", re.MULTILINE)
+
+
+def unexpected_words(command: str) -> list[str]:
+    """Returns the words of a command of ``dra`` that its parser does not accept. Ignores a form with placeholders."""
+    if "[" in command or "..." in command:
+        return []
+    try:
+        words = shlex.split(command.removesuffix("\\"), comments=True)
+    except ValueError:  # the command continues on the next line
+        return []
+    parsers = cli.commands()
+    length = next((n for n in (2, 1) if " ".join(words[:n]) in parsers), 0)
+    if not length or words[0] in cli.OF_DRIVERS:  # a driver adds options
+        return []
+    rest: list[str] = []
+    with contextlib.suppress(SystemExit):  # --help, or an option that a sentence names without its value
+        _, rest = parsers[" ".join(words[:length])].parse_known_args(words[length:])
+    return rest
 
 
 def anchors(page: Path) -> set[str]:
@@ -41,6 +66,12 @@ class Settings(yaml.SafeLoader):
 
 
 Settings.add_multi_constructor("", lambda loader, suffix, node: None)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_has_the_arguments_that_its_parser_accepts(page: Path) -> None:
+    commands = [a or b for a, b in _COMMAND.findall(page.read_text())]
+    assert {c: words for c in commands if (words := unexpected_words(c))} == {}
 
 
 def test_every_page_is_in_the_menu_once() -> None:

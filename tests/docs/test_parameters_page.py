@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import yaml
+from msgspec import Meta
 
+from dra_kubeletplugin import Config
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver
+from dra_kubeletplugin.driver.config.json_schema import json_schema
 from dra_kubeletplugin.driver.config.objects import KINDS
 from dra_kubeletplugin.errors import ConfigError
 from dra_kubeletplugin.localcluster.apiserver import offline
 from dra_kubeletplugin.packaging.manifests import values_validation
 from dra_kubeletplugin.packaging.manifests.source_reader import load
+from dra_kubeletplugin.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from tests.helpers.parameters import resolve
 
 PAGE = (Path(__file__).parents[2] / "docs/parameters.md").read_text()
@@ -40,6 +46,19 @@ def test_the_driver_of_the_page_reads_versions_and_layers(tmp_path: Path) -> Non
         resolve(layers[1:], kinds, DRIVER, "r")
 
 
+async def test_the_driver_of_the_page_gets_parameters_for_each_type_of_device(tmp_path: Path) -> None:
+    found = re.search(r"```python\n# cards.py\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    (tmp_path / "cards.py").write_text(found[1])
+    driver = load_driver(str(tmp_path / "cards.py"))
+    parameters = [{"apiVersion": "cards.example.com/v1", "kind": "PartConfig", "cores": 2}]
+    claim = ClaimSpec(Request(count=3), config=[OpaqueConfig(driver.name, p) for p in parameters])
+    async with node_with(driver) as node:
+        env = node.env(await node.run_pod(claim=claim))
+    assert env["PartConfig"].endswith("'cores': 2} for part-0")
+    assert env["GpuConfig"].endswith("'timeSlice': 'Short'} for gpu-0 gpu-1")
+
+
 def test_the_values_of_the_page_are_right() -> None:
     source = load()
     least = {"name": "clocks", "namespace": "clocks", "driverName": DRIVER, "image": "clocks:1"}
@@ -52,14 +71,47 @@ def test_the_sentences_of_the_page_are_what_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for language, name in (("python", "clocks.py"), ("yaml", "claims.yaml"), ("yaml", "layers.yaml")):
+    for language, name in (
+        ("python", "clocks.py"),
+        ("yaml", "claims.yaml"),
+        ("yaml", "layers.yaml"),
+        ("python", "fans.py"),
+        ("yaml", "fans.yaml"),
+    ):
         found = re.search(rf"```{language}\n(# {name}\n.*?)```", PAGE, re.DOTALL)
         assert found
         (tmp_path / name).write_text(found[1])
-    for name in ("claims.yaml", "layers.yaml"):
-        assert main(["validate", name, "--driver", "clocks.py"]) == 1
+    for name, driver in (("claims.yaml", "clocks.py"), ("layers.yaml", "clocks.py"), ("fans.yaml", "fans.py")):
+        assert main(["validate", name, "--driver", driver]) == 1
         said = capsys.readouterr().out
         assert f"```text\n{said}```" in PAGE
+
+
+def test_the_rules_of_fields_are_in_the_schema(tmp_path: Path) -> None:
+    """Each keyword in the table, and for the driver of the page the values that it states."""
+    found = re.search(r"```python\n# fans.py\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    (tmp_path / "fans.py").write_text(found[1])
+    [kind] = load_driver(str(tmp_path / "fans.py"))().config_kinds()
+    fields = json_schema(kind)["properties"]
+    assert {k: fields["rpm"][k] for k in ("minimum", "maximum", "multipleOf")} == {
+        "minimum": 600,
+        "maximum": 4800,
+        "multipleOf": 100,
+    }
+    assert (fields["zones"]["minItems"], fields["zones"]["items"]) == (1, {"enum": ["front", "rear"]})
+
+    class Every(Config):
+        a: Annotated[float, Meta(gt=0, lt=1)]
+        b: Annotated[str, Meta(max_length=16, pattern="^[a-z]+$")]
+        c: Annotated[Mapping[str, int], Meta(max_length=2)]
+        d: Annotated[Sequence[int], Meta(max_length=2)]
+
+    shown = str(json_schema(Every))
+    table = PAGE.partition("| rule | in the class |")[2].partition("\n\n")[0]
+    keywords = set(re.findall(r"`([a-z]+[A-Z]\w+|pattern)`", table)) - {"multipleOf"}
+    assert len(keywords) >= 6
+    assert [k for k in keywords if repr(k) not in shown] == []
 
 
 def test_the_manifest_of_the_page_is_right_and_covers_all_that_has_parameters() -> None:

@@ -36,6 +36,7 @@ from tests.docs.symptoms import PRODUCERS, event_message, explanation, missing_l
 from tests.helpers import objects
 from tests.helpers.crash.record_stores import append_body, records_locked, set_format
 from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
+from tests.helpers.nimbus_n4 import HALF, ONE_CARD, Nimbus
 from tests.packaging.manifests.deployed import config_of
 from tests.plugin.test_node import allocate, prepare_call, ref
 
@@ -328,6 +329,18 @@ async def still_held() -> list[str]:
         seen = await event_message(node.cluster, "pod", PREPARE)
         driver.fail_unprepare = None
         return seen
+
+
+@produces("The card is in another state")
+async def other_state() -> list[str]:
+    class Newer(Nimbus):
+        firmware = "4.3"
+
+    async with node_with(Nimbus, host=ONE_CARD) as node:
+        await node.run_pod("first", selector=HALF)
+        await node.upgrade(Newer)
+        await node.apply_pod(selector=HALF)
+        return await event_message(node.cluster, "pod", PREPARE)
 
 
 @produces("The device does not exist any more")

@@ -281,7 +281,13 @@ def test_a_driver_with_metadata_files_has_a_name_that_may_be_a_cdi_vendor() -> N
     make(of(metadata=True))
 
 
-def test_metadata_files_are_on_or_off_and_nothing_between() -> None:
-    """``"false"`` would switch them on."""
-    with pytest.raises(DriverError, match=r"\.metadata is 'false': set it to True or False"):
-        make(of(metadata="false"))
+@pytest.mark.parametrize("name", ["metadata", "privileged"])
+def test_a_switch_is_on_or_off_and_nothing_between(name: str) -> None:
+    """``"false"`` would switch it on."""
+    with pytest.raises(DriverError, match=rf"\.{name} is 'false': set it to True or False"):
+        make(of(**{name: "false"}))
+
+
+def test_a_misspelt_switch_is_refused_with_the_right_name() -> None:
+    with pytest.raises(DriverError, match=r"\.priviledged is never used, did you mean `privileged`\?"):
+        make(of(priviledged=True))

@@ -34,7 +34,7 @@ class ApiResponse:
 
 
 class ApiCaller:
-    """Requests as a stranger's program sends them; the token goes with them unless said otherwise."""
+    """Sends requests as any HTTP client does. Requests contain the token unless ``headers`` overrides it."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -47,16 +47,16 @@ class ApiCaller:
         headers: Mapping[str, str] | None = None,
         **query: str,
     ) -> ApiResponse:
-        given = {"Authorization": f"Bearer {self.server.token}"} | dict(headers or {})
+        sent_headers = {"Authorization": f"Bearer {self.server.token}"} | dict(headers or {})
         data = body if isinstance(body, (bytes, str, type(None))) else json.dumps(body)
-        if data is not None and "Content-Type" not in given:
-            given["Content-Type"] = "application/json"
+        if data is not None and "Content-Type" not in sent_headers:
+            sent_headers["Content-Type"] = "application/json"
         target = f"{path}?{urlencode(query)}" if query else path
 
         def ask() -> ApiResponse:
             connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=60)
             with contextlib.closing(connection):
-                connection.request(method, target, data, {k: v for k, v in given.items() if v})
+                connection.request(method, target, data, {k: v for k, v in sent_headers.items() if v})
                 got = connection.getresponse()
                 return ApiResponse(got.status, dict(got.getheaders()), got.read())
 

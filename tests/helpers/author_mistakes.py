@@ -28,28 +28,34 @@ class Plain(Driver):
 
 
 """
-HERE = "  # here"  # the line that must be told
+HERE = "  # here"  # marks the line that the error must name
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """``says``: each is in what is told. ``before``: what stands above the class. ``given``: parameters of a claim."""
+    """A driver with one mistake.
+
+    Args:
+        expected: texts that the error message must contain.
+        before: source code above the class.
+        parameters: opaque parameters of a claim.
+    """
 
     name: str
     body: str
-    says: tuple[str, ...]
+    expected: tuple[str, ...]
     before: str = ""
-    given: Mapping[str, Any] | None = None
+    parameters: Mapping[str, Any] | None = None
 
     def write(self, folder: Path, driver: str = DRIVER) -> Path:
-        """The driver's file. ``driver`` is its name."""
+        """Writes the driver's module and returns its path. ``driver`` is the name of the driver."""
         path = folder / "acme" / "driver.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.source.replace(f'"{DRIVER}"', f'"{driver}"'))
         return path
 
     def target(self, folder: Path, driver: str = DRIVER) -> str:
-        """What a command is given."""
+        """Writes the driver's module and returns the command-line argument that selects the driver."""
         return f"{self.write(folder, driver)}{':Acme' if self.body else ''}"
 
     @property
@@ -58,76 +64,78 @@ class Mistake:
         return f"{HEAD}{self.before}class Acme(Plain):\n{body}" if self.body else self.before
 
     @property
-    def told(self) -> tuple[str, ...]:
-        """``says``, and the line that is marked."""
+    def expected_texts(self) -> tuple[str, ...]:
+        """Returns ``expected``, and the place of the marked line."""
         lines = self.source.splitlines()
-        return self.says + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(HERE))
+        return self.expected + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(HERE))
 
 
 def check_message(text: str, mistake: Mistake) -> None:
-    """What is said has all that it must, and nothing of ours."""
-    said = text.replace("Did you mean", "did you mean")  # Python 3.13 says it itself
-    missing = [part for part in mistake.told if part not in said]
+    """Asserts that the message contains all expected texts, and no internals of the framework."""
+    said = text.replace("Did you mean", "did you mean")  # the spelling of Python 3.13
+    missing = [part for part in mistake.expected_texts if part not in said]
     assert not missing, f"{missing} not in: {text}"
     check_no_traceback(text)
 
 
 def check_no_traceback(text: str) -> None:
     assert "Traceback" not in text
-    assert "dra_kubeletplugin/" not in text.replace("dra_kubeletplugin/__init__.py", "")  # Python names it itself
+    assert "dra_kubeletplugin/" not in text.replace(
+        "dra_kubeletplugin/__init__.py", ""
+    )  # Python itself names this file
     assert "<object object at" not in text
 
 
-def file(name: str, text: str, *says: str) -> Mistake:
-    return Mistake(name, "", says, text)
+def file(name: str, text: str, *expected: str) -> Mistake:
+    return Mistake(name, "", expected, text)
 
 
-def cls(name: str, body: str, *says: str) -> Mistake:
-    return Mistake(name, body, says)
+def cls(name: str, body: str, *expected: str) -> Mistake:
+    return Mistake(name, body, expected)
 
 
-def config(name: str, body: str, *says: str) -> Mistake:
+def config(name: str, body: str, *expected: str) -> Mistake:
     text = "".join(f"    {line}\n" for line in body.splitlines())
-    return Mistake(name, "config = AcmeConfig", says, f"class AcmeConfig(Config):\n{text}\n\n")
+    return Mistake(name, "config = AcmeConfig", expected, f"class AcmeConfig(Config):\n{text}\n\n")
 
 
-def options(name: str, body: str, *says: str) -> Mistake:
+def options(name: str, body: str, *expected: str) -> Mistake:
     head = "from dataclasses import dataclass\nfrom enum import Enum\nfrom pathlib import Path\n\n\n@dataclass(frozen=True)\n"
     text = "".join(f"    {line}\n" for line in body.splitlines())
-    return Mistake(name, "options = AcmeOptions()", says, f"{head}class AcmeOptions:\n{text}\n\n")
+    return Mistake(name, "options = AcmeOptions()", expected, f"{head}class AcmeOptions:\n{text}\n\n")
 
 
-def claim_parameters(name: str, body: str, parameters: Mapping[str, Any], *says: str) -> Mistake:
-    return replace(config(name, body, *says), given=parameters)
+def claim_parameters(name: str, body: str, parameters: Mapping[str, Any], *expected: str) -> Mistake:
+    return replace(config(name, body, *expected), parameters=parameters)
 
 
-def devices(name: str, answer: str, *says: str) -> Mistake:
-    return Mistake(name, f"def devices(self):\n    return {answer}{HERE}", says)
+def devices(name: str, answer: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def devices(self):\n    return {answer}{HERE}", expected)
 
 
-def devices_result(name: str, answer: str, *says: str) -> Mistake:
-    return Mistake(name, f"def devices(self):{HERE}\n    return {answer}", says)
+def devices_result(name: str, answer: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def devices(self):{HERE}\n    return {answer}", expected)
 
 
-def pools(name: str, pool: str, *says: str) -> Mistake:
-    return Mistake(name, f"def pools(self):\n    return [Pool(self.settings.node_name, {pool})]", says)
+def pools(name: str, pool: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def pools(self):\n    return [Pool(self.settings.node_name, {pool})]", expected)
 
 
-def prepare(name: str, answer: str, *says: str) -> Mistake:
-    return Mistake(name, f"async def prepare(self, claim):\n    return {answer}{HERE}", says)
+def prepare(name: str, answer: str, *expected: str) -> Mistake:
+    return Mistake(name, f"async def prepare(self, claim):\n    return {answer}{HERE}", expected)
 
 
-def prepare_result(name: str, answer: str, *says: str) -> Mistake:
-    return Mistake(name, f"def prepare(self, claim):{HERE}\n    return {answer}", says)
+def prepare_result(name: str, answer: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def prepare(self, claim):{HERE}\n    return {answer}", expected)
 
 
-def undo(name: str, call: str, *says: str) -> Mistake:
+def undo(name: str, call: str, *expected: str) -> Mistake:
     body = f"async def prepare(self, claim):\n    {call}{HERE}\n    return []\n\nasync def undo_close(self, claim, port): ..."
-    return Mistake(name, body, says)
+    return Mistake(name, body, expected)
 
 
-def health(name: str, answer: str, *says: str) -> Mistake:
-    return Mistake(name, f"def health(self):{HERE}\n    return {answer}", says)
+def health(name: str, answer: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def health(self):{HERE}\n    return {answer}", expected)
 
 
 FILES = [
@@ -254,7 +262,7 @@ PREPARE = [
     prepare_result("a node that is not there", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
     prepare_result("a node that is misspelt", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
     prepare_result("a mount of nothing", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
-    prepare("one device for all", "claim.prepared()", "'Claim' object has no attribute 'prepared': it has devices, name, namespace"),
+    prepare("one device for all", "claim.prepared()", "'Claim' object has no attribute 'prepared': it has devices, devices_by_config, name, namespace"),
     prepare("items of a claim", "claim['devices']", "'Claim' object is not subscriptable: use its attributes"),
     prepare("an answer made by hand", "[PreparedDevice(d) for d in claim.devices]", "PreparedDevice.__init__() takes 1 positional argument but 2 were given: its parameters are request, pool, name"),
     prepare("a keyword of a struct", "[Mount(source='/a', target='/b')]", "Mount.__init__() got an unexpected keyword argument 'source': its parameters are host_path, container_path"),
@@ -276,5 +284,5 @@ HEALTH = [
     health("text", "{'d-0': 'ok'}", "health() returned str → str"),
     cls("raises", "def health(self):\n    raise OSError('no telemetry')  # here", "the driver's health raised OSError: no telemetry"),
     cls("a device that is none", "def health(self):\n    return {'d_0': Health(False)}", "health() returned d_0", "did you mean 'd-0'?"),
-    cls("a taint", "def health(self):\n    return {'d-0': Health(False, 'hot', Taint(key='a', effect='No'))}", "the taint that health() returned for d-0 is invalid", '"NoSchedule"'),
+    cls("a taint", "def health(self):\n    return {'d-0': Health(False, 'hot', [Taint(key='a', effect='No')])}", "a taint that health() returned for d-0 is invalid", '"NoSchedule"'),
 ]  # fmt: skip

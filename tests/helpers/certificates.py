@@ -31,7 +31,7 @@ def authority(folder: Path, name: str = "ca") -> Pair:
 
 
 def signed(folder: Path, ca: Pair, name: str, alternatives: str = "IP:127.0.0.1") -> Pair:
-    """A certificate of ``ca`` for ``alternatives`` (subjectAltName)."""
+    """Creates a certificate for ``alternatives`` (subjectAltName), signed by ``ca``."""
     pair = Pair(folder / f"{name}.crt", folder / f"{name}.key")
     request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
     extensions.write_text(
@@ -45,7 +45,7 @@ def signed(folder: Path, ca: Pair, name: str, alternatives: str = "IP:127.0.0.1"
 
 
 def server_side(pair: Pair, clients: Path | None = None) -> ssl.SSLContext:
-    """``clients`` is the CA that must have signed the certificates of clients."""
+    """Returns the TLS context of a server. With ``clients``, it accepts only client certificates that this CA has signed."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pair.cert, pair.key)
     if clients:

@@ -1,4 +1,4 @@
-"""Runs ``dra dev`` as a process, and its verbs."""
+"""Runs ``dra dev`` as a process, and its subcommands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DevProcess:
 
     process: subprocess.Popen[str]
     folder: Path
-    told: str = ""
+    output: str = ""
     state: Path = field(default_factory=Path)
 
     @property
@@ -42,14 +42,14 @@ class DevProcess:
         return json.loads(out.getvalue()) if code == 0 else err.getvalue()
 
     def kubectl(self, *args: str, check: bool = True, given: str | None = None) -> str:
-        # Not its usual cache: there a cluster of before may have had the same port, and served something else.
+        # A separate discovery cache: an earlier cluster may have used the same port with other resources.
         argv = ["kubectl", "--kubeconfig", self.kubeconfig, "--cache-dir", str(self.folder / "cache"), *args]
         done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
         assert not check or done.returncode == 0, done.stderr
         return done.stdout + ("" if check else done.stderr)
 
     def devices(self, node: str = "node-1") -> dict[str, Any]:
-        """What is published for a node, by name."""
+        """Returns the published devices of a node by name."""
         slices = json.loads(self.kubectl("get", "resourceslices", "-o", "json"))["items"]
         return {
             d["name"]: d for s in slices if s["spec"].get("nodeName") == node for d in s["spec"].get("devices") or []
@@ -84,11 +84,11 @@ def run_dev(folder: Path, *args: str, **env: str) -> Iterator[DevProcess]:
         dev = DevProcess(process, folder)
         assert process.stdout
         try:
-            while "Ctrl-C stops the cluster" not in dev.told:
+            while "Ctrl-C stops the cluster" not in dev.output:
                 line = process.stdout.readline()
-                assert line, dev.told + dev.log()
-                dev.told += line
-            dev.state = Path(dev.told.partition("KUBECONFIG=")[2].split()[0]).parent
+                assert line, dev.output + dev.log()
+                dev.output += line
+            dev.state = Path(dev.output.partition("KUBECONFIG=")[2].split()[0]).parent
             yield dev
         finally:
             if process.poll() is None:

@@ -78,7 +78,7 @@ class Toy(Driver):
 
 
 def make_toy_class() -> type[Toy]:
-    """A fresh class, so that tests do not share what they change."""
+    """Returns a new class, so that tests do not share changed attributes."""
 
     class FreshToy(Toy):
         pass

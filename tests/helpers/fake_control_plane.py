@@ -19,7 +19,7 @@ from dra_kubeletplugin.localcluster.apiserver.auth import Tokens
 from tests.helpers.certificates import authority, server_side, signed
 
 ROOT = Path(__file__).parents[2]
-# Of `etcd --help` 3.6 and `kube-apiserver --help` 1.36: those that we give.
+# Options in `etcd --help` 3.6 and `kube-apiserver --help` 1.36 that the test kit passes.
 ETCD = [
     "data-dir", "listen-client-urls", "advertise-client-urls", "listen-peer-urls", "initial-advertise-peer-urls",
     "initial-cluster",
@@ -32,7 +32,7 @@ API_SERVER = [
 
 
 def install_binaries(folder: Path, **instead: str) -> Path:
-    """Makes the folder that KUBEBUILDER_ASSETS names; ``instead`` has shell scripts that take a stand-in's place."""
+    """Creates the folder for KUBEBUILDER_ASSETS. ``instead`` contains shell scripts that replace a fake binary."""
     folder.mkdir(exist_ok=True)
     for name in ("etcd", "kube-apiserver"):
         body = instead.get(
@@ -45,28 +45,28 @@ def install_binaries(folder: Path, **instead: str) -> Path:
 
 
 def read_log(folder: Path) -> list[str]:
-    """What the stand-ins say happened, in order."""
+    """Returns the events that the fake binaries logged, in order."""
     return (folder / "lives").read_text().splitlines()
 
 
 def _log(text: str) -> None:
-    with Path("lives").open("a") as file:  # where they were started
+    with Path("lives").open("a") as file:  # in the working directory of the process
         file.write(text + "\n")
 
 
 def _stop_event() -> asyncio.Event:
-    """Set by SIGTERM from now on."""
+    """Returns an event that SIGTERM sets."""
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
     return end
 
 
-async def etcd(given: argparse.Namespace) -> None:
-    assert given.listen_client_urls == given.advertise_client_urls
-    assert given.initial_cluster == f"default={given.initial_advertise_peer_urls}"
-    Path(given.data_dir).mkdir()
+async def etcd(options: argparse.Namespace) -> None:
+    assert options.listen_client_urls == options.advertise_client_urls
+    assert options.initial_cluster == f"default={options.initial_advertise_peer_urls}"
+    Path(options.data_dir).mkdir()
     end = _stop_event()
-    url = urlsplit(given.listen_client_urls)
+    url = urlsplit(options.listen_client_urls)
     server = await asyncio.start_server(lambda _, writer: writer.close(), url.hostname, url.port)
     _log("etcd serves")
     await end.wait()
@@ -74,24 +74,24 @@ async def etcd(given: argparse.Namespace) -> None:
     _log("etcd has ended")
 
 
-async def api_server(given: argparse.Namespace) -> None:
-    url = urlsplit(given.etcd_servers)
-    while True:  # as the real one does
+async def api_server(options: argparse.Namespace) -> None:
+    url = urlsplit(options.etcd_servers)
+    while True:  # the real API server also waits for etcd
         try:
             socket.create_connection((url.hostname or "", url.port or 0)).close()
             break
         except ConnectionRefusedError:
             await asyncio.sleep(0.01)
-    folder = Path(given.cert_dir)
-    assert "PRIVATE KEY" in Path(given.service_account_key_file).read_text()
+    folder = Path(options.cert_dir)
+    assert "PRIVATE KEY" in Path(options.service_account_key_file).read_text()
     ca = authority(folder)
     pair = signed(folder, ca, "serving")
     (folder / "apiserver.crt").write_text(pair.cert.read_text() + ca.cert.read_text())
-    (row,) = csv.reader(Path(given.token_auth_file).read_text().splitlines())
-    assert Path(given.token_auth_file).stat().st_mode & 0o077 == 0
+    (row,) = csv.reader(Path(options.token_auth_file).read_text().splitlines())
+    assert Path(options.token_auth_file).stat().st_mode & 0o077 == 0
     assert row[3] == "system:masters"
-    server = ApiServer(f"{given.bind_address}:{given.secure_port}", server_side(pair), tokens=Tokens(row[0]))
-    server.injected_faults.down = True  # until it is ready
+    server = ApiServer(f"{options.bind_address}:{options.secure_port}", server_side(pair), tokens=Tokens(row[0]))
+    server.injected_faults.down = True  # requests fail until the server is ready
     end = _stop_event()
     await server.start()
     asyncio.get_running_loop().call_later(0.2, setattr, server.injected_faults, "down", False)
@@ -110,8 +110,8 @@ def main() -> None:
         parser.add_argument("--unsafe-no-fsync", action="store_true")
     else:
         parser.add_argument("--feature-gates")
-    given = parser.parse_args(arguments)
-    asyncio.run(etcd(given) if name == "etcd" else api_server(given))
+    options = parser.parse_args(arguments)
+    asyncio.run(etcd(options) if name == "etcd" else api_server(options))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A minimal DRA plugin on real sockets that a test can make fail: late, silent, wrong or gone."""
+"""A minimal DRA plugin on real sockets. A test can make it slow, silent, wrong or absent."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _HEALTH = {
 
 
 class FakePlugin:
-    """Prepares every claim with one device, ``device`` of ``pool``, unless told otherwise.
+    """By default, prepares every claim with one device: ``device`` of ``pool``.
 
-    ``calls`` are method and claim UIDs, ``streams`` health streams opened by version. ``gate`` holds calls up while it is not set.
+    ``calls`` contains the method and claim UIDs of each call, ``streams`` the number of opened health streams by version. Calls wait
+    while ``gate`` is not set.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class FakePlugin:
         self.streams: Counter[str] = Counter()
         self.statuses: list[tuple[bool, str]] = []
         self.info_failures = 0
-        self.error = ""  # of each claim
+        self.error = ""  # the error of each claim
         self.gate = asyncio.Event()
         self.gate.set()
         self.share_ids: tuple[str, ...] = ("",)
@@ -83,7 +84,7 @@ class FakePlugin:
         await self.stop()
 
     async def serve(self) -> None:
-        """Starts the service, on a socket of its own or, with ``common``, on that of the registration."""
+        """Starts the service on its own socket, or on the registration socket if ``common`` is true."""
         server = grpc.aio.server()
         if self.dra == "v1.DRAPlugin":
             dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(_Service(self, dra_v1_pb2), server)
@@ -103,7 +104,7 @@ class FakePlugin:
             self._registrar = await _listen(server, self.registry)
 
     async def stop(self) -> None:
-        """The service ends; its socket goes, as a grpc server's does."""
+        """Stops the service and removes its socket, as a gRPC server does."""
         if self._service:
             await self._service.stop(0)
             self._service = None
@@ -199,7 +200,7 @@ class _Health:
 
 
 class ConnectionCounter:
-    """In front of a socket: counts connections, and cuts them."""
+    """A proxy in front of a socket. It counts connections and can close them."""
 
     def __init__(self, path: Path, target: Path) -> None:
         self.path, self.target = path, target
@@ -224,7 +225,7 @@ class ConnectionCounter:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        self._writers.add(writer)  # before the target is asked: it may refuse, or answer after the end
+        self._writers.add(writer)  # before the connection to the target, which may be refused or finish after the end
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -238,7 +239,7 @@ class ConnectionCounter:
             await asyncio.gather(_pump(reader, to_writer), _pump(to_reader, writer))
             self._writers.discard(to_writer)
         except OSError:
-            pass  # whoever connected sees its connection closed
+            pass  # closes the connection of the client
         finally:
             writer.close()
             self._writers.discard(writer)

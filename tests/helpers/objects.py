@@ -39,7 +39,7 @@ def slice_of(node: str, devices: Sequence[str | JSON], driver: str = DRIVER, nam
 def pod(
     name: str, *, templates: Sequence[str] = (), claims: Sequence[str] = (), used: bool = True, **spec: Any
 ) -> JSON:
-    """With one container, ``main``, that uses all of the pod's claims (or none), named t0, t1 ... and c0, c1 ..."""
+    """Returns a pod with one container, ``main``, that uses all claims of the pod (or none). They are named t0, t1 ... and c0, c1 ..."""
     entries = [{"name": f"t{i}", "resourceClaimTemplateName": t} for i, t in enumerate(templates)]
     entries += [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(claims)]
     container: JSON = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}

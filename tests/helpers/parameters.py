@@ -10,7 +10,7 @@ from dra_kubeletplugin.driver.config.parameters import ConfigEntry, Parameters, 
 
 
 def resolve(entries: Sequence[Mapping[str, Any]], kinds: Sequence[type[Config]], driver: str, request: str) -> Resolved:
-    """The configuration of one request, and where it comes from."""
+    """Returns the configuration of one request and its source."""
     return Parameters(kinds, driver).resolve(entries, request)
 
 
@@ -19,5 +19,5 @@ def validate(parameters: object, kinds: Sequence[type[Config]], driver: str, whe
 
 
 def decode(parameters: object, kinds: Sequence[type[Config]], driver: str, where: str) -> Config | None:
-    """The typed parameters of one entry."""
+    """Returns the typed parameters of one entry."""
     return Parameters(kinds, driver).merge_entries([ConfigEntry(where, "FromClaim", parameters)])[0]

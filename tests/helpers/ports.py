@@ -13,7 +13,7 @@ __all__ = ["free_port", "refusing_port"]
 
 @contextlib.contextmanager
 def refusing_port(host: str = "127.0.0.1") -> Iterator[int]:
-    """One that is taken and at which nobody listens: whoever connects is refused."""
+    """Yields a port that is bound without a listener, so each connection is refused."""
     with socket.socket() as taken:
         taken.bind((host, 0))
         yield int(taken.getsockname()[1])

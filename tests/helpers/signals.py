@@ -1,4 +1,4 @@
-"""Sets the signal handlers that processes of a test inherit: as from a terminal or under nohup, however pytest was started."""
+"""Sets the signal handlers that child processes of a test inherit, independently of how pytest was started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterable, Iterator
 
 @contextlib.contextmanager
 def inherit_signals(numbers: Iterable[int], handler: signal.Handlers = signal.SIG_DFL) -> Iterator[None]:
-    """``SIG_DFL`` as from a terminal; ``SIG_IGN``, as nohup and a shell's background have it, is rightly kept."""
+    """Sets ``handler`` inside the context.
+
+    ``SIG_DFL`` is the state of a process in a terminal. ``SIG_IGN`` is its state under nohup or in a shell's background job.
+    """
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

@@ -20,7 +20,7 @@ PARAMETERS = 10 * 1024  # bytes of opaque.parameters of one entry: MaxLen of Dev
 ENTRIES = 32  # entries of a claim; an allocation has those of the classes too
 REQUESTS = 32
 LIMIT = 0.020  # seconds of the event loop for one claim or review
-MACHINE = 5  # how much slower than the machine of the finding another one may be
+MACHINE = 5  # factor by which a machine may be slower than the machine of the first measurement
 
 
 class Leaf(Config):
@@ -29,7 +29,7 @@ class Leaf(Config):
 
 
 class Plain(Config):
-    """Fields of each sort: scalars, an object, a list of objects, mappings, a text with a form of its own."""
+    """Fields of each kind: scalars, an object, a list of objects, mappings, a formatted string."""
 
     KIND = "Plain"
     API_VERSION = f"{DRIVER}/v1"
@@ -69,7 +69,7 @@ KINDS: tuple[type[Config], ...] = (Plain, Layered, Versioned)
 
 
 def fill(size: int, item: Callable[[int], tuple[str, Any]]) -> JSON:
-    """An object of at most ``size`` bytes of compact JSON."""
+    """Returns an object of at most ``size`` bytes as compact JSON."""
     out: JSON = {}
     left = size
     for i in itertools.count():
@@ -114,14 +114,14 @@ SHAPES: dict[str, Callable[[int, int], JSON]] = {
 
 
 def entries(kind: type[Config], shape: str, count: int = ENTRIES, size: int = PARAMETERS) -> list[JSON]:
-    """``spec.devices.config`` of a claim."""
+    """Returns ``spec.devices.config`` of a claim."""
     head = {"apiVersion": kind.API_VERSION, "kind": kind.KIND}
     fields = [SHAPES[shape](i, size - 200) for i in range(count)]
     return [{"opaque": {"driver": DRIVER, "parameters": head | f}} for f in fields]
 
 
 def claim(config: Sequence[JSON], name: str = "worst", *, requests: int = 1) -> JSON:
-    """A ResourceClaim with that configuration."""
+    """Returns a ResourceClaim with this configuration."""
     return {
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
         "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1"},
@@ -133,7 +133,7 @@ def claim(config: Sequence[JSON], name: str = "worst", *, requests: int = 1) -> 
 
 
 def with_allocation(obj: JSON, config: Sequence[JSON], *, requests: int = 1) -> JSON:
-    """The claim with one device for each request; class and claim have the same configuration, as many entries as are allowed."""
+    """Returns the claim with one device for each request. Class and claim each have the maximum number of entries."""
     results = [{"request": f"r{i}", "driver": DRIVER, "pool": "node", "device": f"d-{i}"} for i in range(requests)]
     both = [{"source": source, **entry} for source in ("FromClass", "FromClaim") for entry in config]
     return obj | {"status": {"allocation": {"devices": {"results": results, "config": both}}}}

@@ -37,6 +37,8 @@ def test_attributes_are_standard_ones_and_our_own(tmp_path: Path) -> None:
     assert attributes["resource.kubernetes.io/numaNode"] == 1
     assert (attributes["vendor"], attributes["class"], attributes["iommuGroup"]) == ("10ee", "120000", 7)
     assert fn.device().name == "pci-0000-17-00-0"
+    assert fn.device().data is fn
+    assert fn.device("card", data="mine").data == "mine"
 
 
 def test_no_numa_affinity_is_no_attribute(tmp_path: Path) -> None:

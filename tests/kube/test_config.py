@@ -214,6 +214,22 @@ async def test_an_exec_plugin_is_run_at_the_first_request_and_again_after_a_401(
         assert runs.read_text() == "xx"
 
 
+async def test_the_time_limit_of_a_request_does_not_include_the_start_of_an_exec_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 100.0)
+    monkeypatch.setattr("dra_kubeletplugin.kube.client._DISCOVERY", 1.0)
+    group = {"versions": [{"version": "v1"}]}
+
+    async def reply(peer: RawServer, request: bytes) -> bytes:
+        return http_response(group)
+
+    async with RawServer(reply) as peer:
+        config = config_of(plugin(tmp_path, "time.sleep(1.1); give(token='t')"), server=peer.url)
+        async with KubeClient(load_config(written(tmp_path, config))) as client:
+            assert await client.dra_version() == "v1"
+
+
 async def test_an_expired_token_is_replaced_without_a_401(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
     runs = tmp_path / "runs"

@@ -52,7 +52,7 @@ class Everything(Driver):
 
     def health(self) -> dict[str, Health]:
         return {
-            name: Health(False, "hot", taint=Taint(key="example.com/hot", effect="NoSchedule")) for name in self.sick
+            name: Health(False, "hot", taints=[Taint(key="example.com/hot", effect="NoSchedule")]) for name in self.sick
         }
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:

@@ -7,6 +7,8 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from dra_kubeletplugin import Claim, CounterSet, Device, Driver, Pool, PreparedDevice
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from dra_kubeletplugin.plugin.node import Plugin
@@ -42,6 +44,7 @@ KEPT = {  # by a server: the devices that are published, and the attributes of t
 }
 
 
+@pytest.mark.full
 async def test_a_server_that_is_upgraded_and_downgraded_under_a_running_plugin_has_at_once_what_it_keeps() -> None:
     """At the same address with the same objects: version v1 before and after, so that only a broken watch tells of it."""
     async with node_with(Layered, kubernetes="1.37") as node:
@@ -76,6 +79,7 @@ async def test_a_server_that_is_upgraded_and_downgraded_under_a_running_plugin_h
                 await front.close()
 
 
+@pytest.mark.full
 async def test_connections_that_are_cut_again_and_again_cost_few_questions_and_leave_a_plugin_that_is_well() -> None:
     """Each cut makes the plugin doubt what it knows of the server; doubts are gathered, and asked with growing pauses."""
     cuts = 300

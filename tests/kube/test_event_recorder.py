@@ -21,6 +21,7 @@ from tests.helpers.waiting import wait_until
 
 def events_of(storage: Any, reason: str = "") -> list[Any]:
     found = [e for e in storage.list("events") if e.get("reportingComponent") == "toy.example.com"]
+    found = [e for e in found if (e["involvedObject"]["kind"], e["reason"]) != ("Node", "DeviceUnhealthy")]
     return [e for e in found if not reason or e["reason"] == reason]
 
 

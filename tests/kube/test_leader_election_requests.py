@@ -215,6 +215,7 @@ async def test_a_lease_that_somebody_takes_ends_the_lead(client: KubeClient, can
     assert elector.holder == "thief"
 
 
+@pytest.mark.full
 async def test_of_ten_that_want_an_expired_lease_one_leads_at_a_time(
     client: KubeClient, candidates: Candidates
 ) -> None:

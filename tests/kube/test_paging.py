@@ -25,7 +25,9 @@ class Server:
         self.answers = list(answers)
         self.asked: list[str] = []
 
-    async def page(self, resource: Resource, namespace: str, *, fields: str, limit: int, cont: str) -> Page:
+    async def page(
+        self, resource: Resource, namespace: str, *, fields: str, limit: int, cont: str, checked: bool
+    ) -> Page:
         self.asked.append(cont)
         answer = self.answers.pop(0)
         if isinstance(answer, ApiError):
@@ -39,15 +41,32 @@ async def names(server: Server, **more: Any) -> list[str]:
     return await read_all(server, PODS, lambda raw: str(as_json(raw)["metadata"]["name"]), **more)  # type: ignore[arg-type]
 
 
-async def test_all_pages_are_read_and_counted() -> None:
+@pytest.mark.parametrize("fast", [False, True])
+async def test_all_pages_are_read_and_counted(fast: bool) -> None:
     server, counts = Server(["a", "b"], ["c", "last"]), list[int]()
-    assert await names(server, progress=counts.append) == ["a", "b", "c", "last"]
+    assert await names(server, progress=counts.append, fast=fast) == ["a", "b", "c", "last"]
     assert (server.asked, counts) == (["", "after b"], [2, 4])
 
 
-async def test_a_list_that_grew_too_old_is_read_from_the_start_and_has_nothing_twice() -> None:
+@pytest.mark.parametrize("fast", [False, True])
+async def test_the_next_page_is_requested_before_the_objects_of_a_page_are_handled_only_in_a_fast_read(
+    fast: bool,
+) -> None:
+    server = Server(["a"], ["last"])
+    requested_before: list[int] = []
+
+    def take(raw: msgspec.Raw) -> str:
+        requested_before.append(len(server.asked))
+        return str(as_json(raw)["metadata"]["name"])
+
+    assert await read_all(server, PODS, take, fast=fast) == ["a", "last"]  # type: ignore[arg-type]
+    assert requested_before == ([2, 2] if fast else [1, 2])
+
+
+@pytest.mark.parametrize("fast", [False, True])
+async def test_a_list_that_grew_too_old_is_read_from_the_start_and_has_nothing_twice(fast: bool) -> None:
     server = Server(["a", "b"], GONE, ["b", "c"], ["last"])
-    assert await names(server) == ["b", "c", "last"]
+    assert await names(server, fast=fast) == ["b", "c", "last"]
     assert server.asked == ["", "after b", "", "after c"]
 
 

@@ -353,7 +353,9 @@ async def test_failures_are_reported_at_the_first_the_fifth_and_every_twentieth(
 # --- versions -----------------------------------------------------------------------------------------------
 
 
-async def test_the_version_is_requested_before_each_watch_and_another_one_begins_with_a_list(follow: Any) -> None:
+async def test_the_version_is_requested_after_a_watch_that_was_cut_and_another_one_begins_with_a_list(
+    follow: Any,
+) -> None:
     server = Server(listing(), ([], 9), ([], 9), listing(), versions=["v1beta1", "v1beta1", "v1", "v1", "v1"])
     reflector, _ = await follow(server, "resourceslices")
     paths = [a if isinstance(a, str) else a[1] for a in server.asked]
@@ -361,6 +363,12 @@ async def test_the_version_is_requested_before_each_watch_and_another_one_begins
     old, new = slices.format("v1beta1"), slices.format("v1")
     assert paths[:7] == ["v1beta1", old, "version", old, "version", "v1", new]
     assert reflector.plural == "resourceslices"
+
+
+async def test_a_watch_that_ended_in_time_costs_no_request_for_the_version(follow: Any) -> None:
+    server = Server(listing(), ([], 290), ([], 290), ([], 9), NotFoundError("gone"), versions=["v1"] * 5)
+    await follow(server, "resourceslices")
+    assert asked(server)[:7] == ["list", "watch 7", "watch 7", "watch 7", "version", "watch 7", "version"]
 
 
 async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(follow: Any) -> None:

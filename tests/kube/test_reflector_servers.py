@@ -226,6 +226,7 @@ LISTS: list[Any] = [
 ]
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     watches=st.lists(st.sampled_from(NONSENSE) | st.binary(max_size=40), min_size=1, max_size=6),

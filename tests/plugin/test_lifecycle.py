@@ -129,6 +129,7 @@ class State:
         self.measured = 0
         self.faults: list[str] = []
         self.remarks: list[str] = []
+        self.passed: list[str] = []
 
     async def measure(self) -> None:
         self.measured += 1
@@ -143,7 +144,8 @@ class State:
 @contextlib.asynccontextmanager
 async def served(state: State, address: str) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
-        yield await Probes(Metrics(), state.measure, state.not_ready, state.notes).serve(stack, address)
+        probes = Probes(Metrics(), state.measure, state.not_ready, state.notes, passed=lambda: state.passed)
+        yield await probes.serve(stack, address)
 
 
 async def asked(url: str) -> tuple[int, str]:
@@ -162,6 +164,9 @@ async def test_what_each_probe_answers() -> None:
     state = State()
     async with served(state, "127.0.0.1:0") as url:
         assert await asked(f"{url}/healthz") == (200, "ok\n")
+        assert await asked(f"{url}/readyz") == await asked(f"{url}/readyz?verbose") == (200, "ok\n")
+        state.passed = ["check a: ok"]
+        assert await asked(f"{url}/readyz?verbose") == (200, "check a: ok\n")
         assert await asked(f"{url}/readyz") == (200, "ok\n")
         state.remarks = ["a", "b"]
         assert await asked(f"{url}/readyz") == (200, "note: a\nnote: b\n")

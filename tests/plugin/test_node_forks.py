@@ -63,6 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             os.kill(int(child.name.partition("-")[2]), signal.SIGKILL)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
 async def test_after_a_kill_the_work_of_the_dead_plugin_is_undone_though_its_forked_child_lives(
     folder: Path, how: str

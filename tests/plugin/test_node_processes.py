@@ -91,6 +91,7 @@ async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bound
         b.check_quiet()
 
 
+@pytest.mark.full
 async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_not_a_hang(tmp_path: Path) -> None:
     """The old instance is stopped while it has the lock."""
     async with node_harness(tmp_path) as b:
@@ -108,6 +109,7 @@ async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_no
         b.check_quiet()
 
 
+@pytest.mark.full
 async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sentence(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start("first")

@@ -64,6 +64,7 @@ async def test_a_token_that_comes_late_is_enough(tmp_path: Path) -> None:
             await wait_until(lambda: not plugin.publisher.fault, "no fault any more")
 
 
+@pytest.mark.full
 async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from dra_kubeletplugin.base.http_server.origin import is_from_here
 from dra_kubeletplugin.claims import ClaimSnapshot, Record, State
 from dra_kubeletplugin.claims.summary import summarize
 from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.plugin.lifecycle import PAGES
 from dra_kubeletplugin.plugin.status_page import overview as own_overview
 from dra_kubeletplugin.plugin.status_page import render_page
 from dra_kubeletplugin.resourceapi.usage.rows import DeviceUse, HealthRow
@@ -52,9 +53,10 @@ async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: s
 async def test_what_a_sidecar_passes_on_is_not_from_here_though_it_comes_over_the_loopback(
     headers: dict[str, str],
 ) -> None:
-    asked = replace(request("/overview.json", **headers), peer="127.0.0.6")
-    found = await render_page(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
-    assert found.status == 403
+    for path in PAGES:
+        asked = replace(request(path, **headers), peer="127.0.0.6")
+        found = await render_page(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
+        assert found.status == 403
 
 
 async def test_a_plugin_reports_its_devices_health_and_claims_in_the_same_shape_and_of_no_secret() -> None:
@@ -76,7 +78,7 @@ async def test_a_plugin_reports_its_devices_health_and_claims_in_the_same_shape_
     assert [h.claim + " " + h.state for d in found.devices for h in d.holders] == ["ml/c prepared"]
     assert found.notes[0] == "a note"
     assert found.count.waiting is None, "pods are not the plugin's to know"
-    encoded = msgspec.json.encode(found)
+    encoded = msgspec.json.encode(found, enc_hook=dict)
     assert b"s3cret" not in encoded
     keys = set(msgspec.json.decode(encoded))
     assert keys == set(msgspec.json.decode(msgspec.json.encode(overview(Snapshot()))))

@@ -155,6 +155,7 @@ def apply(dev: DevProcess, folder: Path, *objects: dict[str, Any]) -> None:
 # --- dra dev --------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 def test_the_page_of_dra_dev_follows_the_cluster(dev: DevProcess, browser: Browser, tmp_path: Path) -> None:
     browser.driver.get(link(dev))
@@ -173,7 +174,7 @@ def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_who
     dev: DevProcess, browser: Browser
 ) -> None:
     browser.driver.get(link(dev))
-    browser.shows("the only node does not take it", "#waiting")
+    browser.shows("on the only node", "#waiting")
     click = "document.querySelector('#waiting .row').click()"  # in one step: rows are made anew with each change
     browser.driver.execute_script(click)
     browser.shows("9 devices of class gpu", "#sheet")
@@ -213,7 +214,8 @@ def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: DevProcess, 
     browser.press("/")
     browser.press("index=3", Keys.ENTER)
     browser.shows("0 of 1 held", "#groups")
-    assert "gpu-7" not in browser.text("#groups")
+    block_until(lambda: "gpu-7" not in browser.text("#groups"))  # the server filters
+    browser.shows("gpu-3", "#groups")
     browser.press("/")
     browser.press(Keys.ESCAPE)
     browser.shows("gpu-7", "#groups")
@@ -266,6 +268,8 @@ def test_nobody_else_gets_anything_of_dra_dev(dev: DevProcess) -> None:
     url, _, key = link(dev).partition("#key=")
     data = url + "overview.json"
     assert asked(data)[0] == 401
+    assert asked(url + "view.json")[0] == 401
+    assert asked(url + "details.json?devices=x")[0] == 401
     assert asked(data, Authorization="Bearer x")[0] == 401
     assert asked(url + "explanation?namespace=default&pod=greedy")[0] == 401
     assert asked(url + "session", "POST", b"wrong")[0] == 401

@@ -5,20 +5,26 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import fields, replace
+from types import MappingProxyType
 
 import msgspec
 import pytest
 
 from dra_kubeletplugin.base.http_server.server import Request
 from dra_kubeletplugin.plugin import usage_page
-from dra_kubeletplugin.resourceapi.usage.rows import DeviceRow, Holder, Meter, PodRow
+from dra_kubeletplugin.resourceapi.usage.cards import Line
+from dra_kubeletplugin.resourceapi.usage.rows import PodRow
+from dra_kubeletplugin.resourceapi.usage.view import GroupView, Tile, View
 from tests.resourceapi.usage.test_usage import rows_of
 
 
-def request(path: str = "/overview.json", method: str = "GET", **headers: str) -> Request:
+def request(
+    path: str = "/overview.json", method: str = "GET", query: Mapping[str, str] = MappingProxyType({}), **headers: str
+) -> Request:
     given = {"host": "127.0.0.1:80"} | {k.replace("_", "-"): v for k, v in headers.items()}
-    return Request(method, path, {}, given, b"")
+    return Request(method, path, query, given, b"")
 
 
 def test_the_page_may_run_its_own_script_and_style_alone_and_has_nothing_from_elsewhere() -> None:
@@ -36,22 +42,38 @@ def test_the_page_may_run_its_own_script_and_style_alone_and_has_nothing_from_el
 
 
 @pytest.mark.parametrize(("variable", "kind", "of_javascript"), [
-    ("d", DeviceRow, set()), ("h", Holder, set()), ("m", Meter, set()), ("p", PodRow, {"length", "replace"}),
+    ("d", Line, set()), ("group", GroupView, set()), ("t", Tile, set()), ("shown", View, set()), ("p", PodRow, set()),
 ])  # fmt: skip
-def test_the_script_reads_only_fields_that_the_rows_have(variable: str, kind: type, of_javascript: set[str]) -> None:
+def test_the_script_reads_only_fields_that_the_view_has(variable: str, kind: type, of_javascript: set[str]) -> None:
     """A field that was renamed in the model is `undefined` in the script, and the page shows nothing in its place."""
     script = usage_page.FILE.read_text().partition("<script>")[2]
     read = set(re.findall(rf"(?<![\w.]){variable}\.(\w+)", script))
+    assert read
     assert read - of_javascript <= {f.name for f in fields(kind)}
 
 
 def test_rows_that_the_page_has_are_not_sent_again() -> None:
     found = rows_of(3)
-    first = usage_page.rows(request(), found)
+    first = usage_page.data(request(), found)
     assert msgspec.json.decode(first.body)["devices"][2]["holders"][0]["claim"] == "ml/c"
-    again = usage_page.rows(request(if_none_match=first.headers["ETag"]), replace(found, at=9.0))
+    again = usage_page.data(request(if_none_match=first.headers["ETag"]), replace(found, at=9.0))
     assert (again.status, again.body) == (304, b"")
-    assert usage_page.rows(request(if_none_match=first.headers["ETag"]), rows_of(4)).status == 200
+    assert usage_page.data(request(if_none_match=first.headers["ETag"]), rows_of(4)).status == 200
+
+
+def test_the_view_is_filtered_and_grouped_by_the_server_and_details_come_on_request() -> None:
+    found = rows_of(3)
+    query = {"filter": "numa=0", "group": "numa", "sort": "use"}
+    view = msgspec.json.decode(usage_page.data(request("/view.json", query=query), found).body)
+    assert [g["title"] for g in view["groups"]] == ["n1  NUMA 0"]
+    assert [line["name"] for line in view["groups"][0]["lines"]] == ["gpu-2", "gpu-0"], "held before free"
+    unknown = usage_page.data(request("/view.json", query={"group": "constructor", "sort": "x"}), found)
+    assert [g["title"] for g in msgspec.json.decode(unknown.body)["groups"]] == ["n1"]
+    ids = " ".join(d.id for d in found.devices[:2])
+    ((title, pairs),) = msgspec.json.decode(
+        usage_page.data(request("/details.json", query={"devices": f"{ids} removed"}), found).body
+    )
+    assert (title, [name for name, _ in pairs]) == ("", ["gpu-0", "gpu-1"])
 
 
 @pytest.mark.parametrize(("asked", "status"), [

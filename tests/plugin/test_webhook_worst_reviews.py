@@ -52,6 +52,7 @@ def body(kind: type[worst_parameters.Config], shape: str, count: int = worst_par
     return json.dumps(review(worst_parameters.claim(worst_parameters.entries(kind, shape, count)))).encode()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 async def test_every_review_is_answered_and_no_step_of_the_loop_is_long(tmp_path: Path) -> None:
     async with serving(tmp_path, readers=[READER]) as (webhook, ca):
@@ -67,6 +68,7 @@ async def test_every_review_is_answered_and_no_step_of_the_loop_is_long(tmp_path
                 assert max(steps) < LIMIT * MACHINE, (shape, sorted(steps)[-3:])
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 async def test_ten_hostile_reviews_at_once_hold_up_no_other(tmp_path: Path) -> None:
     """In the finding all ten ended in 500, and another review took 4.9 s."""
@@ -88,6 +90,7 @@ def author(tmp_path: Path) -> str:
     return f"{tmp_path / 'worst.py'}:Worst"
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("shape", SHAPES)

@@ -45,7 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def installed(wheel: Path, tmp_path: Path) -> Environment:
-    """The wheel in an environment of its own; what it depends on is lent by that of the tests, so that no index is asked."""
+    """Installs the wheel in a separate environment. Its dependencies come from the environment of the tests, not from an index."""
     environment = Environment.make(tmp_path / "environment", lent=Path(sysconfig.get_path("purelib")))
     environment.install(wheel)
     return environment

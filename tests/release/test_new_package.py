@@ -11,12 +11,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import unicodedata
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
 
 from dra_kubeletplugin.cli import main
@@ -24,11 +27,11 @@ from dra_kubeletplugin.cli.command_args import KINDS
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.kube import KubeClient, Resource, load_config
 from dra_kubeletplugin.packaging.scaffold import writer
-from dra_kubeletplugin.packaging.scaffold.names import MAX_NAME, check_name
-from tests.release.installation import Environment, as_elsewhere, run
+from dra_kubeletplugin.packaging.scaffold.names import MAX_NAME, check_name, near_name
+from tests.release.installation import ROOT, Environment, as_elsewhere, run
 from tests.release.test_image_contents import needed
 
-WHO = {"pci": ("--vendor-id", "10ee"), "chardev": (), "sdk": ()}
+WHO = {"pci": ("--vendor-id", "1d94", "--device-id", "0401"), "chardev": (), "sdk": ()}
 
 
 def made(directory: Path, name: str, kind: str, *more: str) -> Path:
@@ -164,11 +167,16 @@ def test_names_of_any_length_give_files_in_good_form(name: str, kind: str, tmp_p
         (["acme", "--kind", "sdk", "--driver-name", "12e3"], "--driver-name '12e3' is not text in YAML"),
         (["acme", "--kind", "sdk", "--driver-name", "0o17"], "--driver-name '0o17' is not text in YAML"),
         (["acme"], "--kind is needed without a terminal"),
+        (["Nimbus_N4", "--kind", "sdk"], "begin with a letter, such as nimbus-n4"),
+        (["42_Cards-2", "--kind", "sdk"], "begin with a letter, such as cards-2"),
         (["acme", "--kind", "pci"], "--vendor-id is needed"),
+        (["acme", "--kind", "pci", "--vendor-id", "10ee"], "--device-id is needed"),
+        (["acme", "--kind", "pci", "--vendor-id", "10ee", "--device-id", "u200"], "--device-id 'u200' is not a PCI device id"),
+        (["acme", "--kind", "chardev", "--device-id", "5000"], "--device-id is only for --kind pci"),
         (["acme", "--kind", "pci", "--vendor-id", "xilinx"], "--vendor-id 'xilinx' is not a PCI vendor id"),
         (["acme", "--kind", "sdk", "--vendor-id", "10ee"], "--vendor-id is only for --kind pci"),
         (["acme", "--kind", "sdk", "--driver-name", "Acme!"], "--driver-name 'Acme!' is not a DNS subdomain"),
-        (["acme", "--kind", "sdk", "-C", "nowhere"], "--directory nowhere is not a folder: create it first, or use another"),
+        (["acme", "--kind", "sdk", "-C", "/dev/null/x"], "/dev/null/x/acme cannot be written: Not a directory"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_reported_in_a_sentence_and_nothing_is_made(
@@ -181,6 +189,61 @@ def test_what_cannot_be_is_reported_in_a_sentence_and_nothing_is_made(
     assert says in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@given(st.text(min_size=1, max_size=40))
+@example("Nimbus_N4")
+@example("N" * 31 + "_4")
+def test_a_suggested_name_is_valid_and_has_all_digits_behind_its_first_letter(name: str) -> None:
+    suggestion = near_name(name)
+    if not suggestion:
+        return
+    try:
+        check_name(suggestion)
+    except SettingsError as e:
+        assert "another meaning" in e.message  # then the message suggests a fixed name
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    behind = re.sub(r"[^a-z0-9]", "", plain).lstrip("0123456789")
+    assert behind.startswith(suggestion.replace("-", ""))
+    assert len(suggestion) >= 31 or suggestion.replace("-", "") == behind
+
+
+def test_a_missing_parent_folder_is_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path / "drivers" / "new", "acme", "sdk")
+    assert (folder / "deploy/kustomization.yaml").is_file()
+    assert f"created {folder}" in capsys.readouterr().out
+
+
+def test_a_driver_publishes_only_the_cards_of_its_device_id(tmp_path: Path) -> None:
+    """The described host and the driver have the ids of the command line: no id in the template is of foreign hardware."""
+    folder = made(tmp_path, "nimbus-n4", "pci")
+    host = folder / "hosts/two-cards.yaml"
+    assert host.read_text().count("vendor: 0x1D94, device: 0x0401,") == 2
+    with host.open("a") as file:  # a card of the same vendor that is another product
+        file.write('- {address: "0000:99:00.0", vendor: 0x1D94, device: 0x1450}\n')
+    driver = str(folder / "src/nimbus_n4/driver.py")
+    shown = run(
+        sys.executable, "-m", "dra_kubeletplugin", "inspect", driver, "--host", str(host), cwd=ROOT, PYTHONPATH="src"
+    )
+    assert shown.startswith("pool node on node: 2 devices")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_option_of_a_new_driver_begins_with_the_drivers_name(kind: str, tmp_path: Path) -> None:
+    """As docs/drivers.md demands: several drivers can run in one process."""
+    folder = made(tmp_path, "nimbus-n4", kind)
+    options = yaml.safe_load((folder / "deploy/values.yaml").read_text())["options"]
+    assert list(options) == ["NIMBUS_N4_RESERVED"]
+    assert "nimbus_n4_reserved: Annotated[" in (folder / "src/nimbus_n4/driver.py").read_text()
+
+
+def test_pins_that_cannot_be_made_are_reported_with_where_a_wheel_of_the_framework_goes(tmp_path: Path) -> None:
+    package = made(tmp_path, "acme-fpga", "chardev")
+    (package / ".venv-lock/bin").mkdir(parents=True)
+    (package / ".venv-lock/bin/uv").write_text("#!/bin/sh\nexit 1\n")  # an index that has nothing
+    (package / ".venv-lock/bin/uv").chmod(0o755)
+    with pytest.raises(AssertionError, match=r"cannot be pinned.*put its wheel into the folder wheels/"):
+        run("make", "lock", cwd=package)
 
 
 @pytest.mark.parametrize("there", ["folder", "file", "link to nowhere"])
@@ -275,6 +338,7 @@ def test_on_a_terminal_what_is_left_out_is_requested(tmp_path: Path) -> None:
         (b"a vendor's library)? ", "usb"),
         (b"library)? ", "pci"),
         (b"10ee: ", "1D0F"),
+        (b"5000: ", "efa0"),
         (b"(acme.example.com): ", ""),
     ):
         start = len(said)
@@ -284,5 +348,5 @@ def test_on_a_terminal_what_is_left_out_is_requested(tmp_path: Path) -> None:
     assert process.wait(60) == 0
     os.close(ours)
     assert b"--kind 'usb' is not one of pci, chardev, sdk" in said
-    assert "VENDOR = 0x1D0F" in (tmp_path / "acme/src/acme/driver.py").read_text()
+    assert "VENDOR = 0x1D0F\nDEVICE = 0xEFA0" in (tmp_path / "acme/src/acme/driver.py").read_text()
     assert 'name = "acme.example.com"' in (tmp_path / "acme/src/acme/driver.py").read_text()

@@ -1,4 +1,4 @@
-"""docs/tutorial.md: its commands are run, in order, on a machine where this wheel is the index; and README's first minute."""
+"""docs/tutorial.md: it is followed word for word, on a machine where this wheel is the index; and README's first minute."""
 
 from __future__ import annotations
 
@@ -14,74 +14,118 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.pages import commands_of, like, updated
 from tests.release.installation import ROOT, Environment, as_elsewhere, run
 
-TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
-COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, re.DOTALL) for line in block.splitlines()]
-LOOKS = re.findall(r"^\$ (kubectl .*)$", TUTORIAL, re.MULTILINE)
+PAGE = ROOT / "docs/tutorial.md"
+STEPS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 INSTALLED = {"python3 -m venv tools", "tools/bin/pip install dra-kubeletplugin"}
 """Done by the fixture: an index that has this wheel is not at hand."""
-STAYS, ENGINE, CLUSTER = "make dev", "make image", "kubectl apply"
+STAYS, ENGINE = "make dev", "make image"
+CHANGED = "src/acme_fpga/driver.py"
+"""The file that the page's change is about."""
 
 
-@pytest.mark.timeout(600)
-def test_the_tutorial_s_commands_work_as_they_stand(installed: Environment, tmp_path: Path) -> None:
-    here = tmp_path / "home"
-    here.mkdir()
-    (here / "tools").symlink_to(installed.folder)
-    assert set(COMMANDS) > INSTALLED
-    assert len(LOOKS) == TUTORIAL.count("\n$ ")
-    ran = 0
-    for command in (c for c in COMMANDS if c not in INSTALLED):
+class Reader:
+    """Types the commands of the page, in the order of the page, and makes its change."""
+
+    def __init__(self, folder: Path, installed: Environment) -> None:
+        self.folder = folder
+        self._installed = installed
+        self._environment: dict[str, str] = {}
+        self._cluster: subprocess.Popen[str] | None = None
+
+    def types(self, command: str) -> str:
+        """Returns what the command prints."""
+        if command in INSTALLED:
+            return ""
         if command.startswith("cd "):
-            here /= command.removeprefix("cd ")
-            installed.install(here)
-            (here / ".venv").symlink_to(installed.folder)
-            (here / ".venv/.installed").touch()
-        elif command == STAYS:
-            assert "fpga.acme.com: 2 devices" in _while_up(command, here)
-        elif command.startswith(CLUSTER):
-            if shutil.which("kubectl"):
-                run("kubectl", "kustomize", command.rpartition(" ")[2], cwd=here)
-        elif command.startswith(ENGINE):
-            assert "docker build -t registry.acme.com/fpga:0.1.0 ." in run("make", "-n", *command.split()[1:], cwd=here)
-        else:
-            run(*command.split(), cwd=here)
-        ran += 1
-    assert ran == len(COMMANDS) - len(INSTALLED)
-    inspected = re.findall(r"`.venv/bin/(dra inspect [^`]+)`", TUTORIAL)
-    assert len(inspected) == 1
-    assert "card-a100" in run(installed.path("dra"), *inspected[0].split()[1:], cwd=here)
+            self._enter(command.removeprefix("cd "))
+            return ""
+        if command == STAYS:
+            return self._start(command)
+        if command.startswith(ENGINE):  # there is no engine here
+            said = self._run(f"make -n {command.removeprefix('make ')}")
+            assert "docker build -t registry.acme.com/fpga:0.1.0 ." in said
+            return said
+        return self._run(command)
 
+    def changes(self, diff: str) -> None:
+        file = self.folder / CHANGED
+        removed, added = ("".join(re.findall(rf"^\{sign}(.*\n)", diff, re.MULTILINE)) for sign in "-+")
+        text = file.read_text()
+        assert text.count(removed) == 1, f"{CHANGED} has no such lines:\n{removed}"
+        file.write_text(text.replace(removed, added))
 
-def _while_up(command: str, folder: Path) -> str:
-    """Also runs there what is to be typed in another shell."""
-    log = folder.parent / "log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command.split(),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-            env=as_elsewhere(),
-        )
-    assert process.stdout
-    said = ""
-    try:
+    def _run(self, command: str) -> str:
+        return run("bash", "-c", command, cwd=self.folder, timeout=150, **self._environment)
+
+    def _enter(self, name: str) -> None:
+        """Enters the package, with the environment that its Makefile would install."""
+        self.folder /= name
+        # As `pip install -e` makes it: a change of the driver counts at once, and the cluster reloads it.
+        (self._installed.packages / "package.pth").write_text(f"{self.folder}/src\n")
+        (self.folder / ".venv").symlink_to(self._installed.folder)
+        (self.folder / ".venv/.installed").touch()
+        for tool in ("ruff", "mypy"):
+            (self.folder / ".venv/bin" / tool).symlink_to(Path(sys.executable).parent / tool)
+        self._environment["MYPYPATH"] = "src"
+
+    def _start(self, command: str) -> str:
+        """Starts the cluster, which runs until the end of the page, and takes its kubeconfig for the other shell."""
+        log = self.folder.parent / "log"
+        with log.open("w") as errors:
+            self._cluster = process = subprocess.Popen(
+                command.split(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
+                env=as_elsewhere() | {"PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        assert process.stdout
+        said = ""
         while "Ctrl-C stops the cluster" not in said:
             line = process.stdout.readline()
             assert line, said + log.read_text()
             said += line
-        kubeconfig = said.partition("KUBECONFIG=")[2].split()[0]
-        for line in LOOKS if shutil.which("kubectl") else ():
-            assert run(*line.split(), cwd=folder, KUBECONFIG=kubeconfig)
+        self._environment["KUBECONFIG"] = said.partition("KUBECONFIG=")[2].split()[0]
+        return said
+
+    def close(self) -> None:
+        if self._cluster and self._cluster.stdout:
+            os.killpg(self._cluster.pid, signal.SIGINT)
+            self._cluster.stdout.close()
+            self._cluster.wait(200)
+
+
+@pytest.fixture
+def reader(installed: Environment, tmp_path: Path) -> Iterator[Reader]:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "tools").symlink_to(installed.folder)
+    reader = Reader(home, installed)
+    try:
+        yield reader
     finally:
-        os.killpg(process.pid, signal.SIGINT)
-        process.stdout.close()
-        process.wait(200)
-    return said
+        reader.close()
+
+
+@pytest.mark.timeout(600)
+def test_the_tutorial_works_word_for_word_and_prints_what_it_shows(reader: Reader) -> None:
+    ran: list[tuple[str, str, str]] = []
+    for language, block in STEPS:
+        if language == "diff":
+            reader.changes(block)
+            continue
+        assert language == "console", f"nobody runs a block of {language!r}"
+        for command, output in commands_of(block):
+            if "kubectl" in command and not shutil.which("kubectl"):
+                continue
+            said = reader.types(command)
+            if os.environ.get("UPDATE_PAGES"):
+                ran.append((command, output, said))
+            elif command not in INSTALLED:
+                assert like(output).fullmatch(said), f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
+    assert {command for _, block in STEPS if block.startswith("$ ") for command, _ in commands_of(block)} > INSTALLED
+    if ran:
+        PAGE.write_text(updated(PAGE.read_text(), [step for step in ran if step[0] not in INSTALLED]))
 
 
 # --- the first minute ---------------------------------------------------------------------------------
@@ -110,9 +154,7 @@ def test_readme_opens_with_what_the_demo_prints(demo: list[str]) -> None:
 
 def test_the_picture_shows_what_the_demo_prints(demo: list[str]) -> None:
     """Lines of the terminal are texts at one height."""
-    texts = re.findall(
-        r'<text class="demo-r\d+"[^>]* y="([\d.]+)"[^>]*>(.*?)</text>', (ROOT / "docs/demo.svg").read_text()
-    )
+    texts = re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>(.*?)</text>', (ROOT / "docs/demo.svg").read_text())
     lines: dict[str, str] = {}
     for y, text in texts:
         lines[y] = lines.get(y, "") + " " + html.unescape(text).replace("\xa0", " ")

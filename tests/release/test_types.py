@@ -16,7 +16,7 @@ DRIVER = '''
 
 from typing import assert_type
 
-from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, Driver, Health, PreparedClaim, PreparedDevice, run
+from dra_kubeletplugin import Claim, Config, ContainerEdits, Device, Driver, Health, PreparedClaim, PreparedDevice, Quantity, run
 from dra_kubeletplugin.testing import Node
 
 
@@ -47,6 +47,9 @@ class Cards(Driver):
 def test_card(node: Node[Cards]) -> None:
     assert_type(node.driver, Cards)
     assert_type(node.env("pod"), dict[str, str])
+    card = node.published()["card"]
+    assert_type(card.capacity["memory"].value, Quantity)
+    assert_type(card.consumes_counters["card"]["memory"], str)
 
 
 if __name__ == "__main__":

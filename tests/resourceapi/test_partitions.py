@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin import Device, Partitioned, Profile, Quantity, partitions
+from dra_kubeletplugin import Device, Partition, Partitioned, Profile, Quantity, partitions
 from dra_kubeletplugin.errors import InvalidObjectError
 from dra_kubeletplugin.resourceapi.partitions import capacity_name, counter_name
 from dra_kubeletplugin.resourceapi.validation.names import C_IDENTIFIER, LABEL
@@ -129,6 +130,8 @@ def small(*profiles: Profile, **more: Any) -> Partitioned:
         (lambda: small(Profile(name="p", takes={}, slots=0)), "does not fit at 0"),
         (lambda: small(Profile(name="a.b", takes={}), Profile(name="a-b", takes={})), "two partitions are called 'gpu-part-a-b-0'"),
         (lambda: small(has={}, slots=0), "counter set 'gpu': counters: Required value"),
+        (lambda: small(counter_set="A"), "counter set 'A': name: Invalid value"),
+        (lambda: small(Profile(name="p", takes={}), device_name=lambda part: "gpu"), "two partitions are called 'gpu'"),
         (lambda: small(slots=40), "counter set 'gpu': counters: Too many: 41"),
         (lambda: small(has={"copyEngines": 1, "copy-engines": 1}), "two resources have the counter name 'copy-engines'"),
     ],
@@ -137,3 +140,94 @@ def test_a_table_that_cannot_be_right_is_refused_with_its_place(make: Callable[[
     with pytest.raises(InvalidObjectError) as refused:
         make()
     assert says in str(refused.value)
+
+
+# NVIDIA's own driver on an H100: profile, id, first slots, slots, memory in MiB, and the other resources in the order of RESOURCES.
+H100 = [
+    ("1g.10gb", 19, range(7), 1, 9984, 16, 1, 1, 0, 1, 0),
+    ("1g.10gb+me", 20, range(7), 1, 9984, 16, 1, 1, 0, 1, 1),
+    ("1g.20gb", 15, range(0, 7, 2), 2, 20096, 26, 1, 1, 0, 1, 0),
+    ("2g.20gb", 14, range(0, 5, 2), 2, 20096, 32, 2, 2, 0, 2, 0),
+    ("3g.40gb", 9, (0, 4), 4, 40448, 60, 3, 3, 0, 3, 0),
+    ("4g.40gb", 5, (0,), 4, 40448, 64, 4, 4, 0, 4, 0),
+    ("7g.80gb", 0, (0,), 8, 81152, 132, 8, 7, 0, 7, 1),
+]
+
+
+def h100() -> Partitioned:
+    """The partitions of an H100 with the names, capacities and attributes of NVIDIA's own driver."""
+    ids = {name: number for name, number, *_ in H100}
+
+    def named(part: Partition) -> str:
+        profile = part.profile
+        return (
+            f"gpu-0-mig-{re.sub('[^a-z0-9]', '', profile.name)}-{ids[profile.name]}-{part.slots[0]}"
+            if profile
+            else "gpu-0"
+        )
+
+    return partitions(
+        "gpu-0",
+        [
+            Profile(name=name, takes=dict(zip(RESOURCES, [f"{memory}Mi", *rest], strict=True)), slots=slots, at=at)
+            for name, _, at, slots, memory, *rest in H100
+        ],
+        has=dict(zip(RESOURCES, ["81559Mi", 132, 8, 7, 0, 7, 1], strict=True)),
+        slots=8,
+        slot="memorySlice",
+        slot_capacities=False,
+        device_name=named,
+        counter_set="gpu-0-counter-set",
+        attributes={"productName": "NVIDIA H100 80GB HBM3"},
+        part_attributes={"type": "mig", "parentUUID": "GPU-1"},
+        whole_attributes={"type": "gpu", "uuid": "GPU-1"},
+    )
+
+
+def test_another_driver_s_names_of_devices_and_counter_set_can_be_published() -> None:
+    found = h100()
+    devices = by_name(found)
+    assert len(devices) == 26
+    assert found.counter_set.name == "gpu-0-counter-set"
+    assert set(devices) >= {"gpu-0", "gpu-0-mig-1g10gb-19-6", "gpu-0-mig-1g10gbme-20-0", "gpu-0-mig-7g80gb-0-0"}
+    assert {name for d in found.devices for name in d.consumes_counters} == {"gpu-0-counter-set"}
+
+
+def test_without_slot_capacities_the_slots_are_still_counters() -> None:
+    found = h100()
+    part, whole = by_name(found)["gpu-0-mig-2g20gb-14-4"], found.devices[-1]
+    amounts = ["20096Mi", 32, 2, 2, 0, 2, 0]
+    assert part.capacity == {capacity_name(r): Quantity(v) for r, v in zip(RESOURCES, amounts, strict=True)}
+    assert part.consumes_counters["gpu-0-counter-set"].keys() & {f"memory-slice-{i}" for i in range(8)} == {
+        "memory-slice-4",
+        "memory-slice-5",
+    }
+    assert whole.consumes_counters["gpu-0-counter-set"] == found.counter_set.counters
+    assert whole.capacity.keys() == part.capacity.keys()
+    assert not fits([by_name(found)["gpu-0-mig-1g10gb-19-4"], part], found)
+
+
+def test_another_form_of_the_whole_device_excludes_all_others() -> None:
+    found = h100()
+    function = Device("gpu-vfio-0", consumes_counters={found.counter_set.name: found.counter_set.counters})
+    assert fits([function], found)
+    assert [device.name for device in found.devices if fits([function, device], found)] == []
+
+
+def test_attributes_of_the_whole_device_and_of_its_partitions_differ() -> None:
+    *parts, whole = h100().devices
+    assert whole.attributes == {"productName": "NVIDIA H100 80GB HBM3", "type": "gpu", "uuid": "GPU-1"}
+    profiles = [part.attributes["profile"] for part in parts]
+    assert profiles[-1] == "7g.80gb"
+    common = {"productName": "NVIDIA H100 80GB HBM3", "type": "mig", "parentUUID": "GPU-1"}
+    assert [part.attributes for part in parts] == [common | {"profile": name} for name in profiles]
+
+
+def test_attributes_of_a_profile_override_those_of_all_partitions() -> None:
+    profiles = [Profile(name="big", takes={}, slots=2), Profile(name="odd", takes={}, attributes={"size": "odd"})]
+    found = by_name(small(*profiles, attributes={"size": "all"}, part_attributes={"size": "part"}))
+    assert [found[n].attributes["size"] for n in ("gpu-part-big-0-1", "gpu-part-odd-0", "gpu")] == [
+        "part",
+        "odd",
+        "all",
+    ]

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Config, Device, Quantity, RequestPolicy, Version
 from dra_kubeletplugin.errors import ConfigError, InvalidObjectError
-from dra_kubeletplugin.resourceapi import schema
 from dra_kubeletplugin.resourceapi.quantity import Format, QuantityError, parse, stored
+from dra_kubeletplugin.resourceapi.schemas.decoding import DecodeError, decode_strictly
+from dra_kubeletplugin.resourceapi.schemas.shapes import dra_shape
 from tests.helpers.parameters import decode
 
 SUFFIXES = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -112,13 +113,13 @@ def test_spaces_around_a_quantity_do_not_count_and_none_may_be_within(text: str,
     server = {"driver": "d.example.com", "devices": [{"name": "d", "capacity": {"memory": {"value": text}}}]}
     if taken:
         assert str(Quantity(text)) == text.strip()
-        spec = schema.decode({"spec": server}, "ResourceSlice")["spec"]
+        spec = decode_strictly({"spec": server}, dra_shape("ResourceSlice"))["spec"]
         assert spec["devices"][0]["capacity"]["memory"]["value"] == text.strip()
     else:
         with pytest.raises(QuantityError):
             Quantity(text)
-        with pytest.raises(schema.SchemaDecodeError):
-            schema.decode({"spec": server}, "ResourceSlice")
+        with pytest.raises(DecodeError):
+            decode_strictly({"spec": server}, dra_shape("ResourceSlice"))
     with pytest.raises(QuantityError):
         parse(text)  # as CEL reads it
 
@@ -299,3 +300,19 @@ def test_a_field_that_is_no_quantity_is_refused_with_its_path_and_what_to_write(
     with pytest.raises(ConfigError) as refused:
         read(parameters)
     assert says in str(refused.value)
+
+
+@given(st.integers(-(10**20), 10**20))
+def test_an_equal_whole_number_is_equal_and_has_the_same_hash(number: int) -> None:
+    quantity = Quantity(number)
+    assert quantity == number == quantity
+    assert quantity != number + 1
+    assert hash(quantity) == hash(number)
+    assert {number: "found"}[quantity] == "found"  # type: ignore[index]
+
+
+def test_text_is_never_equal_because_equal_quantities_have_different_texts() -> None:
+    """Otherwise `Quantity("1Gi")` would equal two texts that differ, and have one hash for both."""
+    assert Quantity("1Gi") == Quantity("1024Mi")
+    assert Quantity("1Gi") != "1Gi"
+    assert str(Quantity("1024Mi")) == "1Gi"

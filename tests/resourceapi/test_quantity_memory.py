@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import tracemalloc
 
+import pytest
+
 from dra_kubeletplugin import Quantity
 
 
+@pytest.mark.full
 def test_long_quantities_leave_nothing_behind() -> None:
     Quantity("0." + "1" * 9_000)
     tracemalloc.start()

@@ -57,6 +57,7 @@ async def test_probes_of_a_plugin_are_answered(tmp_path: Path, monkeypatch: pyte
             assert await served(plugin, "/metrics")
 
 
+@pytest.mark.full
 async def test_reviews_are_answered_while_large_bodies_are_announced_and_do_not_arrive(tmp_path: Path) -> None:
     async with hostile_clients.webhook(tmp_path) as (url, _), contextlib.AsyncExitStack() as stack:
         target = hostile_clients.Target.parse(url)

@@ -1,7 +1,7 @@
 """Kills the start of the control plane before each of its lines, several times each; test_controlplane.py runs it.
 
-``python -m tests.testing.killed_control_plane ASSETS FOLDER`` prints after each kill how many servers it had started by then. The last
-kills are those of a start that waits for both to be ready.
+``python -m tests.testing.killed_control_plane ASSETS FOLDER`` prints, for each kill, how many servers had been started before it.
+In the last kills, both servers run and the start waits until they are ready.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ from typing import Any
 from dra_kubeletplugin.testing import child_watcher, controlplane
 from dra_kubeletplugin.testing.controlplane import ControlPlane
 
-_EACH = 3  # what it started is at another point each time
+_EACH = 3  # kills for each line, because the progress of the servers differs between runs
 _FILES = {controlplane.__file__, child_watcher.__file__}
 
 
-def kill_before(line: int, plane: ControlPlane, told: int) -> None:
-    """``told`` gets how many servers there were, and whether they were waited for."""
-    left = line
+def kill_before(line: int, plane: ControlPlane, report_fd: int) -> None:
+    """Starts the control plane and kills this process before a line.
+
+    Writes two bytes to ``report_fd``: the number of servers, and whether the start waited for them.
+    """
+    lines_left = line
 
     def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
+        nonlocal lines_left
         if frame.f_code.co_filename not in _FILES:
             return None
         if event == "line":
-            if left == 0 or frame.f_code.co_name == "_wait":
-                os.write(told, bytes([len(plane._running), frame.f_code.co_name == "_wait"]))
+            if lines_left == 0 or frame.f_code.co_name == "_wait":
+                os.write(report_fd, bytes([len(plane._running), frame.f_code.co_name == "_wait"]))
                 os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
+            lines_left -= 1
         return trace
 
     sys.settrace(trace)
@@ -41,21 +44,21 @@ def kill_before(line: int, plane: ControlPlane, told: int) -> None:
 
 def main(assets: Path, folder: Path) -> None:
     kills, waited = 0, 0
-    ControlPlane._create_credentials = lambda _: None  # type: ignore[method-assign] - it takes a second, and nobody reads them
+    ControlPlane._create_credentials = lambda _: None  # type: ignore[method-assign] - it takes a second, and no test reads the credentials
     folder.mkdir()
     while waited < _EACH:
-        ours, theirs = os.pipe()
+        read_end, write_end = os.pipe()
         child = os.fork()
         if not child:
             try:
-                kill_before(kills // _EACH, ControlPlane(assets, folder), theirs)
+                kill_before(kills // _EACH, ControlPlane(assets, folder), write_end)
             finally:
                 os._exit(70)
-        os.close(theirs)
+        os.close(write_end)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        started, waits = os.read(ours, 2)
+        started, waits = os.read(read_end, 2)
         waited += waits
-        os.close(ours)
+        os.close(read_end)
         print(started, flush=True)
         kills += 1
 

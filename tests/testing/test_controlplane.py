@@ -67,6 +67,7 @@ def test_a_program_that_ends_is_reported_with_its_command_and_its_last_words(tmp
     assert "--feature-gates=DRADeviceTaints=false" in str(e.value)
 
 
+@pytest.mark.full
 def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_listen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

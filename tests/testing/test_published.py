@@ -15,13 +15,14 @@ from dra_kubeletplugin import (
     Nodes,
     Pool,
     PreparedDevice,
+    Quantity,
     RequestPolicy,
     Taint,
     Version,
 )
 from dra_kubeletplugin.driver import Health, Role
 from dra_kubeletplugin.resourceapi.decoding import read_pool
-from dra_kubeletplugin.testing import AsyncApi, PublishedError, controller_on, node_with, plugin_on
+from dra_kubeletplugin.testing import AsyncApi, PublishedDevice, PublishedError, controller_on, node_with, plugin_on
 from dra_kubeletplugin.testing.published import Published, differs, pools_of
 
 NAME = "cards.example.com"
@@ -86,11 +87,30 @@ async def test_what_a_driver_answers_is_what_is_read_back() -> None:
         assert published.pools == {"node-1": layout("node-1")}
         assert list(published) == ["card-0", "card-1", "part-0", "part-1"]
         assert published["card-0"].attributes["firmware"] == Version("1.2.3")
+        assert published["card-0"].capacity["memory"].value == Quantity("40Gi")
+        assert str(published["card-0"].capacity["memory"].value) == "40Gi"
+        assert published["part-1"].consumes_counters["card"]["memory"] == "1Gi"
         async with controller_on(node.cluster, Cards):
             names = [*published, *"abcdef"]
             found = (await node.wait_published(names)).pools
             assert {name: pool for name, pool in found.items() if name != "node-1"} == {p.name: p for p in wide()}
             assert list(await node.published("node-1")) == list(published)
+
+
+@pytest.mark.parametrize("amount", ["40Gi", "40960Mi", 40 << 30, Quantity("40Gi"), Capacity("40Gi")], ids=repr)
+def test_a_device_that_is_read_back_has_one_type_for_amounts_and_equals_what_the_driver_returned(amount: Any) -> None:
+    counters = {"card": {"memory": amount.value if isinstance(amount, Capacity) else amount}}
+    returned = Device("card-0", {"model": "x1"}, {"memory": amount}, consumes_counters=counters)
+    spec = {"driver": NAME, "nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1}}
+    published, _ = pools_of([{"metadata": {"name": "s"}, "spec": {**spec, "devices": [returned.json()]}}])
+    device = published["card-0"]
+    assert isinstance(device, PublishedDevice)
+    assert device.capacity["memory"].value == Quantity("40Gi") == 40 << 30
+    assert device.consumes_counters == {"card": {"memory": "42949672960" if isinstance(amount, int) else "40Gi"}}
+    assert device == returned
+    assert returned == device
+    assert device != Device("card-0", {"model": "x2"}, {"memory": amount}, consumes_counters=counters)
+    assert device != "card-0"
 
 
 async def test_a_state_is_waited_for_by_names_or_by_what_a_function_states_of_it() -> None:

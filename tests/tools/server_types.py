@@ -1,10 +1,11 @@
-"""Makes ``local/apiserver/schemas/types.json``: all that the local API server knows of the types of the kinds it serves.
+"""Makes ``resourceapi/schemas/types.json``: all that the local API server knows of the types of the kinds it serves.
 
     python -m tests.tools.server_types kubernetes-1.36.json /path/to/kubectl
 
 The schemas are those that a server publishes as OpenAPI v3, with short names. A field's ``go`` is added from kubectl's own types:
 its protobuf number, then ``p`` for a pointer and ``a`` for a field that is written even when it is empty. ``nested`` of a type
-has the fields that JSON has inline and protobuf in a message of their own.
+has the fields that JSON has inline and protobuf in a message of their own. The modules ``types_newer_fields`` and
+``types_pod_groups`` have the types that these sources lack.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from . import types_newer_fields, types_pod_groups
 from .go_structs import GoField, read
 
 JSON = dict[str, Any]
@@ -116,7 +118,14 @@ def main(schemas: str, kubectl: str) -> None:
                 kinds[f"{gvk['group']}/{gvk['version']}/{gvk['kind']}"] = types.add(name)
     for schema in types.found.values():
         schema.pop("x-kubernetes-group-version-kind", None)
-    content = json.dumps({"kinds": kinds, "types": types.found}, separators=(",", ":"), sort_keys=True)
+    write(kinds, types.found)
+
+
+def write(kinds: dict[str, str], types: JSON) -> None:
+    """Writes the file, with the types that the sources lack."""
+    more_kinds, more_types = types_pod_groups.kinds_and_types()
+    kinds, types = types_newer_fields.extended(kinds | more_kinds, types | more_types)
+    content = json.dumps({"kinds": kinds, "types": types}, separators=(",", ":"), sort_keys=True)
     OUT.write_text(content.replace('},"', '},\n"') + "\n")
 
 

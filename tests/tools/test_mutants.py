@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import signal
 import subprocess
 import sys
 import textwrap
@@ -13,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.claims import inflight
-from tests.tools.mutants import tracing
 from tests.tools.mutants.__main__ import REVIEWED, draw, report, reviewed
 from tests.tools.mutants.mutation import Mutation, Operator, mutations
-from tests.tools.mutants.runs import Baseline, Fate, Result
+from tests.tools.mutants.runs import ROOT, Baseline, Fate, Result
 
 
 def changed(source: str, operator: Operator | None = None) -> list[str]:
@@ -77,6 +74,7 @@ def test_each_operator_makes_its_change_and_no_other(operator: Operator, before:
         "if TYPE_CHECKING:\n    x = 1\n",
         "if typing.TYPE_CHECKING:\n    f()\n",
         "if __name__ == '__main__':\n    main()\n",
+        "def f():\n    try:\n        return g\n    except E:\n        return None\n",
     ],
 )
 def test_what_no_test_should_care_for_is_left_alone(source: str) -> None:
@@ -140,22 +138,43 @@ def test_the_quickest_test_that_runs_the_line_is_asked_first() -> None:
     assert baseline.tests(mutation("def f():\n    g()\n")) == ["quick", "slow"]
 
 
+def test_the_tests_of_the_module_itself_are_asked_before_all_others() -> None:
+    own = ["tests/claims/test_a.py::t", "tests/claims/test_a_topic.py::t"]
+    others = ["tests/claims/test_b.py::t", "tests/plugin/test_a.py::t"]
+    seconds = dict(zip([*others, *own], (0.1, 0.2, 8.0, 9.0), strict=True))
+    baseline = Baseline(seconds, {"claims/a.py:2": [*others, *own]}, {})
+    assert baseline.tests(mutation("def f():\n    g()\n")) == own + others
+
+
 def test_what_runs_at_import_and_is_used_by_no_function_is_asked_of_the_whole_room() -> None:
     baseline = Baseline({"a": 1.0, "b": 2.0}, {"claims/b.py:2": ["a"], "kube/b.py:2": ["b"]}, {})
     assert baseline.tests(mutation("LIMIT = 1\n")) == ["a"]
 
 
-def test_a_killed_process_has_written_down_every_line_it_ran(tmp_path: Path) -> None:
-    package = tmp_path / "src" / "dra_kubeletplugin"
-    package.mkdir(parents=True)
-    (tmp_path / ".trace").mkdir()
-    shutil.copy(tracing.__file__, tmp_path / "src" / "sitecustomize.py")
-    (package / "__init__.py").write_text("import os\n\ndef f():\n    os.kill(os.getpid(), 9)\n    return 1\n")
-    (tmp_path / ".trace" / "current").write_text("test_a")
-    command = "import threading as t, dra_kubeletplugin as d; t.Thread(target=d.f).start(); t.Event().wait(10)"
-    done = subprocess.run([sys.executable, "-c", command], env={"PYTHONPATH": str(tmp_path / "src")}, check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert tracing.hits(tmp_path / ".trace") == {f"__init__.py:{n}": {"test_a"} for n in (1, 3, 4)}
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="`make mutants` needs Python 3.12")
+def test_each_test_has_the_lines_of_the_package_that_it_runs_also_in_threads_and_again(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    package.mkdir()
+    (package / "__init__.py").write_text("def f(a):\n    if a:\n        return 1\n    return 0\n")
+    script = textwrap.dedent(
+        f"""\
+        import threading, p
+        from tests.tools.mutants.tracing import Tracer
+        tracer = Tracer({str(package) + "/"!r})
+        for run in (lambda: p.f(0), lambda: (t := threading.Thread(target=p.f, args=(1,))).start() or t.join(), lambda: p.f(0)):
+            tracer.restart()
+            run()
+            print(*tracer.lines())
+        tracer.restart()
+        tracer.close()
+        p.f(1)
+        print(*tracer.lines())
+        """
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT / 'src'}"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
+    quick, thread = "__init__.py:2 __init__.py:4", "__init__.py:2 __init__.py:3"
+    assert done.stdout.splitlines() == [quick, thread, quick, ""]
 
 
 # --- the sample, and what is said of it -----------------------------------------------------------------

@@ -85,6 +85,7 @@ def test_it(tmp_path):
     assert list(long.iterdir()) == []
 
 
+@pytest.mark.full
 def test_the_tests_that_a_marker_leaves_out_are_counted(run: Run) -> None:
     source = """
 import pytest

@@ -24,7 +24,8 @@ from dra_kubeletplugin.resourceapi import defaulting
 from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.scheduling import cel
-from dra_kubeletplugin.scheduling.allocator.allocator import AllocationError, Allocator
+from dra_kubeletplugin.scheduling.allocator.faults import AllocationError
+from tests.helpers.allocator import Allocator
 
 JSON = dict[str, Any]
 FOLDER = Path(os.environ.get("DRA_VECTORS") or Path(__file__).parent / "data")

@@ -97,6 +97,7 @@ async def test_an_event_names_a_broken_port_and_the_pod_runs_after_its_repair(fa
         await api.wait_running("p")
 
 
+@pytest.mark.full
 async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undone(fabric: FabricManager) -> None:
     fabric.add("gpu-0", "a100", seconds=6.0)
     async with running(binding_timeout=3.0) as api, controller_on(api.cluster, Fabric):

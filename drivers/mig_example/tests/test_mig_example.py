@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from dra_kubeletplugin import Capacity
-from dra_kubeletplugin.testing import DriverNode, node_with
+from dra_kubeletplugin import Capacity, Quantity
+from dra_kubeletplugin.testing import ClaimSpec, DriverNode, OpaqueConfig, Request, node_with
 
-from mig_example.driver import Mig
+from mig_example.driver import GpuConfig, Mig, MigConfig
 
 PACKAGE = Path(__file__).parents[1]
 Server = DriverNode[Mig]
@@ -49,6 +49,11 @@ async def test_each_gpu_is_published_as_25_partitions_and_as_a_whole() -> None:
     assert small.capacity["memorySlice3"] == Capacity(1)
     assert small.consumes_counters["gpu-0000-17-00-0"]["memory-slice-3"] == "1"
     assert small.attributes["resource.kubernetes.io/pciBusID"] == "0000:17:00.0"
+    whole = published["gpu-0000-17-00-0"]
+    assert (small.attributes["type"], whole.attributes["type"]) == ("mig", "gpu")
+    assert small.attributes["parentUUID"] == whole.attributes["uuid"]
+    assert not {"uuid"} & small.attributes.keys()
+    assert not {"parentUUID", "profile"} & whole.attributes.keys()
 
 
 async def test_partitions_of_eight_gpus_are_published_in_several_slices() -> None:
@@ -82,6 +87,21 @@ async def test_the_claim_of_the_kep_gets_four_partitions_which_are_created_and_d
         assert not any((await node.leftovers()).values())
 
 
+async def test_a_gpu_is_in_mig_mode_from_its_first_partition_to_its_last() -> None:
+    async with server() as node:
+        modes = node.plugin.settings.plugin_dir / "instances"
+        first = "0000:17:00.0"
+        of_first = f'{with_profile("1g.5gb")} && device.attributes["resource.kubernetes.io"].pciBusID == "{first}"'
+        for pod in ("one", "two"):
+            await node.run_pod(pod, selector=of_first)
+        assert [p.name for p in modes.glob("*.mig")] == ["gpu-0000-17-00-0.mig"]
+        await node.delete_pod("one")
+        await node.restart()
+        assert [p.name for p in modes.glob("*.mig")] == ["gpu-0000-17-00-0.mig"]
+        await node.delete_pod("two")
+        assert list(modes.iterdir()) == []
+
+
 async def test_a_whole_gpu_is_not_allocated_while_one_of_its_partitions_is_in_use() -> None:
     async with server() as node:
         await node.run_pod("part", selector=with_profile("1g.5gb"))
@@ -113,9 +133,23 @@ async def test_no_more_partitions_are_allocated_than_multiprocessors_allow() -> 
 
 async def test_a_limit_above_the_memory_of_the_partition_is_refused() -> None:
     async with server() as node:
-        await node.apply_pod(selector=with_profile("1g.5gb"), parameters={"memoryLimit": "8Gi"})
+        await node.apply_pod(selector=with_profile("1g.5gb"), parameters=MigConfig(memory_limit=Quantity("8Gi")).json())
         await node.api.wait_event("pod", "memoryLimit 8Gi is more than the memory of")
         assert instances(node) == []
+
+
+async def test_the_parameters_of_a_claim_reach_the_devices_that_they_are_for() -> None:
+    parameters = [MigConfig(memory_limit=Quantity("4Gi")), GpuConfig(time_slice="Long")]
+    claim = ClaimSpec(
+        Request("part", selectors=[with_profile("1g.5gb")]),
+        Request("whole", selectors=[WHOLE]),
+        config=[OpaqueConfig(Mig.name, p.json()) for p in parameters],
+    )
+    async with server() as node:
+        env = node.env(await node.run_pod(claim=claim))
+    settings = {k.rpartition("MIG_DEVICE_GPU_")[2]: v for k, v in env.items() if k.endswith(("_LIMIT", "_SLICE"))}
+    assert sorted(settings.values()) == ["4Gi", "Long"]
+    assert {v for k, v in settings.items() if "_MIG_" in k} == {"4Gi"}
 
 
 async def test_recover_returns_the_claims_of_the_partitions_that_exist() -> None:

@@ -46,7 +46,7 @@ async def test_bridges_and_functions_that_the_host_needs_are_not_published() -> 
 async def test_a_network_card_of_unknown_state_is_not_published_but_its_virtual_functions_are() -> None:
     async with server() as node:
         assert node.plugin.inventory.get("pci-0000-18-00-0") is None
-        node.plugin.host.write("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")
+        node.write_sysfs("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")
         await node.rescan()
         virtual = [d for d in node.plugin.inventory if d.attributes["virtualFunction"]]
         assert [d.attributes["physicalFunction"] for d in virtual] == ["0000:18:00.0", "0000:18:00.0"]
@@ -86,6 +86,22 @@ async def test_a_claim_with_all_functions_of_a_group_gets_vfio() -> None:
         assert (bound(node, "0000:65:00.0"), bound(node, "0000:65:00.1")) == ("vfio-pci", "vfio-pci")
         await node.delete_pod()
         assert (bound(node, "0000:65:00.0"), bound(node, "0000:65:00.1")) == ("nouveau", "snd_hda_intel")
+
+
+async def test_functions_of_a_group_without_drivers_go_to_one_claim_at_a_time() -> None:
+    group = [
+        {"address": f"0000:17:00.{i}", "vendor": 0x10EE, "device": 0x5000, "class": 0x120000, "iommu_group": 20}
+        for i in range(3)
+    ]
+    async with node_with(Pci, host={"functions": group}, local_cluster=False) as node:
+        await node.run_pod("two", selector=FPGA, count=2)
+        await node.apply_pod("one", selector=FPGA)
+        event = await node.api.wait_event("one", "SHARED_STEP")
+        assert "group of iommu-group-20 is set up for claim default/two" in event.message
+        await node.delete_pod("two")
+        await node.api.wait_running("one")
+        await node.delete_pod("one")
+        assert not any((await node.leftovers()).values())
 
 
 async def test_the_error_without_vfio_names_the_function_in_use() -> None:
@@ -146,9 +162,9 @@ async def test_a_function_that_the_host_bound_to_vfio_is_published_with_that_dri
         saved = node.plugin.settings.plugin_dir / "native-drivers"
         saved.mkdir()
         (saved / "0000:17:00.0").write_text("another-boot xclmgmt\n")
-        node.plugin.host.write("bus/pci/devices/0000:17:00.0/driver_override", "vfio-pci")
-        node.plugin.host.write("bus/pci/drivers/xclmgmt/unbind", "0000:17:00.0")
-        node.plugin.host.write("bus/pci/drivers_probe", "0000:17:00.0")
+        node.write_sysfs("bus/pci/devices/0000:17:00.0/driver_override", "vfio-pci")
+        node.write_sysfs("bus/pci/drivers/xclmgmt/unbind", "0000:17:00.0")
+        node.write_sysfs("bus/pci/drivers_probe", "0000:17:00.0")
         await node.rescan()
         device = node.plugin.inventory.get("pci-0000-17-00-0")
         assert device is not None

@@ -4,6 +4,7 @@ All questions take a ``Snapshot``. :func:`take` reads it from an API server. :me
 for example from those that :func:`from_files` reads. Nothing here writes, and the cluster needs no installed component.
 """
 
+from ..resourceapi.usage.rows import Overview
 from .explanation.explain import explain, waiting
 from .explanation.model import (
     ClaimState,
@@ -22,7 +23,7 @@ from .reader import take, with_events
 from .simulation.simulate import Fit, Placement, Simulation, simulate
 from .snapshot import Gap, Snapshot
 from .top.live import LiveOverview
-from .top.overview import Overview, overview
+from .top.overview import overview
 
 __all__ = [
     "ClaimState",

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..resourceapi import schema
 from ..resourceapi.conversion import GROUP
+from ..resourceapi.generations import key_of
 from ..resourceapi.quantity import parse
 from ..resourceapi.schemas import decoding, shapes
 from ..resourceapi.validation import claims
 from ..resourceapi.validation.field_errors import FieldError
 from ..scheduling import cel
-from ..scheduling.allocator.pools import key_of
 from ..scheduling.framework import node_info, pod_info
+from ..scheduling.framework.device_taint_rules import SELECTED_BY
 
 JSON = dict[str, Any]
 FAULTS = (TypeError, KeyError, ValueError, AttributeError, OverflowError, RecursionError, cel.CelError)
@@ -35,22 +35,37 @@ def validated(obj: JSON) -> JSON:
         one of :data:`FAULTS`: the object does not have this form.
     """
     kind, api_version = str(obj["kind"]), str(obj["apiVersion"])
-    if not api_version.startswith(f"{GROUP}/"):
-        shape = shapes.kind_shape("", "v1", kind)
-        if shape is None:
-            raise ValueError(f"apiVersion {api_version} is not known")
-        decoded = decoding.decode(obj, shape, [])
+    is_core = not api_version.startswith(f"{GROUP}/")
+    shape = shapes.kind_shape("" if is_core else GROUP, "v1", kind)
+    if shape is None:
+        raise ValueError(f"apiVersion {api_version} is not known")
+    decoded = decoding.decode(obj, shape, [])
+    if is_core:
         if kind == "Pod":
             pod_info.read(decoded)
         if kind == "Node":
             node_info.read(decoded)
         return decoded
-    decoded = schema.decode(obj, kind, strict=False)
     if kind == "ResourceSlice":
         _check_amounts(decoded)
+    elif kind == "DeviceTaintRule":
+        _check_rule(obj)
     elif missing := [str(f) for f in RULES[kind](decoded) if f.reason == "FieldValueRequired"]:
         raise ValueError("; ".join(missing))
     return decoded
+
+
+def _check_rule(rule: JSON) -> None:
+    """Checks that a DeviceTaintRule has a taint, and no selector of an old alpha version.
+
+    Raises:
+        one of :data:`FAULTS`: it is not so.
+    """
+    spec = rule["spec"]
+    if unknown := sorted((spec.get("deviceSelector") or {}).keys() - SELECTED_BY):
+        raise ValueError(f"{unknown[0]} of its deviceSelector is not known")
+    if not (spec["taint"]["key"] and spec["taint"]["effect"]):
+        raise ValueError("its taint has no key or no effect")
 
 
 def _check_amounts(sl: JSON) -> None:

@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ApiError, QuestionError
 from ..kube import KubeClient, Resource
 from ..kube.errors import ForbiddenError, NotFoundError
 from ..kube.paging import as_json, read_all
-from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TEMPLATES
+from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TAINT_RULES, TEMPLATES
 from ..resourceapi.conversion import GROUP
+from ..resourceapi.kubernetes_releases import API_VERSIONS
+from .encoded_objects import ObjectDecoder
+from .selected_attributes import selected_attributes
 from .snapshot import Gap, Snapshot, kind_named, read
+from .waiting_pods import waiting_pods
 
 JSON = dict[str, Any]
+_MAX_EVENTS_OF = 50  # maximum number of pods whose events are read
 Progress = Callable[[str, int], None]
-EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES)
+Selecting = Callable[[Snapshot], Iterable[Mapping[str, Any]]]
+EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES, TAINT_RULES)
+_SELECTING = {CLAIMS.plural, TEMPLATES.plural, CLASSES.plural}
 _CONSEQUENCES = {
-    PODS: "pods of nodes are not known: nodes look emptier than they are",
-    NODES: "labels, taints and free resources of nodes are not known",
-    NAMESPACES: "labels of namespaces are not known",
-    CLAIMS: "devices that claims hold look free",
-    TEMPLATES: "whether a claim's template exists is not known",
-    CLASSES: "selectors of classes are not known: more devices seem to fit than really do",
-    SLICES: "no device is known",
-    EVENTS: "events of the cluster are not known",
+    PODS.plural: "pods of nodes are not known: nodes look emptier than they are",
+    NODES.plural: "labels, taints and free resources of nodes are not known",
+    NAMESPACES.plural: "labels of namespaces are not known",
+    CLAIMS.plural: "devices that claims hold look free",
+    TEMPLATES.plural: "whether a claim's template exists is not known",
+    CLASSES.plural: "selectors of classes are not known: more devices seem to fit than really do",
+    SLICES.plural: "no device is known",
+    TAINT_RULES.plural: "devices that such a rule taints look free",
+    EVENTS.plural: "events of the cluster are not known",
 }
 
 
@@ -46,81 +55,138 @@ async def served(client: KubeClient) -> str:
         ) from None
 
 
+async def served_rules(client: KubeClient) -> Resource | None:
+    """Returns DeviceTaintRules in the version that the server has; None if it does not serve them.
+
+    A user without permission gets 403 also for a list of an unserved resource. So this reads the server's lists of resources.
+
+    Raises:
+        ApiError: the API server failed or could not be reached.
+    """
+    for version in API_VERSIONS:
+        with contextlib.suppress(ForbiddenError, NotFoundError):
+            found = await client.call("GET", f"/apis/{GROUP}/{version}")
+            if any(r.get("name") == TAINT_RULES.plural for r in found.get("resources") or []):
+                return replace(TAINT_RULES, version=version)
+    return None
+
+
 async def take(
     client: KubeClient,
     namespace: str = "",
     kinds: Collection[Resource] = EVERYTHING,
     progress: Progress = lambda plural, count: None,
+    selecting: Selecting | None = None,
 ) -> Snapshot:
     """Reads the cluster's current objects. ``gaps`` of the snapshot has the kinds that may not be read.
 
     Args:
-        namespace: read this namespace only if a list of all namespaces is refused. Templates are always read
-                from this namespace only.
+        namespace: read this namespace only if a list of all namespaces is refused.
         progress: called with the plural name of a resource and the number of objects read.
+        selecting: returns claims, templates and classes from the cluster without its slices. Only the attributes of devices that
+            their selectors and constraints name are read. None reads all attributes, which needs four times the memory.
 
     Raises:
         QuestionError: the cluster has no DRA.
         ApiError: the API server failed or could not be reached.
     """
     version = await served(client)
-    reading = [_all(client, r, version, namespace, progress) for r in kinds]
-    found = await asyncio.gather(*reading)
-    parts = {r.plural: objects for r, (objects, _) in zip(kinds, found, strict=True)}
-    return Snapshot.by_plural(parts, (gap for _, gap in found if gap), live=True)
+    reader = _Reader(client, version, namespace, progress)
+    if selecting is None:
+        await asyncio.gather(*map(reader.read, kinds))
+    else:
+        await asyncio.gather(*(reader.read(r) for r in kinds if r is not SLICES))
+        without_slices = Snapshot.by_plural(reader.found, reader.gaps.values(), live=True)
+        # If selectors cannot be read, any attribute may matter.
+        attributes = None if reader.gaps.keys() & _SELECTING else selected_attributes(selecting(without_slices))
+        if SLICES in kinds:
+            await reader.read(SLICES, attributes)
+    return Snapshot.by_plural(reader.found, reader.gaps.values(), live=True)
 
 
 async def with_events(client: KubeClient, snapshot: Snapshot, namespace: str, uid: str) -> Snapshot:
     """Returns the snapshot with the events about one object."""
+    head = {"apiVersion": EVENTS.api_version, "kind": kind_named(EVENTS)}
     try:
-        events = await _list(client, EVENTS, "v1", namespace, lambda plural, count: None, f"involvedObject.uid={uid}")
+        events = await read_all(
+            client,
+            EVENTS,
+            lambda item: read({**head, **as_json(item)}, EVENTS),
+            namespace,
+            fields=f"involvedObject.uid={uid}",
+        )
     except (ForbiddenError, NotFoundError) as e:
         return replace(snapshot, gaps=(*snapshot.gaps, gap_of(EVENTS, namespace, e)))
     return replace(snapshot, events=tuple(events))
 
 
-async def _all(
-    client: KubeClient, resource: Resource, version: str, namespace: str, progress: Progress
-) -> tuple[list[JSON], Gap | None]:
-    """Lists the objects of all namespaces, or of ``namespace`` if a list of all namespaces is refused."""
-    scope = namespace if resource is TEMPLATES else ""
-    try:
-        return await _list(client, resource, version, scope, progress), None
-    except (ForbiddenError, NotFoundError) as e:
-        gap = gap_of(resource, scope, e)
-    if not resource.namespaced or scope or not namespace:
-        return [], gap
-    try:
-        return await _list(client, resource, version, namespace, progress), replace(gap, read=namespace)
-    except (ForbiddenError, NotFoundError):
-        return [], gap
+async def with_events_of_waiting(client: KubeClient, snapshot: Snapshot) -> Snapshot:
+    """Returns the snapshot with the events of pods that have a node and wait, because the kubelet reports only in events."""
+    placed = [p for p in waiting_pods(snapshot) if p.node][:_MAX_EVENTS_OF]
+    found = await asyncio.gather(*(with_events(client, snapshot, p.namespace, p.uid) for p in placed))
+    gaps = dict.fromkeys(g for s in found for g in s.gaps) if found else snapshot.gaps
+    return replace(snapshot, events=tuple(e for s in found for e in s.events), gaps=tuple(gaps))
 
 
-async def _list(
-    client: KubeClient, resource: Resource, version: str, namespace: str, progress: Progress, fields: str = ""
-) -> list[JSON]:
-    versioned = replace(resource, version=version) if resource.group == GROUP else resource
-    head = {"apiVersion": versioned.api_version, "kind": kind_named(resource)}
-    return await read_all(
-        client,
-        versioned,
-        lambda item: read({**head, **as_json(item)}, resource),
-        namespace,
-        fields=fields,
-        progress=lambda count: progress(resource.plural, count),
-    )
+@dataclass
+class _Reader:
+    """Reads kinds one by one. ``found`` has the objects by plural name, ``gaps`` the kinds that were not read completely."""
+
+    client: KubeClient
+    version: str
+    namespace: str
+    progress: Progress
+    found: dict[str, list[JSON]] = field(default_factory=dict)
+    gaps: dict[str, Gap] = field(default_factory=dict)
+
+    async def read(self, resource: Resource, attributes: Collection[str] | None = None) -> None:
+        """Lists the objects of all namespaces, or of ``namespace`` if a list of all namespaces is refused."""
+        name = resource.plural
+        if resource is TAINT_RULES:
+            rules = await served_rules(self.client)
+            if rules is None:
+                return
+            resource = rules
+        try:
+            self.found[name] = await self._list(resource, "", attributes)
+            return
+        except (ForbiddenError, NotFoundError) as e:
+            self.gaps[name] = gap_of(resource, "", e)
+        if not resource.namespaced or not self.namespace:
+            return
+        with contextlib.suppress(ForbiddenError, NotFoundError):
+            self.found[name] = await self._list(resource, self.namespace, attributes)
+            self.gaps[name] = replace(self.gaps[name], read=self.namespace)
+
+    async def _list(self, resource: Resource, namespace: str, attributes: Collection[str] | None) -> list[JSON]:
+        of_dra = resource.group == GROUP and resource.plural != TAINT_RULES.plural
+        versioned = replace(resource, version=self.version) if of_dra else resource
+        decoder = ObjectDecoder(versioned, attributes)
+        return await read_all(
+            self.client,
+            versioned,
+            decoder.decode,
+            namespace,
+            fast=True,
+            progress=lambda count: self.progress(resource.plural, count),
+        )
+
+
+def all_selecting(snapshot: Snapshot) -> Iterable[JSON]:
+    """Returns all objects with selectors, for :func:`take`."""
+    return (*snapshot.claims, *snapshot.templates, *snapshot.classes)
 
 
 def unlisted(resource: Resource, fault: str) -> Gap:
     """Returns the gap for a kind whose first list has not ended. ``fault`` is the last error; empty if there was none."""
     why = f": {fault}" if fault else ", because the list has not ended"
-    return Gap(resource.plural, f"{resource.plural} are not read yet{why}: {_CONSEQUENCES[resource]}")
+    return Gap(resource.plural, f"{resource.plural} are not read yet{why}: {_CONSEQUENCES[resource.plural]}")
 
 
 def gap_of(resource: Resource, namespace: str, error: ApiError) -> Gap:
     """Returns the gap for a list that was refused or is not served."""
     name = f"{resource.plural}.{resource.group}" if resource.group else resource.plural
-    consequence = _CONSEQUENCES[resource]
+    consequence = _CONSEQUENCES[resource.plural]
     if isinstance(error, NotFoundError):
         return Gap(resource.plural, f"this cluster does not serve {name}: {consequence}")
     where = f"in namespace {namespace}" if namespace else "in the cluster"

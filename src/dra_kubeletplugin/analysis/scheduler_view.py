@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ..base.text import join_names
 from ..kube.resource import CLASSES, NODES
-from ..scheduling.allocator.allocator import TIME_LIMIT
-from ..scheduling.allocator.pools import DeviceId, PoolKey, key_of
+from ..resourceapi.allocation import results_of
+from ..resourceapi.generations import PoolKey, key_of
+from ..scheduling.allocator.pools import DeviceId
+from ..scheduling.allocator.search import TIME_LIMIT
 from ..scheduling.framework import extended, pod_info
 from ..scheduling.framework.cache import Cache
-from ..scheduling.framework.claim_cache import reserved_for, results_of
+from ..scheduling.framework.claim_cache import reserved_for
 from ..scheduling.framework.node_allocation import AllocationMemory, NodeAllocator
+from ..scheduling.framework.pod_info import PodInfo, is_finished
 from ..scheduling.framework.slice_cache import Slices
 from .snapshot import Snapshot
 
@@ -32,6 +35,8 @@ class SchedulerView:
         self.snapshot = snapshot
         self.cache = Cache()
         self.memory = AllocationMemory()
+        self.kept: set[str] = set()  # UIDs of claims that no suggested change frees, because a simulation made them
+        self.found: dict[Hashable, Any] = {}  # results that are valid until a claim changes
         for node in _named_by_slices(snapshot.slices) if snapshot.gap(NODES) else snapshot.nodes:
             self.cache.node_changed(node)
         for namespace in snapshot.namespaces:
@@ -44,18 +49,24 @@ class SchedulerView:
         classes = _named_by(snapshot.claims, snapshot.templates) if snapshot.gap(CLASSES) else snapshot.classes
         self.cache.classes = {str(c["metadata"]["name"]): c for c in classes}
         self.cache.extended = extended.class_names(self.cache.classes.values())
-        self.cache.slices.slices = _by_node(snapshot.slices)
-        for pod in snapshot.pods:
-            if not is_finished(pod):
-                self._add_pod(pod)
+        self.cache.slices.slices = _by_node(snapshot.tainted_slices)
+        self._place(p for p in snapshot.pods if not is_finished(p))
         self._holders: dict[DeviceId, list[JSON]] | None = None
 
-    def _add_pod(self, pod: JSON) -> None:
-        info = pod_info.read(pod)
-        if info.node:
-            self.cache.place(info, info.node)
-        else:
-            self.cache.nominate(info, info.nominated)
+    def _place(self, pods: Iterable[JSON]) -> None:
+        needs: dict[tuple[int, ...], pod_info.Needs] = {}  # by the identity of parts that pods share
+        by_node: dict[str, dict[str, PodInfo]] = {}  # by node and UID
+        for pod in pods:
+            spec = pod["spec"]
+            parts = tuple(id(spec.get(name)) for name in pod_info.NEEDS)
+            info = pod_info.read(pod, needs.get(parts))
+            needs[parts] = info.needs
+            if info.node:
+                by_node.setdefault(info.node, {})[info.uid] = info
+            else:
+                self.cache.nominate(info, info.nominated)
+        for name, infos in by_node.items():
+            self.cache.place_all(list(infos.values()), name)
 
     def seen_with(self, snapshot: Snapshot) -> SchedulerView:
         """Returns a view with the same caches for a snapshot that differs only in events."""
@@ -75,11 +86,13 @@ class SchedulerView:
         """Adds or replaces a claim."""
         self._claims[str(claim["metadata"]["uid"])] = claim
         self._holders = None
+        self.found.clear()
         self.cache.claims.observe(claim)
 
     def remove_claim(self, claim: JSON) -> None:
         self._claims.pop(str(claim["metadata"]["uid"]), None)
         self._holders = None
+        self.found.clear()
         self.cache.claims.forget(claim)
 
     def allocations(self, limit: float = TIME_LIMIT) -> NodeAllocator:
@@ -97,10 +110,6 @@ class SchedulerView:
                         held = DeviceId(result["driver"], result["pool"], result["device"])
                         self._holders.setdefault(held, []).append(claim)
         return self._holders.get(device, [])
-
-
-def is_finished(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def name_of(obj: Mapping[str, Any]) -> str:

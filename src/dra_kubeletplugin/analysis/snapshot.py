@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ..errors import QuestionError, describe
 from ..kube import Resource
-from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TEMPLATES
+from ..kube.resource import CLAIMS, CLASSES, EVENTS, NAMESPACES, NODES, PODS, SLICES, TAINT_RULES, TEMPLATES
 from ..resourceapi.conversion import GROUP, VERSIONS, convert
+from ..scheduling.framework.device_taint_rules import tainted
 from .object_shapes import FAULTS, validated
 
 JSON = dict[str, Any]
@@ -23,11 +25,12 @@ KINDS: Mapping[str, Resource] = {
     "ResourceClaimTemplate": TEMPLATES,
     "DeviceClass": CLASSES,
     "ResourceSlice": SLICES,
+    "DeviceTaintRule": TAINT_RULES,
 }
 # The resource of each field of a snapshot
 _FIELDS: Mapping[str, Resource] = {
     "pods": PODS, "nodes": NODES, "namespaces": NAMESPACES, "events": EVENTS, "claims": CLAIMS, "templates": TEMPLATES,
-    "classes": CLASSES, "slices": SLICES,
+    "classes": CLASSES, "slices": SLICES, "rules": TAINT_RULES,
 }  # fmt: skip
 _UNREAD = ("managedFields",)
 _UNREAD_OF_NODES = ("images", "volumesInUse", "volumesAttached", "nodeInfo", "conditions", "addresses", "config")
@@ -79,6 +82,7 @@ class Snapshot:
     templates: tuple[JSON, ...] = ()
     classes: tuple[JSON, ...] = ()
     slices: tuple[JSON, ...] = ()
+    rules: tuple[JSON, ...] = ()
     gaps: tuple[Gap, ...] = ()
     unread: tuple[UnreadableObject, ...] = ()
     live: bool = False
@@ -122,9 +126,13 @@ class Snapshot:
         Args:
             found: the objects by plural name of their resource.
         """
-
         fields: dict[str, Any] = {name: tuple(found.get(r.plural, ())) for name, r in _FIELDS.items()}
         return cls(**fields, gaps=tuple(gaps), unread=tuple(unread), live=live)
+
+    @cached_property
+    def tainted_slices(self) -> tuple[JSON, ...]:
+        """The slices as the scheduler uses them: with the taints of DeviceTaintRules on their devices (KEP-5055)."""
+        return tuple(dict(tainted(s, self.rules)) for s in self.slices) if self.rules else self.slices
 
     @property
     def objects(self) -> Mapping[str, tuple[JSON, ...]]:
@@ -160,7 +168,7 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
         QuestionError: the version is not known, or the object cannot be converted.
     """
     api = str(obj["apiVersion"])
-    if resource.group == GROUP and api != f"{GROUP}/v1":
+    if resource.group == GROUP and api != f"{GROUP}/v1" and resource.plural != TAINT_RULES.plural:
         if api.partition("/")[2] not in VERSIONS:
             known = ", ".join(VERSIONS)
             raise QuestionError(

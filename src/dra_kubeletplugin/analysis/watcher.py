@@ -5,32 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections import ChainMap
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ApiError, QuestionError, describe
 from ..kube import KubeClient, Reflector, Resource
 from ..kube.errors import ForbiddenError, NotFoundError
-from ..kube.resource import PODS
+from ..kube.reflector import Event
+from ..kube.resource import PODS, TAINT_RULES
 from ..resourceapi.conversion import GROUP
-from .reader import EVERYTHING, gap_of, served, unlisted
-from .snapshot import Gap, Snapshot, kind_named, read
+from .encoded_objects import ObjectDecoder
+from .reader import EVERYTHING, gap_of, served, served_rules, unlisted
+from .snapshot import Gap, Snapshot, kind_named
 
 JSON = dict[str, Any]
-_MALFORMED = (QuestionError, TypeError, KeyError, ValueError, AttributeError)
+_MALFORMED = (QuestionError, ApiError, TypeError, KeyError, ValueError, AttributeError)
 _REFUSED = (ForbiddenError, NotFoundError)
-# Finished pods have no devices and wait for none, and a cluster may keep thousands of them.
-_SELECTED = {PODS.plural: "status.phase!=Succeeded,status.phase!=Failed"}
+# Finished pods have no devices and wait for none, and a cluster may keep thousands of them. Pods that run are most of the objects
+# of a cluster. Only reasons of waiting pods need them, so they are listed last.
+_WAITING = "status.phase!=Running,status.phase!=Succeeded,status.phase!=Failed"
+_RUNNING = "status.phase=Running"
+_FIRST = 60.0  # timeout in seconds for the other lists, after which running pods are listed
 
 
 @dataclass
 class _WatchedKind:
-    """One kind of object. ``refusal`` is set if a list was refused at the start."""
+    """One kind of object, or a part of its objects. ``refusal`` is set if a list was refused at the start."""
 
     resource: Resource
     reflector: Reflector
     refusal: Gap | None = None
+    is_last: bool = False
+    decoder: ObjectDecoder | None = None
     objects: dict[str, JSON] = field(default_factory=dict)  # by UID
     unreadable: dict[str, str] = field(default_factory=dict)  # reasons why objects cannot be read, by UID
     listed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,30 +68,46 @@ class ClusterWatcher:
             ApiError: the API server failed or could not be reached.
         """
         await served(self.client)
-        self._kinds = list(await asyncio.gather(*map(self._kind, self._wanted)))
+        rules = await served_rules(self.client)
+        wanted = [rules if r is TAINT_RULES else r for r in self._wanted]
+        found = await asyncio.gather(*(self._kind(r) for r in wanted if r))
+        self._kinds = [kind for kinds in found for kind in kinds]
 
     async def run(self) -> None:
         """Watches all kinds. Never ends; call :meth:`start` first."""
         async with asyncio.TaskGroup() as tasks:
-            for kind in self._kinds:
+            for kind in sorted(self._kinds, key=lambda k: k.is_last):
+                if kind.is_last:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_FIRST):
+                            await self.wait_devices()
                 tasks.create_task(self._follow(kind), name=f"following {kind.resource.plural}")
 
     async def wait_listed(self) -> None:
         """Waits until each kind was read once, or refused."""
-        await asyncio.gather(*(k.listed.wait() for k in self._kinds if k.refusal is None or k.refusal.read))
+        await self._listed(self._kinds)
+
+    async def wait_devices(self) -> None:
+        """Waits like :meth:`wait_listed`, but not for running pods: the snapshot has all devices, claims and waiting pods."""
+        await self._listed(k for k in self._kinds if not k.is_last)
+
+    @staticmethod
+    async def _listed(kinds: Iterable[_WatchedKind]) -> None:
+        await asyncio.gather(*(k.listed.wait() for k in kinds if k.refusal is None or k.refusal.read))
 
     def snapshot(self) -> Snapshot:
-        found = {k.resource.plural: tuple(k.objects.values()) for k in self._kinds}
+        found = {r.plural: tuple(self.objects(r).values()) for r in self._wanted}
         return Snapshot.by_plural(found, self.gaps, live=True)
 
     def objects(self, resource: Resource) -> Mapping[str, JSON]:
-        """Returns the current objects of one kind, by UID."""
-        return next(k.objects for k in self._kinds if k.resource.plural == resource.plural)
+        """Returns the current objects of one kind, by UID. A pod that started a moment ago is the running pod."""
+        parts = [k.objects for k in self._kinds if k.resource.plural == resource.plural]
+        return parts[0] if len(parts) == 1 else ChainMap(*reversed(parts))
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Reasons why single objects cannot be read."""
-        return tuple(why for k in self._kinds for why in k.unreadable.values())
+        return tuple(dict.fromkeys(why for k in self._kinds for why in k.unreadable.values()))
 
     @property
     def unavailable(self) -> tuple[str, float]:
@@ -114,13 +138,13 @@ class ClusterWatcher:
                     out.append(kind.refusal or gap_of(kind.resource, kind.reflector.namespace, kind.reflector.error))
             elif kind.refusal and (kind.refusal.read or not kind.listed.is_set()):
                 out.append(kind.refusal)
-            elif not kind.listed.is_set():
+            elif not kind.listed.is_set() and (kind.reflector.fault or not kind.is_last):
                 out.append(unlisted(kind.resource, kind.reflector.fault))
-        return tuple(out)
+        return tuple(dict.fromkeys(out))
 
-    async def _kind(self, resource: Resource) -> _WatchedKind:
+    async def _kind(self, resource: Resource) -> list[_WatchedKind]:
         """Checks access to a kind in all namespaces, or in one namespace if the list of all namespaces is refused."""
-        versioned = replace(resource, version=await self.client.dra_version()) if resource.group == GROUP else resource
+        versioned = await self.client.dra(resource.plural) if _is_of_dra(resource) else resource
         try:
             await self.client.page(versioned, limit=1)
         except _REFUSED as e:
@@ -132,36 +156,49 @@ class ClusterWatcher:
             return self._watched(resource, "", gap)
         return self._watched(resource, "", None)
 
-    def _watched(self, resource: Resource, namespace: str, refusal: Gap | None) -> _WatchedKind:
-        followed = resource.plural if resource.group == GROUP else resource
-        return _WatchedKind(
-            resource, Reflector(self.client, followed, namespace, _SELECTED.get(resource.plural, "")), refusal
-        )
+    def _watched(self, resource: Resource, namespace: str, refusal: Gap | None) -> list[_WatchedKind]:
+        followed = resource.plural if _is_of_dra(resource) else resource
+        return [
+            _WatchedKind(
+                resource, Reflector(self.client, followed, namespace, fields, copies=False), refusal, fields == _RUNNING
+            )
+            for fields in ((_WAITING, _RUNNING) if resource is PODS else ("",))
+        ]
 
     async def _follow(self, kind: _WatchedKind) -> None:
         async for event in kind.reflector.events():
-            self.version += 1
             if event.type == "SYNCED":
                 kind.listed.set()
-                # The reflector then keeps the converted objects, so that there is one copy of each.
-                kind.reflector.items.update({u: o for u, o in kind.objects.items() if u in kind.reflector.items})
+                self.version += 1
                 continue
             uid = event.object["metadata"]["uid"]
-            kind.unreadable.pop(uid, None)
-            kind.objects.pop(uid, None)
-            if event.type != "DELETED":
-                self._take(kind, uid, event.object)
+            if event.type == "DELETED":
+                kind.unreadable.pop(uid, None)
+                kind.objects.pop(uid, None)
+                self.version += 1
+            else:
+                self._take(kind, uid, event)
 
-    def _take(self, kind: _WatchedKind, uid: str, obj: JSON) -> None:
-        head = {"kind": kind_named(kind.resource)}
-        if kind.reflector.resource is not None:
-            head["apiVersion"] = kind.reflector.resource.api_version
+    def _take(self, kind: _WatchedKind, uid: str, event: Event) -> None:
+        """Records an object. An object whose changes are not read, for example a node's heartbeat, stays the same object."""
+        resource = kind.reflector.resource
+        assert resource is not None  # the reflector has listed it
+        if kind.decoder is None or kind.decoder.resource != resource:
+            kind.decoder = ObjectDecoder(resource)
         try:
-            kind.objects[uid] = kind.reflector.items[uid] = read({**head, **obj}, kind.resource)
+            obj = kind.decoder.decode(event.encoded)
         except _MALFORMED as e:
-            kind.unreadable[uid] = (
-                f"{head['kind']} {obj['metadata']['name']} cannot be read, and is left out: {describe(e)}"
-            )
+            name = f"{kind_named(resource)} {event.object['metadata']['name']}"
+            kind.unreadable[uid] = f"{name} cannot be read, and is left out: {describe(e)}"
+            kind.objects.pop(uid, None)
+        else:
+            if uid not in kind.unreadable and kind.objects.get(uid) == obj:
+                return
+            kind.unreadable.pop(uid, None)
+            kind.objects[uid] = obj
+        self.version += 1
 
 
-__all__ = ["ClusterWatcher"]
+def _is_of_dra(resource: Resource) -> bool:
+    """Returns whether the version of a resource is the version of resource.k8s.io that the client uses."""
+    return resource.group == GROUP and resource.plural != TAINT_RULES.plural

@@ -33,39 +33,42 @@ def try_lock(fd: int) -> bool:
     return False
 
 
-class FileLock:
-    """A lock between processes on the file at ``path``, which is created if it is missing. Use it from one thread."""
+class _PathLock:
+    """A lock between processes on what ``path`` names. Use it from one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
-        self._inode = 0, 0
+
+    def _open(self) -> int:
+        raise NotImplementedError
 
     def acquire(self, deadline: float) -> None:
         """Takes the lock. Raises :class:`TimeoutError` at ``deadline``, in seconds of the monotonic clock, and ``OSError``."""
+        while not self.try_acquire():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.path} is locked")
+            time.sleep(_PAUSE)
+
+    def try_acquire(self) -> bool:
+        """Takes the lock. Returns False if another holder has it. Raises ``OSError``."""
         while True:
             if self._fd < 0:
-                self._fd = forks.open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-                info = os.fstat(self._fd)
-                self._inode = info.st_dev, info.st_ino
+                self._fd = self._open()
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{self.path} is locked") from None
-                time.sleep(_PAUSE)
-                continue
-            # A lock on a file that lost its name would exclude no other process.
+                return False
+            # A lock on a file or folder that was removed or replaced would exclude no other process.
             has_name = False
             try:
                 with contextlib.suppress(FileNotFoundError):
-                    info = os.lstat(self.path)
-                    has_name = (info.st_dev, info.st_ino) == self._inode
+                    has_name = os.path.samestat(os.fstat(self._fd), self.path.stat())
             finally:
                 if not has_name:
                     self.close()
             if has_name:
-                return
+                return True
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -77,4 +80,20 @@ class FileLock:
             forks.close(fd)
 
 
-__all__ = ["FileLock", "try_lock"]
+class FolderLock(_PathLock):
+    """A lock between processes on the folder at ``path``. It needs no lock file, which a person could remove. Use it from one thread."""
+
+    def _open(self) -> int:
+        return forks.open_file(self.path.resolve(), os.O_RDONLY | os.O_DIRECTORY)
+
+
+class FileLock(_PathLock):
+    """A lock between processes on the file at ``path``, which is created if it is missing. Use it from one thread."""
+
+    def _open(self) -> int:
+        return forks.open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def write(self, content: bytes) -> None:
+        """Replaces the content of the locked file."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, content, 0)

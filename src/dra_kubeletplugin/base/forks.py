@@ -95,5 +95,3 @@ def _sockets() -> set[int]:
 # gRPC reads this variable at import.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_after_in_child)
-
-__all__ = ["close", "close_address", "keep_address", "open_file"]

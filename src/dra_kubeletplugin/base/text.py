@@ -1,11 +1,29 @@
-"""Wording of messages: lists of names, counts, and suggestions for misspelt names."""
+"""Wording of messages: lists of names and their order, counts, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 _MAX_NAME = 512  # a longer name is not checked for misspelling
+_PARTS = re.compile(r"[0-9][0-9a-f]*|[a-z]+|[^0-9a-z]+")
+
+
+@lru_cache(1 << 14)  # `dra top` sorts the names of all nodes each time that the cluster changes
+def natural(text: str) -> tuple[tuple[bool, int, str], ...]:
+    """Returns the sort key of every list of names that people read.
+
+    With it ``gpu-10`` comes after ``gpu-9``, and the PCI address ``0b:00.0`` between ``07:00.0`` and ``13:00.0``.
+    """
+    found = []
+    for part in _PARTS.findall(text.lower()):
+        if part.isdecimal():
+            part = part.lstrip("0") or "0"
+        number = part[0].isdecimal()
+        found.append((not number, len(part) if number else 0, part))
+    return tuple(found)
 
 
 def join_names(names: Iterable[str], most: int = 3) -> str:
@@ -13,6 +31,14 @@ def join_names(names: Iterable[str], most: int = 3) -> str:
     known = list(names)
     more = f" and {len(known) - most} more" if len(known) > most else ""
     return ", ".join(known[:most]) + more
+
+
+def names_by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Groups names that have the same reason. The names of a group are in natural order, and groups in the order of their first name."""
+    out: dict[str, list[str]] = {}
+    for name in sorted(reasons, key=natural):
+        out.setdefault(reasons[name], []).append(name)
+    return out
 
 
 def join_first(sentences: Sequence[str], between: str, most: int = 10, limit: int = 700) -> str:

@@ -2,7 +2,7 @@
 
 from .directory import ClaimSpecs
 from .edits import ContainerEdits, DeviceNode, Hook, Mount, NetDevice
-from .spec import minimum_version, spec_faults, validate_device_name, validate_spec, version_to_declare
+from .spec import minimum_version, validate_spec
 
 __all__ = [
     "ClaimSpecs",
@@ -12,8 +12,5 @@ __all__ = [
     "Mount",
     "NetDevice",
     "minimum_version",
-    "spec_faults",
-    "validate_device_name",
     "validate_spec",
-    "version_to_declare",
 ]

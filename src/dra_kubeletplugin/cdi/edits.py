@@ -109,7 +109,8 @@ class ContainerEdits:
     - Text has no NUL.
 
     Args:
-        env: ``{"NAME": "value"}``.
+        env: ``{"NAME": "value"}``. A container may get several devices, and the last one's value if they set the same name: put the
+            device into the name, such as ``CARD_A1_MODE``, unless the value is the same for all devices.
         device_nodes: paths, or :class:`DeviceNode` for more options.
         mounts, hooks, net_devices: see their classes.
         additional_gids: supplementary group ids of the process.

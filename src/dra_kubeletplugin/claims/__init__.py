@@ -1,7 +1,8 @@
 """Claim manager: prepares and unprepares claims, rolls back failures, and reconciles records with the API server."""
 
+from .claim_fields import ClaimIdentity
 from .context import PluginContext
-from .engine import Answer, ClaimIdentity
+from .engine import Answer
 from .manager import ClaimManager
 from .record import Record, State
 from .store.store import RecordStore

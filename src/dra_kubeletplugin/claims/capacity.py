@@ -7,6 +7,7 @@ A counter or capacity that is no longer published sets no limit, because there i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
@@ -130,13 +131,11 @@ def nano(text: str) -> int:
 
     Raises ``ValueError`` for text that is not a quantity.
     """
-    try:
+    with contextlib.suppress(QuantityRangeError):
         value = Quantity(text).value
-    except QuantityRangeError:
-        return -_MAX_AMOUNT if "-" in text.partition("e")[0] else _MAX_AMOUNT
-    if value.adjusted() > _MAX_DIGITS:
-        return _MAX_AMOUNT if value > 0 else -_MAX_AMOUNT
-    return int(value.scaleb(_NANO, _CONTEXT))
+        if value.adjusted() <= _MAX_DIGITS:
+            return int(value.scaleb(_NANO, _CONTEXT))
+    return -_MAX_AMOUNT if text.startswith("-") else _MAX_AMOUNT
 
 
 def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Shortage | None:

@@ -20,7 +20,7 @@ from ..base.telemetry.logs import claim_fields
 from ..cdi import ClaimSpecs
 from ..errors import RecordsError, describe, printable
 from .metadata_files import MetadataFiles
-from .record import Record, State, check_doc
+from .record import UNDONE, Record, State, check_doc
 
 log = logging.getLogger(__name__)
 _ADVICE = {
@@ -42,7 +42,7 @@ class _Note(msgspec.Struct):
 
 
 def note_of(record: Record) -> bytes:
-    """Encodes the note of a prepared claim. Equal records have equal bytes, so that notes can be compared."""
+    """Encodes the note of a claim. Equal records have equal bytes, so that notes can be compared."""
     doc = msgspec.Raw(msgspec.json.encode(record.doc))
     return msgspec.json.encode(_Note(record.uid, record.namespace, record.name, record.boot_id, record.created, doc))
 
@@ -67,7 +67,8 @@ def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
             "cannot decode the note beside a CDI spec: %s: %s", specs.path(uid), printable(e), extra={"claim_uid": uid}
         )
         return None
-    return Record(uid, note.namespace, note.name, State.PREPARED, note.boot, "", doc, created=note.created)
+    state = State.UNPREPARING if doc.get(UNDONE) else State.PREPARED
+    return Record(uid, note.namespace, note.name, state, note.boot, "", doc, created=note.created)
 
 
 class ClaimFiles:
@@ -106,7 +107,7 @@ class ClaimFiles:
                 self.specs.write(record.uid, spec)
 
     def note(self, record: Record) -> None:
-        """Writes the note of a prepared claim. Raises nothing: a failure is logged, and the next reconcile pass writes the note.
+        """Writes the note of a claim. Raises nothing: a failure is logged, and the next reconcile pass writes the note of a prepared claim.
 
         Call it inside the transaction that commits the claim as prepared: then no other instance can take the claim over meanwhile.
         A claim that is committed then has its note already, also if the journal is lost immediately afterwards.

@@ -14,7 +14,9 @@ from ..driver.calls import Calls
 from ..kube import KubeClient
 from .claim_files import ClaimFiles
 from .inflight import ClaimTasks
+from .processes import ClaimProcesses
 from .record import InFlightRecords
+from .shared_steps import SharedSteps
 from .store.store import RecordStore
 from .transitions import Transitions
 
@@ -42,4 +44,6 @@ class ClaimContext(msgspec.Struct, frozen=True):
     transitions: Transitions
     tasks: ClaimTasks
     in_flight: InFlightRecords
+    shared: SharedSteps
+    processes: ClaimProcesses
     changed: Callable[[], None]

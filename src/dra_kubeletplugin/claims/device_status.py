@@ -186,7 +186,9 @@ class DeviceStatusReporter:
     def _gives_up(self, pending: _PendingStatuses, e: ApiError) -> bool:
         """Schedules the next attempt. Returns True if the report is given up instead."""
         self.metrics.inc("status_reports_total", result="failed")
-        hint = " (deploy/ has the rules, also for servers since 1.36)" if isinstance(e, ForbiddenError) else ""
+        hint = (
+            " (set the feature deviceStatus in values.yaml, and deploy again)" if isinstance(e, ForbiddenError) else ""
+        )
         fault = f"cannot write device status to claims{hint}: {e}"
         if fault != self.fault:
             log.warning("cannot write device status to claims%s: %s", hint, e, extra=claim_fields(pending.claim))

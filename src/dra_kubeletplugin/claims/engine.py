@@ -251,7 +251,9 @@ class Engine:
             self.context.in_flight.put(record)
 
         fence = record.fence
-        undo = UndoRecorder(self.context.driver, asyncio.get_running_loop(), save)
+        share = functools.partial(self.context.shared.set_up, record)
+        start = functools.partial(self.context.processes.start, record.uid)
+        undo = UndoRecorder(self.context.driver, asyncio.get_running_loop(), save, share, start)
         prepared: Sequence[PreparedDevice] = ()
         try:
             prepared = await self._call_driver(record, ref, verified, undo)
@@ -294,6 +296,9 @@ class Engine:
         )
         try:
             prepared = await self.context.calls(driver.prepare, claim)
+        except asyncio.CancelledError:
+            undo.cancel()
+            raise
         finally:
             await undo.settle()
         with reading_result(driver.prepare):
@@ -368,6 +373,3 @@ def _fields_with_pod(ref: ClaimIdentity, reserved_for: Sequence[Mapping[str, Any
 
 def _seconds_since(began: float) -> float:
     return round(time.perf_counter() - began, 6)
-
-
-__all__ = ["Answer", "ClaimIdentity", "Engine"]

@@ -8,26 +8,31 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..base.threads import in_own_thread
 from ..cdi import ClaimSpecs
 from ..devices.pool_state import Held
 from ..driver import MetadataUpdate
 from ..errors import DraError, RecordsError
 from ..kube.event_recorder import EventRecorder
 from .alerts import Alerts
+from .claim_fields import ClaimIdentity
 from .claim_files import ClaimFiles
 from .context import ClaimContext, PluginContext
 from .device_status import DeviceStatusReporter
-from .engine import Answer, ClaimIdentity, Engine
+from .engine import Answer, Engine
 from .inflight import ClaimTasks
 from .instances import InstanceLock
 from .metadata_files import MetadataFiles
 from .metadata_updates import MetadataUpdates
+from .process_watcher import ProcessWatcher
+from .processes import ClaimProcesses
 from .reconcile import Reconciler
 from .record import InFlightRecords, Record, Row, UnreadableRecord
 from .recovery import Recovery
 from .remote_devices import SliceLookup
 from .rollback import Rollback
 from .rollback_retries import retry_note
+from .shared_steps import SharedSteps
 from .store.journal import Journal
 from .store.store import RecordStore
 from .summary import ClaimSnapshot, summarize
@@ -50,6 +55,7 @@ class ClaimManager:
         plugin: the objects that the plugin has before its claim manager.
         process: the lock of this instance. The caller acquires it before :meth:`open` and releases it after :meth:`close`.
         changed: called when a claim has taken or freed devices.
+        health_changed: called when :attr:`process_faults` has changed.
     """
 
     def __init__(
@@ -59,6 +65,7 @@ class ClaimManager:
         boot_id: str,
         changed: Callable[[], None] = lambda: None,
         events: EventRecorder | None = None,
+        health_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.metrics = metrics = plugin.metrics
         self.settings = settings = plugin.settings
@@ -76,8 +83,10 @@ class ClaimManager:
         refuse = settings.unhealthy_policy == "refuse"
         verifier = Verifier(client, plugin.inventory, slices, driver, name, refuse_unhealthy=refuse)
         events = events or EventRecorder(client, name, settings.node_name, metrics)
+        shared = SharedSteps(driver, plugin.calls, settings, self.store, boot_id, in_flight, self.files.note)
+        processes = ClaimProcesses(driver, plugin.calls, settings, process)
         context = ClaimContext(
-            driver, plugin.calls, settings, metrics, self.store, self.files, transitions, self.tasks, in_flight, changed
+            driver, plugin.calls, settings, metrics, self.store, self.files, transitions, self.tasks, in_flight, shared, processes, changed
         )  # fmt: skip
         rollback = Rollback(context, events)
         self.engine = Engine(context, verifier, rollback, self.reports)
@@ -86,6 +95,11 @@ class ClaimManager:
         self._updates = MetadataUpdates(context)
         self.alerts = Alerts(
             events, plugin.inventory, settings.node_name, self.store.everything, self.store.journal.report
+        )
+        self._processes = (
+            ProcessWatcher(processes, boot_id, self.store.everything, events, metrics, health_changed)
+            if driver.processes
+            else None
         )
         self._startup: list[asyncio.Task[object]] = []  # startup tasks that continue after :meth:`open`
 
@@ -119,7 +133,8 @@ class ClaimManager:
         """
         self._updates.open()
         await self._begin("calling the driver's recover()", self.recovery.once())
-        await self._begin("rolling back claims that a crash left unfinished", self._tidy())
+        first = self.reconciler.once(ask_server=False)
+        await self._begin("rolling back claims that a crash left unfinished", first)
 
     async def _begin(self, what: str, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.create_task(work, name=what)
@@ -131,10 +146,6 @@ class ClaimManager:
         else:
             _log_result(task)
 
-    async def _tidy(self) -> None:
-        if report := await self.reconciler.once(ask_server=False):
-            log.info("reconciled at start: %s", report)
-
     def background(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Returns the background tasks by name. They never end."""
         rollback = self.engine.rollback
@@ -145,6 +156,7 @@ class ClaimManager:
             "device status": self.reports.run,
             "alerts": self.alerts.run,
             "rollbacks": lambda: rollback.retries.run(rollback.tidy),
+            **({"processes": self._processes.run} if self._processes else {}),
         }
 
     async def _keep_checking_file(self) -> None:
@@ -199,6 +211,10 @@ class ClaimManager:
         """Returns all recorded claims, without configuration and the driver's data. Raises :class:`RecordsError`."""
         return summarize(await self.store.everything(), self.settings.driver_name)
 
+    def process_faults(self) -> Mapping[str, str]:
+        """Returns the text for each device whose process has ended by itself, by ``pool/name``."""
+        return self._processes.faults if self._processes else {}
+
     async def faults(self) -> list[str]:
         """Returns the reasons why claims cannot be prepared now. If a write has failed before, it first tests the disk again."""
         if self.store.fault:
@@ -208,13 +224,14 @@ class ClaimManager:
         if self.files.fault:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PROBE_TIMEOUT):
-                    await asyncio.to_thread(self.files.probe)
+                    await in_own_thread(self.files.probe)
         return [fault for fault in (self.store.fault, self.recovery.fault, self.files.fault) if fault]
 
     async def notes(self) -> list[str]:
         """Returns notes for operators: repairs, checks that hang, unreadable records and failing rollbacks."""
         out = [*self.store.journal.report, *self.recovery.report]
         out += filter(None, (self.reports.fault, self.engine.verifier.stuck()))
+        out += self._processes.notes if self._processes else ()
         with contextlib.suppress(RecordsError, TimeoutError):
             async with asyncio.timeout(_PROBE_TIMEOUT):
                 out += _notes_of(await self.store.everything())

@@ -37,7 +37,7 @@ class MetadataUpdates:
         # A prepare may await an update of its own claim. The update must fail before the kubelet's call times out.
         self.timeout = context.settings.call_timeout / 2
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
+        self._thread: int
 
     def open(self) -> None:
         """Call it on the event loop, before any method of the driver is called."""
@@ -86,11 +86,11 @@ class MetadataUpdates:
     async def _apply(self, update: MetadataUpdate, deadline: float) -> int:
         """Runs as the in-flight work of the claim."""
         while True:
-            done = await self.context.store.do(
+            done: int = await self.context.store.do(
                 lambda records: self._record(records, update),
-                then=lambda done: FollowUp(lambda records: self._write(records, update)) if done else done,
+                then=lambda done: FollowUp(lambda records: self._write(records, update)) if done else 0,
             )
-            if isinstance(done, int) and done is not False:
+            if done:
                 log.info("updated device metadata", extra={"request": update.request, "generation": done})
                 return done
             if time.monotonic() > deadline:
@@ -161,6 +161,3 @@ class _PendingUpdate(Awaitable[int]):
         error = None if done.cancelled() else done.exception()
         if isinstance(error, DraError) and not self._awaited:
             log.warning("device metadata is not updated: %s", error, extra=self._log_fields)
-
-
-__all__ = ["MetadataUpdates"]

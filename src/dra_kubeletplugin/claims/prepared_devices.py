@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.text import did_you_mean
+from ..base.telemetry.logs import claim_fields
+from ..base.text import did_you_mean, join_names
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
@@ -18,6 +21,8 @@ from ..host import Host
 from ..metadata.paths import base_request
 from .metadata_files import MetadataFiles
 from .record import Record, allocated_json, identity, request_names
+
+log = logging.getLogger(__name__)
 
 JSON = dict[str, Any]
 _TEXT = (str, type(None))
@@ -68,12 +73,16 @@ def complete(
     recorded = {(*identity(d), d.get("request")): d for d in record.devices}
     edits: list[tuple[str, JSON]] = []
     devices: list[JSON] = []
+    names: Counter[str] = Counter()
     for allocated, device in matched:
         entry = allocated_json(allocated)
         entry = {**recorded.get((*identity(entry), allocated.request), entry)}
         if device.edits:
             _check_paths(claim, device, host)
             name = specs.device_name(claim.uid, device.name, device.share_id)
+            names[name] += 1
+            if names[name] > 1:  # a device of the same name in another pool, or the same device for another request
+                name += f".{names[name]}"
             edits.append((name, device.edits.json()))
             entry["cdi"] = [specs.device_id(name)]
         if device.data is not None:
@@ -84,6 +93,11 @@ def complete(
         edits.append((name, mount))
         first = next(d for d in devices if base_request(d["request"]) == request)
         first["cdi"] = [*first.get("cdi", ()), specs.device_id(name)]
+    if lost := _lost_values(matched):
+        log.warning(
+            "devices of one request set different values, of which a container gets only the last: %s", "; ".join(lost),
+            extra=claim_fields(claim),
+        )  # fmt: skip
     record.doc["devices"] = devices
     record.doc["complete"] = True
     if not edits:
@@ -143,6 +157,34 @@ def _mismatch(shown: str, returned: Set[_Key], wanted: Set[_Key]) -> BadAnswerEr
         )
     missing = next(iter(wanted - returned))
     return BadAnswerError(f"{shown}: prepare returned no entry for device {missing[1]}: return one for every device")
+
+
+def _lost_values(prepared: Iterable[tuple[AllocatedDevice, PreparedDevice]]) -> list[str]:
+    """Returns the variables, mounts and device nodes that devices of one request set to different values.
+
+    The runtime applies the edits of all devices of a container, and a later device replaces values of earlier devices. A container that
+    uses a request gets all devices of the request; devices of different requests may be for different containers.
+    """
+    values: dict[tuple[str, str], tuple[str, JSON | str]] = {}  # device and value by request and name
+    lost: dict[tuple[str, str], list[str]] = {}
+    for allocated, device in prepared:
+        for name, value in _named_edits(device.edits.json()):
+            key = base_request(allocated.request), name
+            first, of_first = values.setdefault(key, (device.name, value))
+            if value != of_first:
+                lost.setdefault(key, [first]).append(device.name)
+    return [f"{name} of {join_names(devices)}" for (_, name), devices in lost.items()]
+
+
+def _named_edits(edits: JSON) -> Iterator[tuple[str, JSON | str]]:
+    """Yields the edits of which a container has one for each name, with their values."""
+    for variable in edits.get("env", ()):
+        name, _, value = variable.partition("=")
+        yield f"variable {name}", value
+    for mount in edits.get("mounts", ()):
+        yield f"mount {mount['containerPath']}", mount
+    for node in edits.get("deviceNodes", ()):
+        yield f"device node {node['path']}", node
 
 
 def _check_paths(claim: Claim, device: PreparedDevice, host: Host) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..base.telemetry.logs import claim_fields, operation
+from ..base.threads import in_own_thread
 from ..errors import (
     ApiError,
     ApiUnavailableError,
@@ -100,7 +101,11 @@ class Reconciler:
                 await self._claims(records, report)
             for action, uids in vars(report).items():
                 self.context.metrics.inc("reconcile_actions_total", len(uids), action=action)
-            log.log(logging.INFO if report else logging.DEBUG, "reconciled: %s", report)
+            level = logging.INFO if report else logging.DEBUG
+            if ask_server:
+                log.log(level, "reconciled: %s", report)
+            else:
+                log.log(level, "reconciled at start: %s", report)
         self.last = report
         return report
 
@@ -118,7 +123,7 @@ class Reconciler:
         if await self.context.store.recovering():
             return  # the driver has not yet reported the claims that it knows: no file counts as an orphan
         try:
-            found = await asyncio.to_thread(self._orphans, {r.uid for r in records})
+            found = await in_own_thread(self._orphans, {r.uid for r in records})
         except OSError as e:
             shown = printable(e.filename or self.context.files.specs.root)
             raise RecordsError(f"{shown} cannot be read ({e.strerror or e}): see its mount") from None

@@ -17,6 +17,8 @@ from .capacity import Hold, encoded
 
 JSON = dict[str, Any]
 SUPERSEDED = "superseded"  # field of ``doc``
+UNDONE = "undone"  # field of ``doc``
+UNPROVEN = "unproven"  # field of ``doc``
 _NO_EDITS = ContainerEdits()
 _MOST = 1e12  # seconds, or attempts: no recorded number is larger
 _NAMES = frozenset({"uid", "namespace", "name"})  # used in messages, commands and file names
@@ -33,9 +35,12 @@ class Record(msgspec.Struct):
     """The record of one claim. ``doc`` is JSON; fields that this version does not know are kept.
 
     Fields of ``doc``: ``devices`` (request, pool, device, shareID, adminAccess, takes, published, cdi, data), ``undo`` (step,
-    data), ``cdi`` (the claim's CDI spec), ``metadata`` (content of its metadata files), ``complete``, ``operation``.
+    data), ``shared`` (its shared steps: step, key, data, and whether the state is set up: ready), ``cdi`` (the claim's CDI spec),
+    ``metadata`` (content of its metadata files), ``complete``, ``operation``.
     ``retryAt`` is when a failed rollback is retried, in seconds since 1970. ``rebuilt`` is set if no prepare wrote the record.
     ``superseded`` is set if another claim has got a device of the claim since: the driver is not called to undo the claim.
+    ``undone`` is set if unprepare and all undo steps have succeeded, and only shared steps remain.
+    ``unproven`` is set if the claim may have ended: its record is from a damaged journal, and it has no note.
     ``takes`` has the amounts of counters and capacity that the claim takes; it is missing if they are not known.
     ``published`` is the device as this driver published it, with its counter sets. It is used if the device vanishes while in use.
     """
@@ -61,6 +66,12 @@ class Record(msgspec.Struct):
     def steps(self) -> list[JSON]:
         """The registered undo steps, oldest first."""
         found: list[JSON] = self.doc.get("undo") or []
+        return found
+
+    @property
+    def shared(self) -> list[JSON]:
+        """The shared steps that the claim uses, oldest first."""
+        found: list[JSON] = self.doc.get("shared") or []
         return found
 
     @property
@@ -190,11 +201,13 @@ def check_doc(doc: object) -> JSON:
     """
     if not isinstance(doc, dict):
         raise ValueError("the document is not an object")
-    devices, steps = doc.get("devices") or [], doc.get("undo") or []
+    devices, steps, shared = (doc.get(key) or [] for key in ("devices", "undo", "shared"))
     if not isinstance(devices, list) or not all(map(_is_device, devices)):
         raise ValueError("a device has no pool or no name")
     if not isinstance(steps, list) or not all(map(_is_step, steps)):
         raise ValueError("an undo step has no name or no data")
+    if not isinstance(shared, list) or not all(_is_step(s) and isinstance(s.get("key"), str) for s in shared):
+        raise ValueError("a shared step has no name, no key or no data")
     if (metadata := doc.get("metadata")) is not None and not _is_metadata(metadata):
         raise ValueError("the device metadata has an unknown shape")
     try:

@@ -6,12 +6,14 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from ..base.shared_call import SharedCall
 from ..base.text import counted
-from ..driver import Driver, PreparedDevice, RecoveredClaim
+from ..driver import Driver, PreparedDevice, RecoveredClaim, SharedStep
 from ..driver.calls import Calls
 from ..driver.data import plain_json
+from ..driver.hardware_lock import check_key
 from ..errors import DraError, DriverError, printable
 from .holders import HeldByError
 from .record import SUPERSEDED, Record, State, allocated_json, identity
@@ -105,10 +107,17 @@ class Recovery:
 
     def _record(self, claim: RecoveredClaim, *, ended: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
-        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True}
+        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True, **_shared(claim)}
         # The next pass rolls back a claim that the kubelet has unprepared meanwhile.
         state = State.UNPREPARING if ended else State.PREPARED
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
+
+
+def _shared(claim: RecoveredClaim) -> dict[str, Any]:
+    """Returns the field of the document with the claim's shared steps; nothing if the driver does not know them."""
+    if claim.shared_steps is None:
+        return {}
+    return {"shared": [{"step": s.step, "key": s.key, "data": s.data, "ready": True} for s in claim.shared_steps]}
 
 
 def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
@@ -122,7 +131,7 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
         device = known.get(identity(entry))
         more = {"data": device.data, "request": device.request} if device else {}
         devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
-    row.doc = row.doc | {"devices": devices, SUPERSEDED: False}  # the hardware has this claim
+    row.doc = _shared(claim) | row.doc | {"devices": devices, SUPERSEDED: False}  # the hardware has this claim
     row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
     records.update(row, fence)
 
@@ -160,7 +169,21 @@ def _checked(claim: object) -> RecoveredClaim:
             raise DriverError(f"{shown}: device {device.name}: {e}") from None
     for field in ("uid", "namespace", "name"):
         _check_text(f"{shown}: {field}", getattr(claim, field))
-    return dataclasses.replace(claim, devices=devices)
+    return dataclasses.replace(claim, devices=devices, shared_steps=_checked_steps(claim.shared_steps, shown))
+
+
+def _checked_steps(steps: object, shown: str) -> Sequence[SharedStep] | None:
+    if steps is None:
+        return None
+    if not isinstance(steps, list | tuple) or not all(isinstance(s, SharedStep) for s in steps):
+        raise DriverError(f"{shown}, whose shared_steps are not a list of SharedStep")
+    for step in steps:
+        _check_text(f"{shown}: name of a shared step", step.step)
+        check_key(step.key)
+    try:
+        return [dataclasses.replace(s, data=plain_json(dict(s.data))) for s in steps]
+    except ValueError as e:
+        raise DriverError(f"{shown}: shared step: {e}") from None
 
 
 def _check_text(what: str, value: object) -> None:

@@ -17,7 +17,7 @@ from ..errors import DeviceHeldError, DraError, StoppingError, UndoFailedError, 
 from ..kube.event_recorder import EventRecorder, claim_subject
 from .context import ClaimContext
 from .inflight import Work, as_dra_error
-from .record import SUPERSEDED, Fence, Record
+from .record import SUPERSEDED, UNDONE, Fence, Record
 from .rollback_retries import RollbackRetries
 from .store.records import Records
 from .store.store import FollowUp, Mode, Operation
@@ -68,11 +68,7 @@ class Rollback:
 
         def then(decision: Decision) -> Decision | FollowUp:
             decision = self._with_files(decision)
-            if (
-                not isinstance(decision, RollBack)
-                or decision.fault
-                or has_undo(self.context.driver, decision.record.steps)
-            ):
+            if not isinstance(decision, RollBack) or decision.fault or has_undo(self.context.driver, decision.record):
                 return decision
             fence, undone = decision.record.fence, RolledBack(decision.record)
             return FollowUp(lambda records: self._drop(records, fence), then=lambda _: undone)
@@ -111,7 +107,15 @@ class Rollback:
                 raise marked.fault
             if not record.doc.get(SUPERSEDED):
                 prepared_claim = record.prepared_claim(self.context.transitions.boot_id)
-                await run_undo(self.context.driver, self.context.calls, record.steps, prepared_claim)
+                if not record.doc.get(UNDONE):
+                    await run_undo(
+                        self.context.driver,
+                        self.context.calls,
+                        record.steps,
+                        prepared_claim,
+                        self.context.processes.end,
+                    )
+                await self.context.shared.release(record)
             await self.context.store.do(lambda records: self._drop(records, fence))
         except Exception as e:
             self.context.metrics.inc("rollback_failures_total")
@@ -180,7 +184,6 @@ class Rollback:
                 case RollBack() as marked:
                     await self.undo(marked)
                 case AlreadyPrepared(found):
-                    self.context.in_flight.drop(record.uid)
                     return found
                 case _:
                     self.context.in_flight.drop(record.uid)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 
@@ -92,14 +93,14 @@ class RollbackRetries:
         """Tries rollbacks again when they are due. Never returns.
 
         Args:
-            roll_back: rolls back the claim with this UID. It raises :class:`DraError` if that fails.
+            roll_back: rolls back the claim with this UID and calls :meth:`done`. It raises :class:`DraError` if that fails.
         """
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._wake.clear()
                 now = time.monotonic()
                 for uid in [uid for uid, retry in self._retries.items() if retry.due <= now]:
-                    self._retries[uid].due = float("inf")  # until this try has ended
+                    self._retries[uid].due = math.inf  # until this try has ended
                     tasks.create_task(self._retry(uid, roll_back), name=f"roll back {uid}")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._pause()):
@@ -107,23 +108,19 @@ class RollbackRetries:
 
     def _pause(self) -> float:
         """Returns the seconds until a try is due, at most the longest pause."""
-        due = min((retry.due for retry in self._retries.values()), default=float("inf"))
+        due = min((retry.due for retry in self._retries.values()), default=math.inf)
         return min(_LONGEST, max(0.0, due - time.monotonic()))
 
     async def _retry(self, uid: str, roll_back: Callable[[str], Awaitable[bool]]) -> None:
         try:
             await roll_back(uid)
         except StoppingError:
-            return  # the next process rolls it back
+            pass  # the next process rolls it back
         except DraError as e:
             retry = self._retries.get(uid)
-            if retry and retry.due == float("inf"):  # the rollback set no new time, because it failed before it began
+            if retry and retry.due == math.inf:  # the rollback set no new time, because it failed before it began
                 self.log(uid, "cannot roll back claim: %s", e)
                 self.failed(uid)
-        else:
-            retry = self._retries.get(uid)
-            if retry and retry.due == float("inf"):  # another time was set by later work on the claim, which failed
-                self.done(uid)
 
 
 def retry_note(record: Record) -> str:

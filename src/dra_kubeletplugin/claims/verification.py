@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from ..base.threads import in_own_thread
 from ..devices.inventory import Inventory
 from ..driver import AllocatedDevice, Driver
 from ..driver.claim import EncodedClaim
-from ..driver.config.parameters import Resolved
 from ..driver.config.resolution import Resolver
 from ..driver.diagnostics.author_errors import without_frames
 from ..driver.results import AllocationResult
@@ -128,7 +129,7 @@ class Verifier:
             yield _fetched(ref, resource, response)
             return
         async with self._large:
-            yield await asyncio.to_thread(_fetched, ref, resource, response)
+            yield await in_own_thread(_fetched, ref, resource, response)
 
     def has(self, claim: FetchedClaim, record: Record) -> bool:
         """Whether a claim is the claim of ``record`` and still has the devices that were prepared for it."""
@@ -171,11 +172,11 @@ class Verifier:
         started = asyncio.get_running_loop().time()
         try:
             devices, entries = [], []
-            resolved = await self._resolver.resolve(fields.config(), [r.request for r in results])
             for result in results:
-                devices.append(await self._device(ref, result, resolved, supply, started))
+                devices.append(await self._device(ref, result, supply, started))
                 # Built at once, because the device may vanish while the next one is looked up.
                 entries.append(supply.entry(devices[-1]))
+            devices = await self._with_config(ref, devices, fields.config())
             return VerifiedClaim(claim.object, fields.node, fields.reserved_for, devices, entries, supply)
         except ClaimError as e:
             devices = [r.allocated() for r in results]
@@ -187,7 +188,6 @@ class Verifier:
         self,
         ref: ClaimIdentity,
         result: AllocationResult,
-        resolved: Mapping[str, Resolved | DraError],
         supply: DeviceLookup,
         started: float,
     ) -> AllocatedDevice:
@@ -197,18 +197,27 @@ class Verifier:
             found = await self.slices.find(f"claim {ref}", result.pool, name, started)
             supply.add(result.pool, found)
             device = found.device
-        match resolved[result.request]:
-            case ConfigError() as e:
-                raise ConfigError(f"claim {ref}, device {name}: {e}")
-            case DraError() as e:
-                raise e
-            case (chosen, source):
-                pass
         try:
             consumed = result.consumed()
         except ValueError as e:
             raise ClaimError(f"claim {ref}, device {name}: consumed capacity: {describe(e)}") from None
-        return result.allocated(device, chosen, source, consumed)
+        return result.allocated(device, consumed=consumed)
+
+    async def _with_config(
+        self, ref: ClaimIdentity, devices: Sequence[AllocatedDevice], config: Sequence[JSON]
+    ) -> list[AllocatedDevice]:
+        """Returns the devices with their parameters, which depend on the request and on the type of the device."""
+        out = []
+        resolved = await self._resolver.resolve(config, [(d.request, d.device) for d in devices])
+        for device, found in zip(devices, resolved, strict=False):  # an error is the last item
+            match found:
+                case ConfigError() as e:
+                    raise ConfigError(f"claim {ref}, device {device.name}: {e}")
+                case DraError() as e:
+                    raise e
+                case (chosen, source):
+                    out.append(replace(device, config=chosen, config_source=source))
+        return out
 
     def _from_inventory(self, ref: ClaimIdentity, result: AllocationResult) -> Device | None:
         """Returns a device of the inventory; None if another process publishes its pool."""

@@ -21,7 +21,7 @@ def add_explain(explain: Parser) -> None:
         "Exit code: 0 the pod runs, is scheduled or would fit now; 1 the pod waits; 2 the question cannot be answered; "
         "3 objects that decide the result could not be read, or the search took too long."
     )
-    text = "pod or claim; a name alone is the name of a pod; by default all pods that wait for devices"
+    text = "pod or claim; a name alone is the name of a pod; by default all pods that wait for devices, in all namespaces without -n"
     explain.add_argument("what", metavar="pod/NAME|claim/NAME", nargs="?", help=text)
     _add_cluster(explain)
     text = "file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; may be repeated"
@@ -64,6 +64,8 @@ def add_top(top: Parser) -> None:
     text = "words that a device must contain; !word: a word that it must not contain"
     top.add_argument("--filter", metavar="WORDS", default="", help=text)
     top.add_argument("--once", action="store_true", help="print a table once and exit, as -o json does")
+    text = "read the cluster from files with its objects instead, such as `kubectl get -o yaml` prints, and print a table once"
+    add_repeated(top, "-f", "--file", metavar="FILE", dest="files", type=Path, help=text)
     _add_cluster(top)
     add_output(top)
 
@@ -112,7 +114,7 @@ def _add_examination(command: Parser) -> None:
     add_settings(
         command,
         only=(
-            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "sysfs_root", "dev_root",
+            "driver_name", "node_name", "kubeconfig", "service_account", "kubelet_root", "cdi_root", "sysfs_root", "dev_root", "proc_root",
             "api_timeout", "discovery_timeout", "start_timeout", "list_attributes",
         ),
     )  # fmt: skip

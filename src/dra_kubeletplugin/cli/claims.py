@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from ..base.settings import Settings, load
@@ -15,14 +18,17 @@ from ..claims.instances import InstanceLock
 from ..claims.metadata_files import MetadataFiles
 from ..claims.record import Row, UnreadableRecord
 from ..claims.rollback_retries import retry_note
+from ..claims.shared_steps import shared_users
 from ..claims.store.offline import forget, read_rows
 from ..errors import SettingsError
-from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice
+from .output_models import ClaimFile, Claims, RecordedClaim, RecordedDevice, SharedState
+from .shell.age import duration
 from .shell.exit_codes import Exit
 from .shell.options import given, refuse
 from .shell.output import columns, put
 
 _HEAD = ("DRIVER", "CLAIM", "UID", "STATE", "DEVICES", "AGE", "NOTE")
+_SHARED_HEAD = ("DRIVER", "SHARED STEP", "HARDWARE", "STATE", "CLAIMS")
 
 
 def claims(args: argparse.Namespace) -> int:
@@ -35,10 +41,11 @@ def claims(args: argparse.Namespace) -> int:
     if args.action == "forget":
         return _forget(args, settings, found)
     records = [(driver, r) for driver, path in found for r in read_rows(path)]
+    files = tuple(_files(settings, [d for d, _ in found]))
     put(
-        Claims(tuple(_claim(d, r) for d, r in records), tuple(_files(settings, [d for d, _ in found]))),
+        Claims(tuple(_claim(d, r) for d, r in records), files, tuple(_shared(records))),
         args.output,
-        lambda _: columns([_HEAD, *(_row(d, r) for d, r in records)]),
+        partial(_text, records),
     )
     return Exit.SUCCESS
 
@@ -64,14 +71,31 @@ def _files(settings: Settings, drivers: Iterable[str]) -> Iterator[ClaimFile]:
         raise SettingsError(f"--cdi-root (CDI_ROOT) {settings.cdi_root} cannot be read: {e.strerror}") from None
 
 
+def _text(records: Sequence[tuple[str, Row]], found: Claims) -> Iterator[str]:
+    yield from columns([_HEAD, *(_row(d, r) for d, r in records)])
+    if found.shared:
+        yield ""
+        rows = [
+            (s.driver, s.step, s.key, "set up" if s.ready else "unfinished", ",".join(s.claims)) for s in found.shared
+        ]
+        yield from columns([_SHARED_HEAD, *rows])
+
+
+def _shared(records: Sequence[tuple[str, Row]]) -> Iterator[SharedState]:
+    for driver, rows in groupby(records, key=itemgetter(0)):
+        for (step, key), users in shared_users(row for _, row in rows).items():
+            ready = any(e.get("ready") for r in users for e in r.shared if (e["step"], e["key"]) == (step, key))
+            yield SharedState(driver, step, key, ready, tuple(f"{r.namespace or '?'}/{r.name or '?'}" for r in users))
+
+
 def _row(driver: str, r: Row) -> tuple[str, ...]:
     if isinstance(r, UnreadableRecord):
         return (driver, r.shown.partition(" ")[0], r.uid, "Unreadable", "?", "?", r.reason)
     devices = ",".join(d["device"] + (f"/{d['shareID'][:8]}" if d.get("shareID") else "") for d in r.devices)
-    minutes = int((datetime.now(UTC).timestamp() - r.created) // 60)
+    age = duration(datetime.now(UTC).timestamp() - r.created)
     retry = retry_note(r)
     note = r.error + (f" ({retry})" if retry else "") or ("rebuilt" if r.doc.get("rebuilt") else "")
-    return (driver, f"{r.namespace or '?'}/{r.name or '?'}", r.uid, str(r.state), devices, f"{minutes}m", note)
+    return (driver, f"{r.namespace or '?'}/{r.name or '?'}", r.uid, str(r.state), devices, age, note)
 
 
 def _claim(driver: str, r: Row) -> RecordedClaim:

@@ -8,7 +8,9 @@ import os
 from collections.abc import Awaitable, Callable
 
 from ..analysis import Snapshot, take
+from ..analysis.reader import Selecting
 from ..base.files import at_home
+from ..base.gc_tuning import without_collections
 from ..kube import ApiConfig, KubeClient, load_config
 from .shell.progress import Progress
 
@@ -33,12 +35,23 @@ def read_cluster(
     namespace: str,
     progress: Progress,
     then: Callable[[KubeClient, Snapshot], Awaitable[Snapshot]] | None = None,
+    selecting: Selecting | None = None,
 ) -> Snapshot:
-    """Reads the cluster's objects. ``then`` may read more with the same client. Raises :class:`DraError`."""
+    """Reads the cluster's objects. ``then`` may read more with the same client. Raises :class:`DraError`.
+
+    Args:
+        selecting: see :func:`take`.
+    """
 
     async def read() -> Snapshot:
         async with KubeClient(config, TIMEOUT) as client:
-            found = await take(client, namespace, progress=lambda plural, count: progress(f"reading {plural}: {count}"))
+            found = await take(
+                client,
+                namespace,
+                progress=lambda plural, count: progress(f"reading {plural}: {count}"),
+                selecting=selecting,
+            )
             return await then(client, found) if then else found
 
-    return asyncio.run(read())
+    with without_collections():
+        return asyncio.run(read())

@@ -37,6 +37,15 @@ def add_webhook(webhook: Parser) -> None:
     add_settings(webhook, WebhookSettings)
 
 
+@command("supervisor", "run the process supervisor that starts processes of claims", "supervisor:supervisor")
+def add_supervisor(supervisor: Parser) -> None:
+    supervisor.description = (
+        "Starts the processes of claims for a plugin in another container (PROCESS_SUPERVISOR), until SIGTERM. The processes outlive "
+        "the plugin, and end with the supervisor's container."
+    )
+    supervisor.add_argument("socket", metavar="SOCKET", help="path of the Unix socket that it serves")
+
+
 @command("claims", "list or forget records of prepared claims", "claims:claims")
 def add_claims(claims: Parser) -> None:
     claims.description = (
@@ -79,12 +88,16 @@ def add_inspect(inspect: Parser) -> None:
     inspect.add_argument(
         "--describe-host", action="store_true", help="print only this machine's description for --host"
     )
+    inspect.add_argument(
+        "--describe-file", metavar="PATH", action="append", default=[], type=Path,
+        help="with --describe-host: a further file or folder below /proc or /sys that the description contains; may be repeated",
+    )  # fmt: skip
     inspect.add_argument("--controller", action="store_true", help="show what `dra controller` would publish")
     add_output(inspect)
     add_settings(
         inspect,
         only=(
-            "driver_name", "node_name", "sysfs_root", "dev_root", "start_timeout", "discovery_timeout", "list_attributes",
+            "driver_name", "node_name", "sysfs_root", "dev_root", "proc_root", "start_timeout", "discovery_timeout", "list_attributes",
         ),
     )  # fmt: skip
 
@@ -112,10 +125,12 @@ def add_validate(validate: Parser) -> None:
 
 @command("schema", "print the JSON Schema of a driver's opaque parameters", "validate:schema")
 def add_schema(schema: Parser) -> None:
-    schema.description = "Prints the JSON Schema of the opaque parameters that a driver accepts."
+    schema.description = (
+        "Prints the JSON Schema of the opaque parameters that a driver accepts, of all kinds in their newest versions."
+    )
     schema.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_output(schema, "json")
-    schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, if the driver has several")
+    schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, to print the schema of only this one")
 
 
 @command("new", "create a driver's package, with tests, image, manifests and CI", "new:new")
@@ -131,8 +146,10 @@ def add_new(new: Parser) -> None:
     new.add_argument(
         "--driver-name", metavar="NAME", help="name of the driver in Kubernetes; by default NAME.example.com"
     )
-    new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the vendor's PCI id, four hex digits")
-    text = "folder in which the package's folder is created (.)"
+    new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the cards' PCI vendor id, four hex digits")
+    text = "with --kind pci: the cards' PCI device id, four hex digits; `lspci -nn` shows both ids"
+    new.add_argument("--device-id", metavar="ID", help=text)
+    text = "folder in which the package's folder is created (.); it is created too"
     new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help=text)
     add_output(new)
 

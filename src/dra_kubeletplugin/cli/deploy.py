@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from ..base.text import join_names
+from ..base.text import counted, join_names
 from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
 from ..packaging.manifests.driver_options import driver_beside
@@ -33,7 +36,9 @@ def deploy(args: argparse.Namespace) -> int:
     source = load()
     try:
         if args.shared_dir:
-            write_shared(source, Path(args.shared_dir), _given(args.driver) if args.driver else None)
+            driver, out = _given(args.driver) if args.driver else None, Path(args.shared_dir)
+            written = write_shared(source.with_defaults_of(driver), out, driver)
+            command = f"helm install NAME {shlex.quote(str(out))}/helm/dra-driver --namespace NAMESPACE --create-namespace -f VALUES"
         else:
             first = Path(args.values)
             paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.above)]
@@ -44,19 +49,29 @@ def deploy(args: argparse.Namespace) -> int:
                     f"--kustomize-base {args.kustomize_base}: kustomize refuses absolute paths: use {seen}, which is relative to {out}"
                 )
             driver = _driver(args.driver, paths[0], warnings)
+            source = source.with_defaults_of(driver)
             values = values_of(source, paths, warnings, driver)
             if driver is None and (unchecked := sorted(values.options.keys() - framework_options())):
                 warnings.append(
                     f"options: {join_names(unchecked)} of the driver are not validated: add the driver with --driver"
                 )
-            write_driver(source, values, out, args.kustomize_base)
+            written = write_driver(source, values, out, args.kustomize_base)
+            command = f"kubectl apply -k {shlex.quote(str(out))}"
             for warning in warnings:
                 print(f"{Style.of(sys.stderr).yellow('warning')} {printable(warning)}", file=sys.stderr)
     except SourceError as e:
         raise SettingsError(*map(printable, e.faults)) from None
     except (OSError, UnicodeError) as e:
         raise SettingsError(f"the manifests cannot be rendered: {describe(e)}") from None
+    print(printable(f"wrote {counted(len(written), 'file')} into {out}: {_places(written)}"))
+    print(printable(f"to deploy the driver, run: {command}"))
     return Exit.SUCCESS
+
+
+def _places(written: Sequence[str]) -> str:
+    """Returns the names of the files, and the folders with the number of their files."""
+    folders = Counter(f"{name.partition('/')[0]}/" if "/" in name else name for name in written)
+    return ", ".join(f"{name} ({number})" if name.endswith("/") else name for name, number in folders.items())
 
 
 def _driver(target: str | None, values: Path, warnings: list[str]) -> type[Driver] | None:

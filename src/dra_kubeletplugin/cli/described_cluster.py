@@ -126,7 +126,7 @@ def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str])
     """Yields the slices that a plugin's publisher would write into an empty cluster."""
     driver = make(cls, role)
     settings = dataclasses.replace(settings, driver_name=settings.driver_name or cls.name)
-    driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings, role)
+    driver.attach(Host.of(settings), settings, role)
     with without_log("dra_kubeletplugin.devices.inventory"):
         inventory: Inventory = asyncio.run(look(driver, settings))
     where = f"on node {settings.node_name}" if role is Role.NODE else "by the controller"

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..base import gc_tuning
 from ..base.telemetry.logs import configure
 from ..base.text import counted
 from ..errors import NotReadyError, SettingsError
-from ..localcluster import gc_tuning
 from ..localcluster.cluster import LocalCluster, SecureServing, simulated
 from ..localcluster.dev import manifests
 from ..localcluster.dev.control import ControlServer
@@ -189,7 +189,9 @@ async def _welcome(running: DevEnvironment, style: Style) -> str:
                 if not devices and not process.notes and process.program.driver not in controlled:
                     lines.append(f"    {_no_devices_hint(running.hosts[node.name])}")
         if (host := running.hosts[node.name]).description:
-            lines.append(f"  The described host {host.description} is at {host.sysfs}: its files behave like sysfs.")
+            lines.append(
+                f"  The described host {host.description} is at {host.sysfs}; `dra dev write-sysfs PATH TEXT` changes its files."
+            )
     lines.append(
         f"\n  export KUBECONFIG={cluster.kubeconfig}\n  kubectl get resourceslices,resourceclaims,pods -o wide\n"
         f"  {running.link()}\n"

@@ -53,13 +53,22 @@ def _function(text: str) -> str:
 
 
 def _state(given: str | None) -> Path:
-    """Returns the state folder of the chosen cluster. Raises :class:`SettingsError` if the choice is ambiguous."""
+    """Returns the state folder of the chosen cluster.
+
+    Raises :class:`SettingsError` if the choice is ambiguous, or if KUBECONFIG is for a cluster that is not a running ``dra dev``.
+    """
     if given:
         return Path(given)
-    for config in os.environ.get("KUBECONFIG", "").split(os.pathsep):
+    configs = os.environ.get("KUBECONFIG", "")
+    for config in configs.split(os.pathsep):
         if config and (Path(config).parent / control.NAME).is_socket():
             return Path(config).parent
     found = control.running(state_root())
+    if configs and found:
+        listed = " or ".join(f"--state-dir {folder}" for folder in found)
+        raise SettingsError(
+            f"KUBECONFIG {configs} is not that of a running `dra dev`: use {listed}, or unset KUBECONFIG"
+        )
     if len(found) == 1:
         return found[0]
     if not found:

@@ -22,7 +22,7 @@ from ..base.settings import ControllerSettings, Settings
 from ..devices.discovery import DeviceDiscovery
 from ..devices.health_monitor import HealthMonitor
 from ..driver import Driver, load_driver
-from ..driver.contract import Health
+from ..driver.health import Health
 from ..errors import DraError, NotReadyError
 from ..plugin.controller.controller import Controller
 from ..plugin.node import Plugin
@@ -65,7 +65,7 @@ def with_health_from_file(driver: type[Driver], file: Path) -> type[Driver]:
             taint = self.unhealthy_taint
             if override.effect and override.healthy is False:
                 key = taint.key if taint else "dra-kubeletplugin.dev/unhealthy"
-                out[device] = Health(override.healthy, override.message, Taint(key=key, effect=override.effect))
+                out[device] = Health(override.healthy, override.message, [Taint(key=key, effect=override.effect)])
             else:
                 out[device] = Health(override.healthy, override.message)
         return out

@@ -74,15 +74,15 @@ class DevPage:
                 return usage_page.page()
             case "/session":
                 return self._session(request)
-            case "/overview.json" | "/explanation" if not self._known(request):
-                return usage_page.text(_NO_KEY, 401)
-            case "/overview.json":
-                live = await self._live_overview()
-                return usage_page.rows(request, self._shown(live)) if live else usage_page.text(self._fault, 503)
-            case "/explanation":
-                live = await self._live_overview()
-                return await _explained(live, request) if live else usage_page.text(self._fault, 503)
-        return usage_page.text("/\n", 404)
+        if request.path not in {*usage_page.DATA, "/explanation"}:
+            return usage_page.text("/\n", 404)
+        if not self._known(request):
+            return usage_page.text(_NO_KEY, 401)
+        if (live := await self._live_overview()) is None:
+            return usage_page.text(self._fault, 503)
+        if request.path == "/explanation":
+            return await _explained(live, request)
+        return usage_page.data(request, self._shown(live))
 
     # --- authentication -------------------------------------------------------------------------
 
@@ -151,6 +151,3 @@ async def _explained(live: LiveOverview, request: Request) -> Response:
         return usage_page.text("\n".join(explanation(await live.reasons.whole(pod), Style(coloured=False))))
     except QuestionError as e:
         return usage_page.text(str(e), 404)
-
-
-__all__ = ["DevPage"]

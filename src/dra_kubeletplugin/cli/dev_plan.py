@@ -240,6 +240,3 @@ def _files(driver: type[Driver]) -> list[Path]:
     """Returns the Python files whose changes restart the driver: its own file, and the files in its folder."""
     source = getattr(sys.modules.get(driver.__module__), "__file__", None)
     return sorted(Path(source).parent.glob("*.py")) if source else []
-
-
-__all__ = ["Plan", "planned"]

@@ -7,15 +7,17 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..analysis.doctor import Examination, Finding, Level, cluster, examine
+from ..analysis.doctor.findings import failure, ok, warning
 from ..analysis.doctor.gathering import Archive, gather
 from ..base.settings import Settings, load
 from ..base.terminal import indented
-from ..driver import load_driver, make
+from ..base.text import counted
+from ..driver import Check, load_driver, make
 from ..errors import DraError, SettingsError, describe
 from ..host import Host
 from ..kube import ApiConfig, load_config
@@ -96,7 +98,7 @@ def _examination(args: argparse.Namespace) -> Examination:
     if args.host is False:
         refuse(args, _OF_HOST, "is about this machine: do not combine it with --no-host")
     host = args.host if args.host is not None else bool(settings.node_name) or settings.kubelet_root.is_dir()
-    devices, driver_errors = _devices(args.drivers, settings)
+    devices, driver_findings = _devices(args.drivers, settings)
     return Examination(
         api=_api(settings),
         permissions=_PERMISSIONS[wanted],
@@ -108,7 +110,7 @@ def _examination(args: argparse.Namespace) -> Examination:
         dev_root=settings.dev_root,
         node=settings.node_name,
         devices=devices,
-        driver_errors=driver_errors,
+        driver_findings=driver_findings,
         timeout=settings.api_timeout,
     )
 
@@ -120,21 +122,34 @@ def _api(settings: Settings) -> ApiConfig | str:
         return e.message
 
 
-def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, frozenset[str]], Sequence[str]]:
-    """Returns the devices that drivers find on this machine by driver name, and why other drivers failed."""
-    out, driver_errors = {}, []
+def _devices(drivers: list[str], settings: Settings) -> tuple[Mapping[str, frozenset[str]], Sequence[Finding]]:
+    """Returns the devices that drivers find on this machine by driver name, and findings: errors and results of their own checks."""
+    out, findings = {}, list[Finding]()
     for target in drivers:
         driver = make(load_driver(target))
         name = settings.driver_name or driver.name
-        driver.attach(Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes), settings)
+        driver.attach(Host.of(settings), settings)
+        checks: list[Check] = []
         try:
-            inventory = asyncio.run(look(driver, settings))
+            inventory = asyncio.run(look(driver, settings, checks=checks))
         except DraError as e:  # a failing driver is a finding; the other checks continue
-            driver_errors.append(f"{name}: {e.message}")
+            todo = "fix the error; `dra inspect DRIVER` shows where it was raised"
+            findings += [*_of_checks(name, checks), failure("driver", f"{name}: {e.message}", todo)]
             continue
+        findings += _of_checks(name, checks)
         rejected = inventory.rejected
         out[name] = frozenset(d.name for d in inventory if d.name not in rejected)
-    return out, driver_errors
+    return out, findings
+
+
+def _of_checks(driver: str, checks: Sequence[Check]) -> Iterator[Finding]:
+    """Yields the results of a driver's own checks. A problem is a failure if it makes the plugin not ready."""
+    for check in checks:
+        if not check.problem:
+            yield ok("driver", f"{driver}: {check.name}")
+        else:
+            level = failure if check.blocking else warning
+            yield level("driver", f"{driver}: {check.name}: {check.problem}", check.todo)
 
 
 async def _collect_findings(what: Examination, progress: Progress) -> list[Finding]:
@@ -155,8 +170,12 @@ async def _print_findings(what: Examination) -> int:
         if f.todo:
             print(f"{'':22} {style.cyan('->')} {indented(f.todo)}", flush=True)
     counts = Counter(f.level for f in findings)
-    print(", ".join(f"{counts[level]} {level}" for level in reversed(Level) if counts[level]))
+    print(", ".join(_counted(counts[level], level) for level in reversed(Level) if counts[level]))
     return _code(findings)
+
+
+def _counted(number: int, level: Level) -> str:
+    return counted(number, level) if level in {Level.FAILURE, Level.WARNING} else f"{number} {level}"
 
 
 def _code(findings: list[Finding]) -> int:

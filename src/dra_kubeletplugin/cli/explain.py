@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..analysis import Explanation, ExplanationState, Snapshot, explain, waiting, with_events
-from ..analysis.explanation.explain import parse
+from ..analysis.explanation.explain import objects_of, parse
+from ..analysis.files import snapshot_of
+from ..analysis.reader import all_selecting, with_events_of_waiting
 from ..base.terminal import on_one_line
-from ..base.text import counted
+from ..base.text import counted, natural
 from ..kube import KubeClient
 from .cluster_access import config_of, namespace_of, read_cluster
 from .explain_text import text
@@ -20,6 +23,8 @@ from .shell.options import refuse
 from .shell.output import columns, put
 from .shell.progress import Progress
 from .shell.style import Style
+
+JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ def _all(args: argparse.Namespace, snapshot: Snapshot, progress: Progress) -> in
     found = waiting(snapshot, args.namespace or "", lambda done, of: progress(f"explaining pods: {done} of {of}"))
     progress.done()
     notes = [f"note: {on_one_line(gap.why)}" for gap in snapshot.gaps]
+    found.sort(key=lambda e: natural(e.subject))
     put(Waiting(tuple(found)), args.output, lambda shown: [*_listed(shown.waiting), *notes])
     return max((EXIT[e.state] for e in found), default=Exit.SUCCESS)
 
@@ -75,20 +81,25 @@ def _listed(found: Sequence[Explanation]) -> Iterator[str]:
 
 
 def _of_files(args: argparse.Namespace) -> tuple[Snapshot, str]:
-    return Snapshot.of(from_files(args.files)), args.namespace or "default"
+    return snapshot_of(from_files(args.files)), args.namespace or "default"
 
 
 def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str]:
-    """Reads the cluster, and the events of the object on the command line. Returns the snapshot and the namespace."""
+    """Reads the cluster, and the events of the object on the command line or of waiting pods. Returns also the namespace."""
     config = config_of(args)
     namespace = namespace_of(args, config)
 
     async def read_events(client: KubeClient, snapshot: Snapshot) -> Snapshot:
-        kind, name = parse(args.what) if args.what else ("", "")
-        for obj in snapshot.pods if kind == "pod" else snapshot.claims if kind else ():
+        if not args.what:
+            return await with_events_of_waiting(client, snapshot)
+        kind, name = parse(args.what)
+        for obj in snapshot.pods if kind == "pod" else snapshot.claims:
             meta = obj["metadata"]
             if (meta["namespace"], meta["name"]) == (namespace, name):
                 return await with_events(client, snapshot, namespace, str(meta["uid"]))
         return snapshot
 
-    return read_cluster(config, namespace, progress, then=read_events), namespace
+    def selecting(snapshot: Snapshot) -> Iterable[JSON]:
+        return objects_of(snapshot, *parse(args.what), namespace) if args.what else all_selecting(snapshot)
+
+    return read_cluster(config, namespace, progress, then=read_events, selecting=selecting), namespace

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
 from ..analysis import ClaimState, Example, Explanation, ExplanationState, NodeGroup, Reason, ReasonKind, RequestOnNodes
 from ..base.text import counted, join_names
+from .shell.age import age
+from .shell.output import wrapped as _wrapped
 from .shell.style import Style
 
 _GROUPS = 5
 _REASONS = 4
 _EXAMPLES = 3
 _TAKEN = {ReasonKind.HELD, ReasonKind.COUNTERS}  # the holders are different on each node, so one example is enough
-_WIDTH = 118
 _GOOD = {ExplanationState.RUNS, ExplanationState.ENDED, ExplanationState.SCHEDULED, ExplanationState.FITS}
 
 
@@ -24,15 +24,20 @@ def text(found: Explanation, style: Style) -> list[str]:
         style.green if found.state in _GOOD else style.yellow if found.state is ExplanationState.UNKNOWN else style.red
     )
     lines = [*_wrapped(f"{style.bold(found.subject)} {shown(str(found.state))}: {found.summary}", 0)]
+    for number, reason in enumerate(found.reasons):
+        if number or reason.text != found.summary:
+            lines += ["", *_wrapped(reason.text, 0, "! ")]
+        if reason.change:
+            lines += _advice(f"to change: {reason.change}", reason.command, 2)
     for claim in found.claims:
         lines += _claim(claim)
-    for reason in found.reasons:
-        lines += ["", *_wrapped(reason.text, 0, "! ")]
-        if reason.change:
-            lines += _wrapped(f"to change: {reason.change}", 2)
-    for group in found.groups[:_GROUPS]:
+    if found.apart:
+        lines += ["", *_wrapped(found.apart, 0)]
+    # The nodes that fit are in the summary, or in the sentence above.
+    groups = [g for g in found.groups if not (found.apart and found.nodes)]
+    for group in groups[:_GROUPS]:
         lines += ["", *_group(group, style)]
-    if rest := found.groups[_GROUPS:]:
+    if rest := groups[_GROUPS:]:
         number = sum(len(g.nodes) for g in rest)
         lines += [
             "",
@@ -42,7 +47,8 @@ def text(found: Explanation, style: Style) -> list[str]:
     if found.state is ExplanationState.FITS and found.message:
         lines += ["", "The scheduler tries the pod again after a change that may help, or after five minutes."]
     if found.message:
-        lines += ["", *_wrapped(f"Kubernetes says: {found.message}", 0)]
+        ago = f", {since} ago" if (since := age(found.message_time)) else ""
+        lines += ["", *_wrapped(f"Kubernetes says{ago}: {found.message}", 0)]
     for note in (*found.notes, *(g.why for g in found.gaps)):
         lines += _wrapped(f"note: {note}", 0)
     return lines
@@ -53,22 +59,23 @@ def _changes(found: Explanation, style: Style) -> Iterator[str]:
         yield from ("", style.bold("each of these changes alone would be enough (tried with the allocator):"))
     for change in found.changes[:_GROUPS]:
         where = f"on {change.example}" if change.nodes == 1 else f"on {change.nodes} nodes, such as {change.example}"
-        yield from _wrapped(f"{change.text} ({where})", 2, "- ")
+        yield from _advice(f"{change.text} ({where})", change.command, 2, "- ")
     if found.changes or found.reasons or any(g.fits for g in found.groups):
         return
-    reasons = [r for g in found.groups for r in (*g.reasons, *(r for q in g.requests for r in q.reasons))]
-    if wanted := list(dict.fromkeys(r.change for r in reasons if r.change)):
-        yield from ("", style.bold("necessary changes (no single change that was tried is enough):"))
-    for text in wanted[:_GROUPS]:
-        yield from _wrapped(text, 2, "- ")
+    for nearest in found.groups[:1]:
+        reasons = [*nearest.reasons, *(r for q in nearest.requests for r in q.reasons)]
+        wanted = {r.change: r.command for r in reversed(reasons) if r.change}
+        if wanted:
+            head = f"no single change that was tried is enough; on {nearest.nodes[0]} each of these removes a reason:"
+            yield from ("", style.bold(head))
+        for text, command in [*reversed(wanted.items())][:_GROUPS]:
+            yield from _advice(text, command, 2, "- ")
 
 
-def _wrapped(line: str, indent: int, mark: str = "") -> list[str]:
-    before = " " * indent
-    return textwrap.wrap(
-        " ".join(line.split()), _WIDTH, initial_indent=before + mark, subsequent_indent=before + " " * (len(mark) or 2),
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+def _advice(text: str, command: str, indent: int, mark: str = "") -> list[str]:
+    """Formats a change. A command has a line of its own, which is never wrapped, so that users can paste it."""
+    lines = _wrapped(f"{text}:" if command else text, indent, mark)
+    return [*lines, f"{' ' * (indent + 4)}{command}"] if command else lines
 
 
 def _claim(claim: ClaimState) -> Iterator[str]:
@@ -80,7 +87,7 @@ def _claim(claim: ClaimState) -> Iterator[str]:
         where = f" on {d.node}" if d.node else ""
         more = f" ({d.detail})" if d.detail else ""
         source = f", slice {d.slice}" if d.slice else ""
-        yield f"    {d.request}: {d.driver}/{d.pool}/{d.device}{where}{source}{more}"
+        yield f"    {d.shown}: {d.driver}/{d.pool}/{d.device}{where}{source}{more}"
 
 
 def _group(group: NodeGroup, style: Style) -> Iterator[str]:
@@ -91,6 +98,8 @@ def _group(group: NodeGroup, style: Style) -> Iterator[str]:
     yield from _wrapped(f"{style.bold(number)}: {join_names(group.nodes)}", 0)
     for reason in group.reasons:
         yield from _wrapped(reason.text + _examples(reason.examples), 2, "- ")
+    if not group.reasons and not any(r.reasons for r in group.requests):
+        yield "  - no reason of its own: the error ends the search on all nodes"
     for alike, requests in groupby((r for r in group.requests if r.reasons), lambda r: replace(r, request="")):
         yield from _request(alike, [r.request for r in requests])
 
@@ -103,7 +112,10 @@ def _request(request: RequestOnNodes, names: list[str]) -> Iterator[str]:
     )
     head = f"claim {request.claim.partition('/')[2]}, request{'s' if len(names) > 1 else ''} {', '.join(names)}"
     each = " each" if len(names) > 1 else ""
-    yield from _wrapped(f"{head}: {wanted}{each} of class {request.device_class}; {have}", 2, "- ")
+    line = f"{head}: {wanted}{each} of class {request.device_class}; {have}"
+    if request.resource:
+        line = f"{request.resource}: {request.wanted} in container {request.container}, of class {request.device_class}; {have}"
+    yield from _wrapped(line, 2, "- ")
     for reason in request.reasons[:_REASONS]:
         yield from _wrapped(_of_devices(reason), 6)
     if more := request.reasons[_REASONS:]:

@@ -11,7 +11,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,16 +20,18 @@ from ..base.settings import Settings, load
 from ..base.terminal import on_one_line
 from ..devices.discovery import discovery_method, query_devices
 from ..devices.inventory import Inventory
-from ..driver import Driver, Role, load_driver, make
+from ..devices.pool_state import DeviceKey
+from ..driver import Check, Driver, Role, load_driver, make
 from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import reading_result
 from ..errors import DraError, DriverError, SettingsError
 from ..host import Host, PciFunction, recording
 from ..host.device_attributes import PCI_BUS_ID
 from ..host.fake import described, schema
+from ..plugin.driver_checks import query_checks
 from ..plugin.lifecycle import start_driver
-from ..resourceapi.nodes import Where
-from .output_models import Function, InspectedPool, Inspection
+from . import inspect_text
+from .output_models import Function, InspectedHealth, InspectedPool, Inspection
 from .shell.driver_options import given_own
 from .shell.exit_codes import Exit
 from .shell.options import given, refuse
@@ -58,7 +60,7 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
     for fn in functions:
         roots.setdefault(fn.pcie_root or "(no PCIe root)", []).append(fn)
     lines = []
-    for root, members in sorted(roots.items()):
+    for root, members in sorted(roots.items(), key=lambda root: text.natural(root[0])):
         lines.append(style.bold(on_one_line(root)))
         for i, fn in enumerate(members):
             last = i == len(members) - 1
@@ -83,13 +85,16 @@ def tree(functions: Iterable[PciFunction], notes: Mapping[str, str], style: Styl
     return lines
 
 
-async def look(driver: Driver, settings: Settings, health: list[str] | None = None) -> Inventory:
+async def look(
+    driver: Driver, settings: Settings, health: list[str] | None = None, checks: list[Check] | None = None
+) -> Inventory:
     """Returns the devices that a driver would publish in its role.
 
     Args:
         driver: an attached driver; this function starts and stops it.
         settings: the settings with the time limits.
         health: if not None, the devices' health is queried too, and the cause of a failed query is added to this list.
+        checks: if not None, the results of the driver's own checks are added to this list.
 
     Raises :class:`DriverError` if the driver exceeds a time limit of a plugin.
     """
@@ -98,6 +103,8 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
     inventory = Inventory(node, role=driver.role)
     async with contextlib.AsyncExitStack() as stack:
         await start_driver(stack, driver, calls, settings.start_timeout)
+        if checks is not None and driver.has_checks:
+            checks += await _checks(driver, calls, settings.discovery_timeout)
         try:
             async with asyncio.timeout(settings.discovery_timeout):
                 found = await query_devices(driver, calls, inventory.pool)
@@ -111,6 +118,17 @@ async def look(driver: Driver, settings: Settings, health: list[str] | None = No
         if health is not None and (fault := await _health(driver, calls, inventory, settings.discovery_timeout)):
             health.append(fault)
     return inventory
+
+
+async def _checks(driver: Driver, calls: Calls, timeout: float) -> Sequence[Check]:
+    """Runs the driver's own checks. A failure is a result too, because it must not hide the devices."""
+    try:
+        async with asyncio.timeout(timeout):
+            return await query_checks(driver, calls)
+    except TimeoutError:
+        return [Check("checks", f"checks() has not returned within {timeout:g}s", "see what it waits for")]
+    except DraError as e:
+        return [Check("checks", e.message, "fix the error in the driver")]
 
 
 async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: float) -> str:
@@ -129,33 +147,15 @@ async def _health(driver: Driver, calls: Calls, inventory: Inventory, timeout: f
     return ""
 
 
-def listed(inventory: Inventory, node: str, style: Style) -> list[str]:
-    """Returns the pools as lines, with counters and devices; then the devices that are not published, and the unhealthy devices."""
-    lines = []
-    for pool in inventory.contents():
-        where = node if pool.nodes.where is Where.THIS else json.dumps(pool.nodes.of_slice(node))
-        lines.append(f"{style.bold(f'pool {pool.name}')} on {where}")
-        lines += [f"  counters {s['name']} {json.dumps(s['counters'])}" for s in pool.counter_sets]
-        for entry in pool.devices:
-            device = json.loads(entry.encoded)
-            lines.append(f"  {style.green(device.pop('name'))} {json.dumps(device) if device else ''}".rstrip())
-    lines += [style.red(on_one_line(f"not published: {name}: {fault}")) for name, fault in inventory.rejected.items()]
-    lines = lines or ["no devices"]
-    for key, health in inventory.health():
-        if health.healthy is False:
-            why = health.message or "no reason given"
-            lines.append(style.red(on_one_line(f"unhealthy: {inventory.shown(*key)}: {why}")))
-    return lines + [style.red(on_one_line(note)) for note in inventory.rejected_reports.notes]
-
-
 def inspect(args: argparse.Namespace) -> int:
     _check(args)
     settings = load(given(args))
     style = Style.of(sys.stdout)
     with host_root(args.host, settings.sysfs_root) as root:
-        host = Host(root, settings.dev_root, lists=settings.list_attributes)
+        host = Host.of(dataclasses.replace(settings, sysfs_root=root))
         if args.describe_host:
-            print(recording.text(recording.record(host), "Recorded with `dra inspect --describe-host`."), end="")
+            machine = recording.record(host, args.describe_file)
+            print(recording.text(machine, "Recorded with `dra inspect --describe-host`."), end="")
             return Exit.SUCCESS
         if not args.driver:
             functions = host.pci()
@@ -164,15 +164,17 @@ def inspect(args: argparse.Namespace) -> int:
         # The log is suppressed, because the command prints each fault beside its device.
         with (
             Progress() as progress,
-            without_log("dra_kubeletplugin.devices.inventory", "dra_kubeletplugin.devices.health_report_errors"),
+            without_log("dra_kubeletplugin.devices"),
         ):
             progress(f"querying the devices of {args.driver}")
             inventory, node, faults = _query(args, settings, host, root)
         functions, devices = host.pci(), _by_function(inventory)
-        found = Inspection(_pools(inventory, node), inventory.rejected, _functions(functions, devices), tuple(faults))
+        pools = _pools(inventory, node, reported=inventory.health_age() is not None, failed=bool(faults))
+        faults += inventory.rejected_reports.notes
+        found = Inspection(pools, inventory.rejected, _functions(functions, devices), tuple(faults))
 
-        def lines(_: Inspection) -> Iterator[str]:
-            yield from (*listed(inventory, node, style), *(style.red(on_one_line(fault)) for fault in faults))
+        def lines(printable: Inspection) -> Iterator[str]:
+            yield from inspect_text.text(printable, style)
             notes = {address: of_function.note(style) for address, of_function in devices.items()}
             if notes or not any(True for _ in inventory):  # no tree for a driver whose devices are not PCI functions
                 yield from tree(functions, notes, style)
@@ -186,6 +188,8 @@ def _check(args: argparse.Namespace) -> None:
     if not args.driver:
         of_driver = {"controller": "--controller", "driver_name": "--driver-name", "node_name": "--node-name"}
         refuse(args, of_driver, "needs a DRIVER")
+    if not args.describe_host:
+        refuse(args, {"describe_file": "--describe-file"}, "needs --describe-host")
     if args.describe_host:
         refuse(
             args,
@@ -208,13 +212,19 @@ def _query(args: argparse.Namespace, settings: Settings, host: Host, root: Path)
     return asyncio.run(look(driver, settings, faults)), node, faults
 
 
-def _pools(inventory: Inventory, node: str) -> tuple[InspectedPool, ...]:
+def _pools(inventory: Inventory, node: str, *, reported: bool, failed: bool) -> tuple[InspectedPool, ...]:
+    """Returns the pools. ``reported``: whether the driver reported the devices' health. ``failed``: whether this query failed."""
+    health = {
+        key: InspectedHealth(known.healthy, "health() failed, see the error below" if failed else known.message)
+        for key, known in inventory.health()
+    }
     return tuple(
         InspectedPool(
             pool.name,
             pool.nodes.of_slice(node),
             tuple(pool.counter_sets),
             tuple(json.loads(d.encoded) for d in pool.devices),
+            {d.name: health[DeviceKey(pool.name, d.name)] for d in pool.devices} if reported or failed else None,
         )
         for pool in inventory.contents()
     )

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable
 
 from ..errors import SettingsError
-from ..packaging.scaffold.names import Names, check_driver_name, check_name, check_vendor
+from ..packaging.scaffold.names import Names, check_device, check_driver_name, check_name, check_vendor
 from ..packaging.scaffold.writer import make
 from .command_args import KINDS
 from .output_models import Made
 from .shell.exit_codes import Exit
+from .shell.options import refuse
 from .shell.output import put
 
 _NEXT = """run its tests on a local cluster, then start such a cluster with a pod:
@@ -26,19 +27,26 @@ def new(args: argparse.Namespace) -> int:
     """Runs the command. Raises :class:`SettingsError` for invalid names, or if the folder cannot be used."""
     name = check_name(args.name)
     kind = _option_or_input(args.kind, "--kind", f"Where do its devices come from: {_KINDS}?", _kind)
-    if args.vendor_id is not None and kind != "pci":
-        raise SettingsError(f"--vendor-id is only for --kind pci, not for --kind {kind}")
-    vendor = (
-        _option_or_input(args.vendor_id, "--vendor-id", "The vendor's PCI id, such as 10ee:", check_vendor)
-        if kind == "pci"
-        else ""
-    )
+    vendor = device = ""
+    if kind == "pci":
+        vendor = _option_or_input(
+            args.vendor_id, "--vendor-id", "The cards' PCI vendor id, such as 10ee:", check_vendor
+        )
+        device = _option_or_input(
+            args.device_id, "--device-id", "The cards' PCI device id, such as 5000:", check_device
+        )
+    else:
+        refuse(
+            args,
+            {"vendor_id": "--vendor-id", "device_id": "--device-id"},
+            f"is only for --kind pci, not for --kind {kind}",
+        )
     driver = _option_or_input(
         args.driver_name, "--driver-name", "The driver's name in Kubernetes", check_driver_name, f"{name}.example.com"
     )
-    folder = make(Names(kind, name, driver, vendor), args.directory)
+    folder = make(Names(kind, name, driver, vendor, device), args.directory)
     put(
-        Made(folder, kind, name, driver, vendor),
+        Made(folder, kind, name, driver, vendor, device),
         args.output,
         lambda _: [f"created {folder}: {_NEXT.format(folder=folder)}"],
     )

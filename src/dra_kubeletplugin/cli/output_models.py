@@ -51,9 +51,23 @@ class ClaimFile:
 
 
 @dataclass(frozen=True)
+class SharedState:
+    """State of a piece of hardware that several claims share, by the records. ``key`` is the hardware's name. ``ready`` is False while
+    the state is set up or torn down, and after a failure. ``claims`` are the claims that use the state, as namespace/name.
+    """
+
+    driver: str
+    step: str
+    key: str
+    ready: bool
+    claims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Claims:
     claims: tuple[RecordedClaim, ...]
     files: tuple[ClaimFile, ...]
+    shared: tuple[SharedState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,13 +91,24 @@ class Function:
 
 
 @dataclass(frozen=True)
+class InspectedHealth:
+    """A device's health; ``healthy`` is null if it is unknown. ``message`` is the driver's reason."""
+
+    healthy: bool | None
+    message: str
+
+
+@dataclass(frozen=True)
 class InspectedPool:
-    """A pool; ``nodes``, ``counter_sets`` and ``devices`` are as in a ResourceSlice's spec."""
+    """A pool; ``nodes``, ``counter_sets`` and ``devices`` are as in a ResourceSlice's spec. ``health`` maps each device to its health; null
+    if the driver reports none.
+    """
 
     name: str
     nodes: JSON
     counter_sets: tuple[JSON, ...]
     devices: tuple[JSON, ...]
+    health: Mapping[str, InspectedHealth] | None
 
 
 @dataclass(frozen=True)
@@ -136,10 +161,11 @@ class Removed:
 
 @dataclass(frozen=True)
 class Made:
-    """The package that `dra new` created. ``vendor_id`` is empty unless ``kind`` is pci."""
+    """The package that `dra new` created. ``vendor_id`` and ``device_id`` are empty unless ``kind`` is pci."""
 
     folder: Path
     kind: str
     name: str
     driver: str
     vendor_id: str
+    device_id: str

@@ -18,8 +18,8 @@ from typing import NoReturn, Protocol, TypeVar
 from ..base.settings import Settings
 from ..base.telemetry.logs import configure
 from ..base.text import did_you_mean
+from ..base.threads import LoopExecutor
 from ..driver.diagnostics.unhandled import listen
-from ..driver.threads import LoopExecutor
 from ..errors import DraError, describe, printable
 from .shell.exit_codes import Exit
 from .shell.exit_handling import report

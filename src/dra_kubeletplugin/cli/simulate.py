@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..analysis import Fit, Simulation, Snapshot, simulate
+from ..analysis.reader import all_selecting
 from ..base.settings import load
-from ..base.text import counted, join_names
+from ..base.text import counted, join_names, natural
 from ..driver import Driver, load_driver, make
 from ..driver.config import objects as opaque
 from ..errors import SettingsError, printable
@@ -20,7 +21,7 @@ from .explain_text import text
 from .manifest_args import from_files
 from .shell.exit_codes import Exit
 from .shell.options import given, refuse
-from .shell.output import columns, put
+from .shell.output import columns, put, wrapped
 from .shell.progress import Progress
 from .shell.style import Style
 
@@ -39,7 +40,9 @@ def simulate_command(args: argparse.Namespace) -> int:
     if not args.hosts:
         refuse(args, {"allocatable": "--allocatable"}, "is for described hosts: add --host and --driver")
     with Progress() as progress:
-        snapshot, namespace, notes = _described(args, progress, manifests) if args.hosts else _live(args, progress)
+        snapshot, namespace, notes = (
+            _described(args, progress, manifests) if args.hosts else _live(args, progress, manifests)
+        )
         found = simulate(
             snapshot,
             manifests,
@@ -76,26 +79,37 @@ def _refused(drivers: Iterable[type[Driver]], name: str, objects: Sequence[JSON]
             yield printable(f"{which}: {fault}: a pod that uses it would be scheduled, but fail at prepare")
 
 
-def _live(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot, str, tuple[str, ...]]:
+def _live(
+    args: argparse.Namespace, progress: Progress, manifests: Sequence[JSON]
+) -> tuple[Snapshot, str, tuple[str, ...]]:
     config = config_of(args)
     namespace = namespace_of(args, config)
-    return read_cluster(config, namespace, progress), namespace, ()
+
+    def selecting(snapshot: Snapshot) -> Iterable[JSON]:
+        return (*all_selecting(snapshot), *manifests)
+
+    return read_cluster(config, namespace, progress, selecting=selecting), namespace, ()
 
 
 def shown(found: Simulation, style: Style) -> Iterator[str]:
     head, *rows = columns([("WORKLOAD", "PODS", "PLACED", "MORE", "NODES"), *map(_row, found.workloads)])
     yield head
     yield from (row if fit.fits else style.red(row) for row, fit in zip(rows, found.workloads, strict=True))
-    yield f"{counted(found.nodes, 'node')}; {counted(found.devices, 'device')}; {found.free} free afterwards"
+    kinds = (("held", found.held), ("blocked", found.blocked), ("unavailable", found.unavailable))
+    rest = "".join(f", {number} {kind}" for kind, number in kinds if number)
+    yield f"{counted(found.nodes, 'node')}; {counted(found.devices, 'device')}; afterwards {found.free} free{rest}"
     for fit in found.workloads:
         if fit.stopped is not None:
             yield from ("", *text(fit.stopped, style))
+    for fit in found.workloads:
+        if fit.no_more is not None:
+            yield from wrapped(f"no further pod of {fit.workload} fits: {fit.no_more.summary}", 0)
     for note in (*found.notes, *(g.why for g in found.gaps)):
         yield f"note: {note}"
 
 
 def _row(fit: Fit) -> tuple[str, str, str, str, str]:
     more = "" if fit.more is None else f"{fit.more} or more" if fit.limited else str(fit.more)
-    most = sorted(fit.nodes.items(), key=lambda item: (-item[1], item[0]))
+    most = sorted(fit.nodes.items(), key=lambda item: (-item[1], natural(item[0])))
     nodes = join_names([f"{name} ({n})" if n > 1 else name for name, n in most], _NODES)
     return fit.workload, str(fit.pods), str(len(fit.placed)), more, nodes

@@ -26,9 +26,11 @@ from ..base.yaml.manifests import Manifest
 from ..driver import Driver, Role, load_driver, make
 from ..driver.config import objects as opaque
 from ..driver.config.json_schema import json_schema
+from ..driver.config.versions import versions
 from ..errors import SettingsError
 from ..host import Host
 from ..localcluster.apiserver import offline
+from ..packaging.manifests.source_reader import is_rendered
 from .described_cluster import class_files
 from .inspect import host_root, look, without_log
 from .output_models import Remark, ValidatedObject, Validation
@@ -112,16 +114,21 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
     """Returns the objects to report, and the objects to validate.
 
     A document in a folder may be no object, such as values of Helm: it gets a warning. A file that the user named is always validated.
+    Of a folder that `dra deploy` rendered, values.yaml and the kustomize files are left out: `dra deploy` validates them.
     """
     folders = [Path(f) for f in given if Path(f).is_dir()]
     in_folders = {str(file) for folder in folders for file in stream.files([folder])}.difference(given)
     kustomizations = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
+    rendered = {file for file in {f.manifest.document.file for f in found} & in_folders if is_rendered(Path(file))}
+    values = {str(Path(file).parent / "values.yaml") for file in rendered} & in_folders
     shown: list[ValidatedFile] = []
     objects: list[ValidatedFile] = []
     parts: dict[Path, list[ValidatedFile]] = {}
     for checked in found:
         file, value = checked.manifest.document.file, checked.value
         around = [f for f in Path(file).parents if f in kustomizations] if file in in_folders else []
+        if file in values or (file in rendered and (len(around) > 1 or checked.manifest.of_kustomize)):
+            continue
         if len(around) > 1:
             parts.setdefault(around[-1], []).append(checked)
             continue
@@ -189,7 +196,7 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], h
     with host_root(host, settings.sysfs_root) as root, without_log("dra_kubeletplugin.devices.inventory"):
         for driver, reader in zip(drivers, readers, strict=True):
             own = dataclasses.replace(settings, driver_name=reader.driver, node_name="node", sysfs_root=root)
-            driver.attach(Host(root, own.dev_root, lists=own.list_attributes), own, Role.NODE)
+            driver.attach(Host.of(own), own, Role.NODE)
             inventory = asyncio.run(look(driver, own))
             devices = [json.loads(entry.encoded) for pool in inventory.contents() for entry in pool.devices]
             yield {"spec": {"driver": reader.driver, "devices": devices}}
@@ -209,11 +216,12 @@ def _lines(found: Sequence[ValidatedFile], style: Style) -> Iterator[str]:
 
 
 def schema(args: argparse.Namespace) -> int:
-    """Prints the schema of the driver's first kind of parameters, or of the kind or version that ``--kind`` selects."""
-    kinds = _kinds(args.driver)
-    chosen = [k for k in kinds if args.kind in (None, k.KIND, k.API_VERSION, f"{k.API_VERSION}/{k.KIND}", k.__name__)]
-    if args.kind is None:
-        chosen = chosen[:1]
+    """Prints the schema of all kinds of parameters in their newest versions, or of the kind or version that ``--kind`` selects."""
+    newest = make(load_driver(args.driver)).config_kinds()
+    kinds = list(versions(newest))
+    named = [k for k in kinds if args.kind in (k.KIND, k.API_VERSION, f"{k.API_VERSION}/{k.KIND}", k.__name__)]
+    # A name of a kind with several versions selects its newest version, which is the first in the list.
+    chosen = list({k.KIND: k for k in reversed(named)}.values()) if args.kind is not None else newest
     if not chosen:
         known = [name for k in kinds for name in (k.API_VERSION, k.KIND or k.__name__) if name]
         listed = ", ".join(" ".join(filter(None, (k.API_VERSION, k.KIND or k.__name__))) for k in kinds)
@@ -222,11 +230,5 @@ def schema(args: argparse.Namespace) -> int:
             if kinds
             else f"{args.driver} takes no parameters"
         )
-    write(json_schema(chosen[0]), args.output)
+    write(json_schema(*chosen), args.output)
     return Exit.SUCCESS
-
-
-def _kinds(driver: str) -> list[Any]:
-    from ..driver.config.versions import versions
-
-    return list(versions(make(load_driver(driver)).config_kinds()))

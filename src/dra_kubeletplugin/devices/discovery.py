@@ -108,11 +108,16 @@ class DeviceDiscovery:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wanted.set)
 
-    def set_gates_off(self, off: frozenset[Gate]) -> None:
-        """Passes the gates that the API server has off to the driver, and requests a call: the driver may return a simpler layout."""
+    async def set_gates_off(self, off: frozenset[Gate]) -> None:
+        """Passes the gates that the API server has off to the driver, which may return a simpler layout.
+
+        Waits until ``pools`` has returned, so that the first slices have the right layout; at most the time after which a call hangs.
+        """
         self._driver.gates_off = off
         if self._driver.uses_pools:
-            self.request()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._intervals.hang):
+                    await self.call_now()
 
     def claim_ended(self) -> None:
         """Requests a call, because a device that vanished in use leaves the slices when its claim ends."""

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Mapping
 
 from ..base.telemetry.metrics import Metrics
-from ..driver import Driver
+from ..driver import Driver, Health
 from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import reading_result
 from ..errors import DraError, printable
@@ -21,10 +22,19 @@ _APART = 0.2  # seconds from the end of one call to the start of the next, also 
 class HealthMonitor:
     """Calls ``health``, so that two calls never overlap. ``interval`` is in seconds.
 
-    A report's age counts from the start of its call. When a call fails or hangs, the last report expires.
+    A report's age counts from the start of its call. When a call fails or hangs, the last report expires. ``faults`` returns the text
+    for each device with a fault that the framework found, by ``pool/name``.
     """
 
-    def __init__(self, driver: Driver, calls: Calls, inventory: Inventory, metrics: Metrics, interval: float) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        inventory: Inventory,
+        metrics: Metrics,
+        interval: float,
+        faults: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         self.fault = ""
         """Why the last call failed; empty if it succeeded."""
         self.first_call_done = asyncio.Event()
@@ -34,6 +44,7 @@ class HealthMonitor:
         self._inventory = inventory
         self._metrics = metrics
         self._interval = interval
+        self._faults = faults
         self._wanted = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -72,7 +83,7 @@ class HealthMonitor:
         try:
             report = await self._calls(self._driver.health)
             with reading_result(self._driver.health):
-                await self._inventory.set_health(report, started)
+                await self._inventory.set_health(self._with_faults(report), started)
         except DraError as e:
             before, self.fault = self.fault, f"{printable(e)}; devices become unknown until health() succeeds"
             self._metrics.inc("health_failures_total")
@@ -80,3 +91,15 @@ class HealthMonitor:
                 log.warning("cannot read the health of devices: %s", self.fault, extra={"error_code": e.code})
         else:
             self.fault = ""
+
+    def _with_faults(self, report: object) -> object:
+        """Adds the faults that the framework found. A device that the driver reports as unhealthy keeps the driver's report."""
+        faults = self._faults()
+        if not faults or not isinstance(report, Mapping):
+            return report
+        found = {}
+        for key, text in faults.items():
+            own = report.get(key) or report.get(key.partition("/")[2])
+            if not isinstance(own, Health) or own.healthy is not False:
+                found[key] = Health(False, text)
+        return {**report, **found}

@@ -10,6 +10,7 @@ from ..base.telemetry.logs import log_sample
 from ..base.text import did_you_mean
 from ..driver import Health
 from ..errors import printable
+from ..resourceapi.types import Taint
 from .validation import taint_fault
 
 log = logging.getLogger(__name__)
@@ -38,15 +39,17 @@ class RejectedReports:
         return sentences[:_MAX_NOTES] + more
 
     def taintable(self, reports: Mapping[str, Health]) -> dict[str, Health]:
-        """Replaces taints that the API server would reject with the default taint, so that the unhealthy device still gets a taint."""
-        faults = {n: fault for n, h in reports.items() if h.taint is not None and (fault := taint_fault(h.taint))}
+        """Removes taints that the API server would reject. An unhealthy device without another taint then gets the default taint."""
+        faults = {n: fault for n, h in reports.items() if h.taints and (fault := _taint_faults(h))}
         sentences = {
-            f"the taint that health() returned for {printable(n)} is invalid, and the default taint is published instead: {f}"
+            f"a taint that health() returned for {printable(n)} is invalid and is not published: {'; '.join(f.values())}"
             for n, f in faults.items()
         }
         log_sample(log, logging.ERROR, "health() returned an invalid taint: %s", sorted(sentences - self._taints))
         self._taints = sentences
-        return dict(reports) | {n: replace(reports[n], taint=None) for n in faults}
+        return dict(reports) | {
+            n: replace(reports[n], taints=[t for t in reports[n].taints if t not in f]) for n, f in faults.items()
+        }
 
     def log_unknown_names(self, reports: Collection[str], known: Collection[str]) -> None:
         """Logs names of the report that are not names of devices. ``known`` are the names of all devices."""
@@ -62,5 +65,10 @@ class RejectedReports:
             text = f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
             sentences[n] = text + (did_you_mean(n.rpartition("/")[2], candidates) if i < _MAX_HINTS else "")
         new_sentences = sorted(set(sentences.values()).difference(self._unknown_names.values()))
-        log_sample(log, logging.WARNING, "an entry of the health report is ignored: %s", new_sentences)
+        log_sample(log, logging.WARNING, "the health report has an error: %s", new_sentences)
         self._unknown_names, self._known = sentences, frozenset(known)
+
+
+def _taint_faults(health: Health) -> dict[Taint, str]:
+    """Returns the taints that the API server would reject, each with the reason."""
+    return {taint: fault for taint in health.taints if (fault := taint_fault(taint))}

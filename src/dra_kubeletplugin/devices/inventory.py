@@ -18,6 +18,7 @@ import msgspec
 
 from ..base.settings import HEALTH_TIMEOUT
 from ..base.telemetry.logs import log_sample
+from ..base.text import join_names, names_by_reason, natural
 from ..driver import Health, Role
 from ..errors import DriverError, printable
 from ..resourceapi.gated_fields import Gate
@@ -26,6 +27,7 @@ from ..resourceapi.pools import Pool
 from ..resourceapi.types import Device
 from ..resourceapi.validation.slices import MAX_DEVICES
 from .background import compute
+from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
 from .pool_content import PoolContent, gate_notes, render_pool, sample_devices
@@ -162,8 +164,8 @@ class Inventory:
         """
 
         def render() -> dict[str, PoolContent]:
-            taints = self._policy.taints(decisions)
-            return {n: render_pool(s, taints.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
+            marks = self._policy.marks(decisions)
+            return {n: render_pool(s, marks.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
 
         self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
         self._states, self._decisions, self.gates_off = states, decisions, off
@@ -173,7 +175,7 @@ class Inventory:
         await self._notify(published=published)
 
     def _note_rejected(self) -> None:
-        """Collects :attr:`rejected`. Logs each unpublished device once with the reason, and once when the device is published again."""
+        """Collects :attr:`rejected`. Logs unpublished devices once with their reason, and once when they are published again."""
         out = {}
         for name, content in self._contents.items():
             if fault := self.taken.get(name) or content.fault:
@@ -183,10 +185,10 @@ class Inventory:
         self.rejected = out
         if self.update_pending:
             return
-        news = [(name, fault) for name, fault in out.items() if self._logged.get(name) != fault]
-        log_sample(log, logging.ERROR, "not published: %s", news, lambda n: f"{n[0]}: {n[1]}")
-        published = [n for n in self._logged if n not in out]
-        log_sample(log, logging.INFO, "published now, or no longer returned by the driver: %s", published)
+        news = names_by_reason({name: fault for name, fault in out.items() if self._logged.get(name) != fault})
+        log_sample(log, logging.ERROR, "not published: %s", news.items(), lambda n: f"{join_names(n[1])}: {n[0]}")
+        if published := sorted((n for n in self._logged if n not in out), key=natural):
+            log.info("published now, or no longer returned by the driver: %s", join_names(published))
         self._logged = out
 
     # --- responses of the API server -------------------------------------------------------------
@@ -303,9 +305,9 @@ class Inventory:
 
     def samples(self) -> dict[frozenset[Gate], JSON]:
         """Returns one device for each set of feature gates that devices depend on, ignoring the gates that are off."""
-        taints = self._policy.taints(self._decisions)
+        marks = self._policy.marks(self._decisions)
         published = (s for s in self._states.values() if not s.fault)
-        return dict(pair for s in published for pair in sample_devices(s, taints.get(s.name, {})))
+        return dict(pair for s in published for pair in sample_devices(s, marks.get(s.name, {})))
 
     def options(self) -> JSON:
         """Returns the options that pools set for all their devices, ignoring the gates that are off. The last pool wins."""
@@ -324,16 +326,16 @@ class Inventory:
 
     def healthy(self, name: str, pool: str | None = None) -> bool:
         """Returns False if the driver's reports make a device unhealthy. A device with unknown health counts as healthy here."""
-        return self._fault(name, pool) is None
+        return not self.unhealthy_reason(name, pool)
 
     def unhealthy_reason(self, name: str, pool: str | None = None) -> str:
-        """Returns the driver's message for an unhealthy device."""
-        fault = self._fault(name, pool)
-        return (fault.message if fault else "") or "no reason given"
-
-    def _fault(self, name: str, pool: str | None) -> Health | None:
+        """Returns the driver's text for an unhealthy device; empty for another device."""
         decision = self._decisions.get(DeviceKey(self.pool if pool is None else pool, name))
-        return decision.fault if decision else None
+        return decision.reason if decision else ""
+
+    def unhealthy(self) -> dict[DeviceKey, str]:
+        """Returns the unhealthy devices with the driver's texts."""
+        return {key: d.reason for key, d in self._decisions.items() if d.fault}
 
     def health_of(self, key: DeviceKey) -> DeviceHealth:
         """Returns a device's health now; unknown if the last report has expired."""
@@ -401,7 +403,7 @@ class Inventory:
                 await self._notify(published=False)
 
     def _decide(self, report: object, at: float) -> tuple[dict[DeviceKey, HealthDecision], bool]:
-        """Returns the health decision for each device after a report, and whether taints change. Logs changes of health."""
+        """Returns the health decision for each device after a report, and whether marks change. Logs changes of health."""
         reports = self.rejected_reports.taintable(checked_report(report))
         healthy = Health(True)
         out, failed, recovered = {}, list[tuple[DeviceKey, Health]](), list[DeviceKey]()
@@ -409,7 +411,7 @@ class Inventory:
             health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or healthy
             before, when = self._decisions.get(key), self._measured(health, at)
             now = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
-            out[key] = now
+            out[key] = now = now.informed(before, self._clock())
             if now.fault and not (before and before.fault):
                 failed.append((key, now.fault))
             elif before and before.fault and not now.fault:
@@ -417,12 +419,9 @@ class Inventory:
         if self.known:  # before the driver's first devices, every name would be unknown
             known = {n for s in self._states.values() for n in (*s.devices, *s.gone)}
             self.rejected_reports.log_unknown_names(reports.keys(), known)
-        log_sample(
-            log, logging.WARNING, "device is unhealthy: %s", failed,
-            lambda f: printable(f[1].message or "no reason given"), lambda f: f[0]._asdict(),
-        )  # fmt: skip
-        log_sample(log, logging.INFO, "device is healthy again", recovered, None, lambda key: key._asdict())
-        return out, self._policy.taints(self._decisions) != self._policy.taints(out)
+        log_unhealthy({key: fault.message for key, fault in failed})
+        log_recovered(recovered)
+        return out, self._policy.marks(self._decisions) != self._policy.marks(out)
 
     def _measured(self, health: Health, at: float) -> float:
         """Treats a measurement in the future as one of now; otherwise the report would never expire."""

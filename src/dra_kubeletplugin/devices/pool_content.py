@@ -1,7 +1,7 @@
 """Renders a pool's state into the form in which it is published, as a pure function.
 
-Devices get the framework's taints: for bad health, and for devices that vanished in use. If the API server has feature gates off,
-devices lose the fields that depend on these gates, or are not published.
+Devices get the framework's marks: taint and reason for bad health, and a taint for devices that vanished in use. If the API server
+has feature gates off, devices lose the fields that depend on these gates, or are not published.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from ..errors import printable
 from ..resourceapi.gated_fields import Gate, lost, options_without, without
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.types import Taint
+from ..resourceapi.unhealthy_reason import with_reason
 from ..resourceapi.validation.slices import MAX_TAINTS
+from .health_policy import HealthMark
 from .pool_state import PoolState
 from .validation import DeviceEntry
 
 GONE = Taint(key="dra-kubeletplugin.dev/gone", effect="NoSchedule")
-_GONE = GONE.json()
+_GONE = HealthMark([GONE.json()], "")
 JSON = Mapping[str, Any]
 
 
 class RenderedDevice(NamedTuple):
     """A device whose published form differs from the driver's: ``published``, or None with the reason why it is not published.
 
-    It is rendered again only if ``entry``, the added ``taint`` or the gates that are ``off`` change.
+    It is rendered again only if ``entry``, the added ``mark`` or the gates that are ``off`` change.
     """
 
     entry: DeviceEntry
-    taint: JSON | None
+    mark: HealthMark | None
     off: frozenset[Gate]
     published: DeviceEntry | None
     reason: str
@@ -59,13 +61,13 @@ class PoolContent(NamedTuple):
 
 
 def render_pool(
-    state: PoolState, taints: Mapping[str, JSON], off: frozenset[Gate], before: PoolContent | None = None
+    state: PoolState, marks: Mapping[str, HealthMark], off: frozenset[Gate], before: PoolContent | None = None
 ) -> PoolContent:
     """Returns the pool as it is published.
 
     Args:
         state: the pool.
-        taints: taints for bad health, by device.
+        marks: marks of unhealthy devices, by device.
         off: gates that the API server has off.
         before: the last result, whose rendered devices are used again.
     """
@@ -83,13 +85,13 @@ def render_pool(
     devices: list[DeviceEntry] = []
     rendered: dict[str, RenderedDevice] = {}
     for entry in state.publishable():
-        taint = _GONE if entry.name in state.gone else taints.get(entry.name)
-        if taint is None and entry.gates.isdisjoint(off):
+        mark = _GONE if entry.name in state.gone else marks.get(entry.name)
+        if mark is None and entry.gates.isdisjoint(off):
             devices.append(entry)
             continue
         known = before.rendered.get(entry.name) if before else None
-        if known is None or known.entry is not entry or (known.taint, known.off) != (taint, off):
-            known = _render_device(entry, taint, off)
+        if known is None or known.entry is not entry or (known.mark, known.off) != (mark, off):
+            known = _render_device(entry, mark, off)
         rendered[entry.name] = known
         if known.published:
             devices.append(known.published)
@@ -99,29 +101,35 @@ def render_pool(
     return PoolContent(state.name, state.nodes, state.per_device, devices, sets, options, "", rejected, rendered)
 
 
-def _render_device(entry: DeviceEntry, taint: JSON | None, off: frozenset[Gate]) -> RenderedDevice:
-    device = entry.json if taint is None else _tainted(entry.json, taint)
+def _render_device(entry: DeviceEntry, mark: HealthMark | None, off: frozenset[Gate]) -> RenderedDevice:
+    device = entry.json if mark is None else _marked(entry.json, mark)
     found = without(device, off)
     if isinstance(found, str):
-        return RenderedDevice(entry, taint, off, None, found, ())
-    return RenderedDevice(entry, taint, off, entry.with_json(found), "", lost(device, found) if off else ())
+        return RenderedDevice(entry, mark, off, None, found, ())
+    return RenderedDevice(entry, mark, off, entry.with_json(found), "", lost(device, found) if off else ())
 
 
-def _tainted(device: JSON, taint: JSON) -> JSON:
-    """Returns ``device`` with a taint of the framework. If there are too many taints, it replaces the author's last taint."""
-    taints = [t for t in device.get("taints") or [] if t["key"] != taint["key"]]
-    return {**device, "taints": [*taints[: MAX_TAINTS - 1], taint]}
+def _marked(device: JSON, mark: HealthMark) -> JSON:
+    """Returns ``device`` with marks of the framework. If there are too many taints, the last taints of the driver are replaced."""
+    if mark.reason:
+        device = with_reason(device, mark.reason)
+    if not mark.taints:
+        return device
+    keys = {t["key"] for t in mark.taints}
+    taints = [t for t in device.get("taints") or [] if t["key"] not in keys]
+    # The taints for bad health come last: `dra explain` adds the reason to the last taint.
+    return {**device, "taints": [*taints[: max(0, MAX_TAINTS - len(mark.taints))], *mark.taints[-MAX_TAINTS:]]}
 
 
-def sample_devices(state: PoolState, taints: Mapping[str, JSON]) -> Iterator[tuple[frozenset[Gate], JSON]]:
+def sample_devices(state: PoolState, marks: Mapping[str, HealthMark]) -> Iterator[tuple[frozenset[Gate], JSON]]:
     """Yields one device for each set of gates that devices depend on, as it would be sent if no gate were off."""
     seen = set[frozenset[Gate]]()
     for entry in state.publishable():
-        taint = _GONE if entry.name in state.gone else taints.get(entry.name)
-        gates = entry.gates if taint is None else entry.gates | {Gate.TAINTS}
+        mark = _GONE if entry.name in state.gone else marks.get(entry.name)
+        gates = entry.gates if mark is None or not mark.taints else entry.gates | {Gate.TAINTS}
         if gates and gates not in seen:
             seen.add(gates)
-            yield gates, entry.json if taint is None else _tainted(entry.json, taint)
+            yield gates, entry.json if mark is None else _marked(entry.json, mark)
 
 
 def gate_notes(contents: Iterable[PoolContent], off: frozenset[Gate], shown: Callable[[str, str], str]) -> list[str]:

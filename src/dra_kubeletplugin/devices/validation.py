@@ -7,6 +7,7 @@ If one device of a slice is invalid, the API server rejects the entire slice, so
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +26,7 @@ from ..resourceapi.validation.common import pool_name
 from ..resourceapi.validation.slices import max_devices, slice_options
 
 MAX_POOLS = 4096
+_ATTEMPTS = 5  # to read a device that another thread changes
 _NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
 MAX_BYTES = 512 * 1024  # of one device or counter set as JSON; two of them in a slice stay below the limit of etcd
 JSON = Mapping[str, Any]
@@ -105,7 +107,7 @@ def validate_device(
     """
     name = device.name
     try:
-        built = device.json()
+        built = _json_of(device)
         own = any(f in built for f in _NODE_FIELDS)
         if per_device and not own:
             built |= nodes.of_device()
@@ -125,10 +127,17 @@ def validate_device(
         return DeviceEntry(name, device, b"", describe(e))
 
 
+def _json_of(item: Device | CounterSet) -> dict[str, Any]:
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(RuntimeError):  # a thread of the driver changes a dict of the item at this moment
+            return item.json()
+    return item.json()
+
+
 def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
     """Validates one counter set like :func:`validate_device`."""
     try:
-        built = counter_set.json()
+        built = _json_of(counter_set)
         return CounterSetEntry(built, _fault_text(counter_set_faults(built), msgspec.json.encode(built)))
     except (DraError, TypeError, ValueError) as e:
         return CounterSetEntry({}, printable(e))

@@ -1,18 +1,30 @@
 """The public classes for driver authors, and the functions that load and check a driver class."""
 
-from .claim import AllocatedDevice, BoundClaim, BoundDevice, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
+from .claim import (
+    AllocatedDevice,
+    BoundClaim,
+    BoundDevice,
+    Claim,
+    PreparedClaim,
+    PreparedDevice,
+    RecoveredClaim,
+    SharedStep,
+)
 from .class_validation import check, make
 from .config.model import Config
-from .contract import Driver, Health, Role
+from .contract import Driver, Role
+from .health import Health
 from .loading import load_driver
 from .metadata_update import MetadataUpdate
 from .options import as_flags, declared, read_options
+from .self_checks import Check
 from .status import Condition, DeviceStatus, NetworkData
 
 __all__ = [
     "AllocatedDevice",
     "BoundClaim",
     "BoundDevice",
+    "Check",
     "Claim",
     "Condition",
     "Config",
@@ -25,6 +37,7 @@ __all__ = [
     "PreparedDevice",
     "RecoveredClaim",
     "Role",
+    "SharedStep",
     "as_flags",
     "check",
     "declared",

@@ -21,9 +21,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 import msgspec
 
 from ..base.signals import Interrupted
+from ..base.threads import Threads
 from ..errors import DraError, DriverError, DriverFailedError, describe, printable
 from .diagnostics.author_errors import explained, located, own_traceback
-from .threads import Threads
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -243,7 +243,7 @@ class Calls:
         if inspect.iscoroutine(outcome.value):
             outcome.value.close()
         if outcome.error is None:
-            log.warning("a method of the driver returned after its time limit: %s", name)
+            log.warning("a method of the driver returned after the plugin had stopped waiting for it: %s", name)
         elif not isinstance(outcome.error, asyncio.CancelledError):
             log.warning("a method of the driver failed after its time limit: %s: %s", name, describe(outcome.error))
 

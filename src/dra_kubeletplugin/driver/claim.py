@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from ..resourceapi.encoded import from_json
 from ..resourceapi.quantity import Quantity
 from ..resourceapi.types import Attribute, Device
 from .config.model import Config
+from .process import ProcessSpec, Ready
 from .status import DeviceStatus, ReportedStatus, StatusSink
 
 JSON = Any
@@ -56,7 +58,8 @@ class AllocatedDevice:
         share_id: set if several claims share the device (KEP-5075).
         admin_access: True for monitoring; other claims may use the device at the same time.
         consumed_capacity: the capacity of the device that this share consumes.
-        config: typed parameters of the request. If the request has none: the defaults, or None if a field has no default.
+        config: typed parameters of the request, of a kind for this device (:attr:`Config.DEVICES`). If the request has none: the
+            defaults of the first kind for this device; None if a field has no default, or no kind is for this device.
         config_source: where the parameters come from: ``FromClass``, ``FromClaim``, or empty for the defaults.
         device: the device as the driver published it, with its ``data``.
         tolerations: tolerations of the request, as in the claim.
@@ -107,14 +110,24 @@ class AllocatedDevice:
 
 
 class UndoRegistrar:
-    """Saves the undo steps of a claim. The claim manager passes a subclass that writes them to the record.
+    """Saves the undo steps, shared steps and processes of a claim. The claim manager passes a subclass that writes them to the record.
 
-    An ``async def prepare`` awaits the result of ``register``. A plain ``prepare`` runs in a thread and does not.
+    An ``async def prepare`` awaits the results. A plain ``prepare`` runs in a thread and does not.
     """
 
     def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
         raise DriverError(
             f"on_undo({step!r}) needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
+        )
+
+    def share(self, step: str, key: str, data: Mapping[str, JSON]) -> Awaitable[None]:
+        raise DriverError(
+            f"shared_step({step!r}) needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
+        )
+
+    def start(self, process: ProcessSpec) -> Awaitable[None]:
+        raise DriverError(
+            f"{process.call} needs a claim that the plugin prepares; this Claim object was created directly, so it has no record"
         )
 
 
@@ -190,6 +203,23 @@ class Claim:
     _undo: UndoRegistrar = field(default_factory=UndoRegistrar, repr=False, compare=False)
     _status: StatusSink = field(default_factory=StatusSink, repr=False, compare=False)
 
+    def devices_by_config(self) -> list[tuple[Config | None, list[AllocatedDevice]]]:
+        """Returns the parameters of the claim, each with the devices that have these parameters.
+
+        Use it for a step that is taken once for several devices, such as one daemon for all GPUs of the claim. Parameters of the same
+        kind with equal fields are in one group, also if the claim contains them in two entries. The groups are in the order of their
+        first devices.
+        """
+        groups: list[tuple[Config | None, list[AllocatedDevice]]] = []
+        for device in self.devices:
+            for config, members in groups:
+                if config == device.config:
+                    members.append(device)
+                    break
+            else:
+                groups.append((device.config, [device]))
+        return groups
+
     def report(self, device: AllocatedDevice, status: DeviceStatus, /) -> ReportedStatus:
         """Writes the status of one of the claim's devices to ``status.devices[]`` of the ResourceClaim (KEP-4817).
 
@@ -237,6 +267,101 @@ class Claim:
             DraError: the step cannot be saved. Do not take it then.
         """
         return self._undo.register(step, data)
+
+    def shared_step(self, step: str, key: str, /, **data: JSON) -> Awaitable[None]:
+        """Uses state of a piece of hardware that several claims share: firmware, a mode of a card, virtual functions.
+
+        The first claim that calls it with ``step`` and ``key`` sets the state up: the framework calls the driver's method
+        ``setup_<step>(key, **data)``. Later claims wait until this method has returned, and do not call it. After the last of these
+        claims was unprepared, the framework calls ``teardown_<step>(key, **data)``. It calls ``unprepare`` and all undo steps of that
+        claim first. Both methods run with the :meth:`Driver.hardware_lock` of ``key``, so they never overlap for one ``key``, also in
+        both instances of a rolling update.
+
+        Call it within ``prepare``, before your own steps on this hardware. When it returns, the state is set up and stays so until the
+        claim is unprepared. In ``async def prepare``, await the result. A repeated call for the same claim has no effect.
+
+        - ``setup_<step>`` raises: the prepare fails, also if you catch the error, and the framework calls ``teardown_<step>``.
+        - The process dies during ``setup_<step>``: the framework calls ``teardown_<step>``, and the next claim sets the state up.
+        - ``teardown_<step>`` raises, or the process dies during the call: the devices of the last claim stay reserved, and the framework
+          calls it again, like an undo step. If another claim needs the state first, the framework calls ``teardown_<step>`` and then
+          ``setup_<step>``.
+        - The node is rebooted: the framework relies on no state of the earlier boot. After the last of the old claims, or before a new
+          claim sets the state up, it calls ``teardown_<step>``, because some state survives a reboot.
+        - Records are lost: the framework may call ``setup_<step>`` for state that is set up. It does not call ``teardown_<step>`` while
+          a claim with an incomplete record may use the state.
+
+        So ``setup_<step>`` must accept state that is already set up, and must not disturb its users then. ``teardown_<step>`` must be
+        idempotent: it may be called for state that was never set up, again after success, and for hardware that has disappeared.
+        Neither method gets the claim, because the state outlives it.
+
+        Args:
+            step: name of the step; the driver must have the methods ``setup_<step>`` and ``teardown_<step>``.
+            key: name of the piece of hardware, such as a PCI address or a serial number; at most 200 characters.
+            data: further arguments for both methods: JSON of at most 64 KiB. They are a part of the state.
+
+        Raises:
+            DriverError: a method is missing or does not accept ``data``, ``data`` is not JSON, or prepare has ended.
+            SharedStepError: a claim uses the state with other ``data``. The kubelet retries.
+            HardwareLockedError: another call holds the lock of ``key`` for longer than ``CALL_TIMEOUT`` (40 s). The kubelet retries.
+            DraError: the step cannot be saved, or ``setup_<step>`` raised.
+        """
+        return self._undo.share(step, key, data)
+
+    def start_process(
+        self,
+        name: str,
+        argv: Sequence[str | Path],
+        /,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path = "/",
+        ready: Ready | None = None,
+        ready_timeout: float = 30.0,
+        stop: Sequence[str | Path] = (),
+        stop_timeout: float = 10.0,
+        devices: Sequence[AllocatedDevice] | None = None,
+    ) -> Awaitable[None]:
+        """Starts a process that runs until the claim is unprepared, such as a vendor's daemon. The class sets ``processes = True``.
+
+        Call it within ``prepare``. In ``async def prepare``, await the result. It returns when the process is ready. The process outlives
+        this plugin process: the record names it before its program runs, and the next plugin process finds it by process id and start
+        time. In a container, see :attr:`Driver.processes`.
+
+        The process gets its own session, standard input from ``/dev/null``, and as environment only ``env``, PATH and
+        ``DRA_CLAIM_PROCESS``. Its output goes to a file in ``process-logs/`` of the driver's folder. The framework cuts the file to its
+        end when it is above 1 MiB.
+
+        The framework ends the process like an undo step: after the undo steps that were registered later, and before earlier ones. It
+        runs ``stop``, or sends SIGTERM. After ``stop_timeout``, it kills the process with all its descendants. If a process remains,
+        the rollback fails and is retried.
+
+        If the process ends by itself, its devices become unhealthy within about a second, until the claim is unprepared. The claim and
+        its pods get the event ``ProcessEnded``. The framework does not start the process again, because its clients may have lost state.
+
+        Args:
+            name: unique in the claim: at most 40 lower case letters, digits and '-'.
+            argv: the program and its arguments. The program must not go into the background by itself.
+            env: environment variables. They are stored in the record on the node's disk, so do not pass secrets.
+            cwd: the working folder.
+            ready: called until it returns True: a function or ``async def`` function without arguments. None: ready at once.
+            ready_timeout: seconds until the start fails, because ``ready`` has not returned True.
+            stop: a program with arguments that asks the process to end. It gets the same environment.
+            stop_timeout: seconds from this request until the framework kills the process.
+            devices: the devices that need the process; by default all of the claim.
+
+        Raises:
+            DriverError: an argument is invalid, the claim has a process of this name, ``processes`` is not True, or prepare has ended.
+            RetryableError: the process cannot be started, or it ended or was not ready in time. The log contains the end of its
+                output. Prepare then fails, also if you catch the error.
+            DraError: the record cannot be written, or ``ready`` raised.
+        """
+        needing = self.devices if devices is None else devices
+        return self._undo.start(
+            ProcessSpec(
+                name=name, argv=argv, env=dict(env or {}), cwd=cwd, ready=ready, ready_timeout=ready_timeout,
+                stop=stop, stop_timeout=stop_timeout, devices=[(d.pool, d.name) for d in needing],
+            )
+        )  # fmt: skip
 
 
 # Set after @dataclass, which would use the descriptor as the field's default.
@@ -291,6 +416,15 @@ class BoundClaim:
     devices: Sequence[BoundDevice]
 
 
+@dataclass(frozen=True)
+class SharedStep:
+    """A shared step that a recovered claim uses, with the arguments of :meth:`Claim.shared_step`."""
+
+    step: str
+    key: str
+    data: Mapping[str, JSON] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecoveredClaim:
     """A claim that :meth:`Driver.recover` found in use on the hardware, and whose record was lost.
@@ -299,9 +433,12 @@ class RecoveredClaim:
         uid: UID of the ResourceClaim; required.
         devices: the devices in use.
         namespace, name: of the ResourceClaim, if the hardware knows them.
+        shared_steps: the shared steps that the claim uses. None if they are not known: no shared state is then torn down while the
+            claim is recorded.
     """
 
     uid: str
     devices: Sequence[PreparedDevice]
     namespace: str = ""
     name: str = ""
+    shared_steps: Sequence[SharedStep] | None = None

@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -20,12 +20,13 @@ from .config.model import FORMS, Config, converted, given_as_default
 from .contract import Driver, Role
 from .diagnostics.author_errors import author_code, place
 from .diagnostics.names import SET, check_config_names, check_names, near_config_name
+from .metrics import DriverMetrics
 from .options import declared, read_options
 
 _CLAIM = ("claim",)
 # Methods that the framework calls, with their arguments.
 _CALLED: dict[str, tuple[str, ...]] = {
-    "start": (), "stop": (), "devices": (), "pools": (), "health": (), "recover": (),
+    "start": (), "stop": (), "devices": (), "pools": (), "health": (), "checks": (), "recover": (),
     "prepare": _CLAIM, "unprepare": _CLAIM, "bind": _CLAIM, "unbind": _CLAIM,
 }  # fmt: skip
 _TAG = ": declare each as class Name(Config, tag=True); claims select one with the field `type`"
@@ -57,6 +58,8 @@ def make(cls: type[Driver], role: Role = Role.NODE, options: object = None) -> D
     taken = [name for name in SET if name in vars(driver)]
     if own is not None and vars(driver).get("options") is not own:
         taken.append("options")
+    if not isinstance(driver.metrics, DriverMetrics):
+        taken.append("metrics")
     if taken:
         raise DriverError(
             f"{cls.__name__}.__init__() sets self.{taken[0]}, which the framework sets: rename your attribute"
@@ -88,8 +91,9 @@ def check(cls: type[Driver], role: Role = Role.NODE) -> None:
         raise DriverError(
             f"{cls.__name__}.unhealthy_taint is {shown(cls.unhealthy_taint)}: set it to Taint(key=..., effect=...) or None"
         )
-    if not isinstance(cls.metadata, bool):
-        raise DriverError(f"{cls.__name__}.metadata is {shown(cls.metadata)}: set it to True or False")
+    for name in ("metadata", "privileged", "processes"):
+        if not isinstance(value := getattr(cls, name), bool):
+            raise DriverError(f"{cls.__name__}.{name} is {shown(value)}: set it to True or False")
     if cls.metadata and not cls.name[:1].isalpha():
         raise DriverError(
             f"{cls.__name__}.metadata needs a name that begins with a letter, not {cls.name!r}: it becomes a CDI vendor"
@@ -172,6 +176,10 @@ def _kinds(cls: type[Driver]) -> list[type[Config]]:
             )
         if not isinstance(kind.OLDER, (list, tuple)):
             raise DriverError(f"{kind.__name__}.OLDER is {shown(kind.OLDER)}: set it to a list of subclasses of Config")
+        if not isinstance(kind.DEVICES, Mapping) or not all(isinstance(name, str) for name in kind.DEVICES):
+            raise DriverError(
+                f"{kind.__name__}.DEVICES is {shown(kind.DEVICES)}: set it to attributes of devices, such as {{'type': 'gpu'}}"
+            )
         found.append(kind)
         waiting += [(f"{kind.__name__}.OLDER", older) for older in kind.OLDER]
     return found

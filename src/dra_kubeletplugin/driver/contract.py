@@ -5,14 +5,14 @@ For each method, they state when it is called, in which process, how often, and 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ..base.settings import DNS_SUBDOMAIN, MAX_DRIVER_NAME, Settings
-from ..errors import DriverError, printable
+from ..errors import DriverError
 from ..host import Host
 from ..host.events import SUBSYSTEMS
 from ..resourceapi.gated_fields import Gate
@@ -20,7 +20,11 @@ from ..resourceapi.pools import Pool
 from ..resourceapi.types import Attribute, Device, Taint
 from .claim import BoundClaim, Claim, PreparedClaim, PreparedDevice, RecoveredClaim
 from .config.model import Config
+from .hardware_lock import LOCKS, HardwareLock
+from .health import Health
 from .metadata_update import MetadataUpdate, metadata_update
+from .metrics import DriverMetrics
+from .self_checks import Check
 from .status import NetworkData
 
 T = TypeVar("T")
@@ -37,54 +41,12 @@ class Role(Enum):
     """The controller, one per cluster: publishes the pools that belong to no single node, and binds claims."""
 
 
-_MAX_SECONDS = 1e11  # seconds; later times do not fit into the timestamps of Go and of databases
-
-
 def _do_nothing() -> None:
     pass
 
 
 def _no_claims(update: MetadataUpdate) -> Awaitable[int]:
     raise DriverError("update_metadata(): only a driver that runs in a node plugin has prepared claims")
-
-
-@dataclass(frozen=True)
-class Health:
-    """The health of one device, as :meth:`Driver.health` reports it.
-
-    Args:
-        healthy: True, False, or None for unknown.
-        message: shown in the pod's status, also for a healthy device. The kubelet keeps 1,024 bytes of UTF-8; the rest is cut off.
-        taint: published for this fault in place of :attr:`Driver.unhealthy_taint`. Allowed for an unhealthy device only; a taint of a
-            healthy device belongs to :class:`Device`. The effect ``"NoExecute"`` evicts the pods that use the device; ``"None"`` only
-            informs.
-        measured: unix time in seconds of the measurement; by default, the time when ``health`` was called. Set it when you report an
-            older measurement, such as the last report of a monitor: otherwise a monitor that hangs looks alive.
-        timeout: seconds from ``measured`` until the device becomes unknown, unless a new report arrives. It must be longer than
-            ``HEALTH_INTERVAL``. By default, it is the longer of 30 s and three times that interval.
-
-    Raises:
-        DriverError: there is a taint although ``healthy`` is not False, or a time is out of range.
-    """
-
-    healthy: bool | None
-    message: str = ""
-    taint: Taint | None = None
-    measured: float | None = None
-    timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("measured", 0.0), ("timeout", 1e-3)):
-            value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and least <= value < _MAX_SECONDS):
-                raise DriverError(
-                    f"Health.{name} is {printable(value)}: it must be in seconds, {'unix time' if not least else 'above 0'}"
-                )
-        if self.taint is not None and (self.healthy is None or self.healthy):
-            raise DriverError(
-                "Health has a taint but is not unhealthy: set healthy=False, or put the taint on the Device"
-            )
 
 
 class Driver:
@@ -107,42 +69,49 @@ class Driver:
     and slices. One driver object lives as long as the process. During a rolling update, two plugin processes run, each with its own
     driver object.
 
-    A subclass sets ``name``, and if it needs them ``config``, ``unhealthy_taint``, ``metadata``, ``subsystems`` and ``options``.
-    ``options`` is an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
-    variable, with the field's value as default. ``self.options`` has the values of this process, already in ``__init__``.
-
     The framework calls ``__init__`` without arguments. Then, before any other method, it sets ``host``, ``settings``, ``log``, ``role``
-    and ``gates_off``.
+    and ``gates_off``. A subclass sets ``name``, and the other class attributes if it needs them.
+
+    Attributes:
+        name: DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``.
+        config: the kinds of opaque parameters: a subclass of :class:`Config`, or a list of them, for example one for each type of
+            device (:attr:`Config.DEVICES`). None if the driver takes none. With several kinds, a claim's parameters must have
+            ``apiVersion`` and ``kind``.
+        options: an instance of a frozen dataclass. Each field is an option of the driver: a flag of ``dra run`` and an environment
+            variable, with the field's value as default. ``self.options`` has the values of this process, already in ``__init__``.
+        unhealthy_taint: the taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them.
+        metadata: whether containers get files that describe their devices (KEP-5304); see :mod:`dra_kubeletplugin.metadata`. The files
+            contain the attributes of the container's devices and those that ``AllocatedDevice.prepared(metadata=...)`` adds.
+        privileged: whether the driver writes to sysfs (:meth:`Host.write`) or ``/proc``, or loads kernel modules. In a container that is
+            not privileged, sysfs and ``/proc/sys`` are read-only. With ``True``, ``dra deploy`` makes the plugin's container
+            privileged. With ``False``, :meth:`Host.write` raises :class:`DriverError`, also in tests and in ``dra dev``.
+        processes: whether the driver starts processes for claims with :meth:`Claim.start_process`. A container's processes end with
+            the container. So in a cluster, a process supervisor in another container starts them (``PROCESS_SUPERVISOR``). Without a
+            supervisor, they end when the plugin's container ends. ``True`` also makes the framework publish and report health, as for
+            a driver with :meth:`health`.
+        subsystems: kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``.
+        host: the machine: its devices and files.
+        settings: the options of this process, e.g. ``settings.node_name``.
+        log: the driver's logger.
+        role: ``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``.
+        gates_off: feature gates that are off in the API server, as far as the framework knows. The API server drops fields whose gate is
+            off, so the framework does not publish devices that need such fields, for example partitions. When this set changes,
+            ``pools`` is called again and may return a simpler layout, such as whole devices.
     """
 
     name: ClassVar[str] = ""
-    """DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``."""
     config: ClassVar[type[Config] | Sequence[type[Config]] | None] = None
-    """The kinds of opaque parameters: a subclass of :class:`Config`, or a list of them. None if the driver takes none."""
     unhealthy_taint: ClassVar[Taint | None] = Taint(key="dra-kubeletplugin.dev/unhealthy", effect="NoSchedule")
-    """The taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them."""
     metadata: ClassVar[bool] = False
-    """Whether containers get files that describe their devices (KEP-5304); see :mod:`dra_kubeletplugin.metadata`.
-
-    The files contain the attributes of the container's devices and those that ``AllocatedDevice.prepared(metadata=...)`` adds.
-    """
+    privileged: ClassVar[bool] = False
+    processes: ClassVar[bool] = False
     subsystems: ClassVar[Sequence[str]] = SUBSYSTEMS
-    """Kernel subsystems whose events make the framework call ``devices`` again, e.g. ``("pci", "infiniband")``."""
 
     host: Host
-    """The machine: its devices and files."""
     settings: Settings
-    """The options of this process, e.g. ``settings.node_name``."""
     log: logging.Logger
-    """The driver's logger."""
     role: Role = Role.NODE
-    """``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``."""
     gates_off: frozenset[Gate] = frozenset()
-    """Feature gates that are off in the API server, as far as the framework knows.
-
-    The API server drops fields whose gate is off, so the framework does not publish devices that need such fields, for example
-    partitions. When this set changes, ``pools`` is called again and may return a simpler layout, such as whole devices.
-    """
     _look_again: Callable[[], None] = staticmethod(_do_nothing)
     _update: Callable[[MetadataUpdate], Awaitable[int]] = staticmethod(_no_claims)
 
@@ -181,6 +150,8 @@ class Driver:
             update: writes a metadata update; :meth:`update_metadata` calls it. Safe from any thread.
         """
         self.host = host
+        if not self.privileged:
+            host.forbid_writes(type(self).__name__)
         self.settings = settings
         self.role = role
         self.log = logging.getLogger(f"driver.{type(self).__name__}")
@@ -198,6 +169,39 @@ class Driver:
         ``health_interval`` seconds.
         """
         self._look_again()
+
+    @functools.cached_property
+    def metrics(self) -> DriverMetrics:
+        """The driver's own metrics, which the plugin and the controller serve in ``/metrics``.
+
+        Declare them in ``__init__`` or :meth:`start`, for example
+        ``self.made = self.metrics.counter("partitions_created_total", "Partitions created.", ["profile"])``, and change them in any
+        method and thread: ``self.made.inc(profile="1g")``. There are ``counter``, ``gauge`` and ``histogram``. The names in ``/metrics``
+        begin with the driver's name, such as ``gpu_example_com_partitions_created_total``. Values are lost when the process ends.
+        """
+        return DriverMetrics(self.name)
+
+    def hardware_lock(self, key: str, *, timeout: float | None = None) -> HardwareLock:
+        """Returns a lock for a piece of hardware, which holds over claims, threads and both instances of a rolling update.
+
+        Write ``with self.hardware_lock(key):`` in a plain method and ``async with self.hardware_lock(key):`` in an ``async def``
+        method. Any method in the node role may take it, for example around calls of a vendor's library that must not overlap for a
+        card. The kernel releases the lock if the process dies. You may keep the returned object and use it again, in any thread.
+
+        The setup and teardown methods of :meth:`Claim.shared_step` already run with the lock of their key. A call that holds the lock
+        cannot take it again.
+
+        Args:
+            key: name of the piece of hardware, such as a PCI address or a serial number; at most 200 characters.
+            timeout: seconds to wait for the lock; by default ``CALL_TIMEOUT`` (40 s).
+
+        Raises:
+            DriverError: ``key`` or ``timeout`` is invalid; on entry, this call already holds the lock.
+            HardwareLockedError: on entry, the lock was not free in time; the message names the holder. Let it pass: the kubelet retries.
+        """
+        return HardwareLock(
+            self.settings.plugin_dir / LOCKS, key, self.settings.call_timeout if timeout is None else timeout
+        )
 
     def update_metadata(
         self,
@@ -321,9 +325,9 @@ class Driver:
         a reboot. It may also be called for a claim whose prepare never began or did not finish (``claim.complete`` is False). The
         ResourceClaim object may be gone; ``claim`` comes from the framework's record.
 
-        Afterwards the framework runs the undo steps of the claim, also if ``unprepare`` raised. No other claim gets the devices until
-        ``unprepare`` and all undo steps have succeeded. If one of them raises, the devices stay reserved, and the framework later calls
-        ``unprepare`` and all undo steps again.
+        Afterwards the framework runs the undo steps of the claim, also if ``unprepare`` raised. If all succeed, it ends the use of shared
+        steps. No other claim gets the devices until all of this has succeeded. If one of them raises, the devices stay reserved, and
+        the framework later calls ``unprepare`` and all undo steps again.
         """
 
     def bind(self, claim: Claim) -> Awaitable[None] | None:
@@ -363,14 +367,28 @@ class Driver:
 
         A key ``name`` refers to the devices of that name in all pools of this node; a key ``pool/name`` refers to one device.
 
-        An unhealthy device is published with the report's taint or :attr:`unhealthy_taint`. It is not prepared, unless the operator
-        allows it (``UNHEALTHY_POLICY``). The operator also sets how many consecutive reports are needed (``UNHEALTHY_AFTER``,
-        ``HEALTHY_AFTER``), and the effect of taints (``UNHEALTHY_EFFECT``). The first report of a device in this process counts at
-        once, so counting begins again after a restart. A report of None (unknown) does not clear a fault.
+        An unhealthy device is published with the report's taints, and with :attr:`unhealthy_taint` if the report contains only
+        informational taints or none. It is not prepared, unless the operator allows it (``UNHEALTHY_POLICY``). The operator also sets
+        how many consecutive reports are needed (``UNHEALTHY_AFTER``, ``HEALTHY_AFTER``), and the effect of taints
+        (``UNHEALTHY_EFFECT``). The first report of a device in this process counts at once, so counting begins again after a restart.
+        A report of None (unknown) does not clear a fault.
+
+        A device gets the informational taints of its last report. A change of these taints is published at most once a minute for each
+        device, or when the device becomes unhealthy or healthy.
 
         For devices of a controller's pools, :meth:`pools` sets the taints.
         """
         return {}
+
+    def checks(self) -> DriverResult[Check]:
+        """Checks what the driver needs on this machine, and returns a :class:`Check` for each, with and without a problem.
+
+        For facts that no other method reports: the vendor's library and its version, a service, the number of devices that the library
+        finds and that PCI has. Called in both roles at start, every ``rescan_interval`` seconds and after :meth:`changed`, and by
+        ``dra doctor DRIVER`` after :meth:`start`. It must change nothing. Problems are shown in ``/readyz``, in the log and in the
+        metric ``dra_driver_check_failing``; ``/readyz?verbose`` also shows checks without a problem.
+        """
+        return ()
 
     def recover(self) -> DriverResult[RecoveredClaim]:
         """Returns the claims that use the hardware, as far as the hardware itself knows.
@@ -393,14 +411,19 @@ class Driver:
         return type(self).pools is not Driver.pools
 
     @property
+    def has_checks(self) -> bool:
+        """Whether the driver overrides :meth:`checks`. For the framework."""
+        return type(self).checks is not Driver.checks
+
+    @property
     def binds(self) -> bool:
         """Whether the driver overrides :meth:`bind`. For the framework."""
         return type(self).bind is not Driver.bind
 
     @property
     def reports_health(self) -> bool:
-        """Whether the driver overrides :meth:`health`. For the framework."""
-        return type(self).health is not Driver.health
+        """Whether devices may become unhealthy: the driver overrides :meth:`health` or starts processes. For the framework."""
+        return type(self).health is not Driver.health or self.processes
 
     def config_kinds(self) -> Sequence[type[Config]]:
         """Returns ``config`` as a sequence. For the framework."""

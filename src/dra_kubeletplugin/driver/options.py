@@ -35,7 +35,7 @@ from .option_types import TAKEN, option_type
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 COMMANDS = frozenset({
-    "api_address", "api_cert_file", "api_private_key_file", "apply", "containers", "controller", "describe_host",
+    "api_address", "api_cert_file", "api_private_key_file", "apply", "containers", "controller", "describe_file", "describe_host",
     "feature_gates", "help", "host", "image", "kubernetes", "nodes", "no_reload", "output", "runtime_config", "state_dir", "version",
 })  # fmt: skip
 """Flags, other than settings, of the commands that accept a driver's options."""

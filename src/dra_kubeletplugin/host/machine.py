@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from ..errors import SettingsError
-from . import sysfs
+from ..base.settings import Settings
+from ..errors import DriverError, SettingsError
+from . import procfs, sysfs
 from .fake.marker import BOOT_ID, is_described
 from .numa import Numa
 from .pci import ADDRESS, PciContext, PciFunction, find_function
@@ -24,14 +26,29 @@ class Host:
     Args:
         sysfs: the root of sysfs, or of a described host (:mod:`dra_kubeletplugin.host.fake`).
         dev: the path of the host's ``/dev`` in this process. By default, a described host uses its own ``dev`` folder.
+        proc: the path of the host's ``/proc`` in this process. A described host uses its own ``proc`` folder, never this machine's.
         lists: whether attributes may be lists (the cluster's gate DRAListTypeAttributes).
     """
 
-    def __init__(self, sysfs: Path = Path("/sys"), dev: Path = Path("/dev"), *, lists: bool = False) -> None:
+    def __init__(
+        self,
+        sysfs: Path = Path("/sys"),
+        dev: Path = Path("/dev"),
+        proc: Path = Path("/proc"),
+        *,
+        lists: bool = False,
+    ) -> None:
         self.sysfs = sysfs
         own = sysfs / "dev"
         self.dev = own if dev == Path("/dev") and is_described(sysfs) and own.is_dir() else dev
+        self.proc = sysfs / "proc" if is_described(sysfs) else proc
         self.lists = lists
+        self._read_only_for = ""  # the driver's class whose writes are refused
+
+    @classmethod
+    def of(cls, settings: Settings) -> Host:
+        """Returns the host that a process works on."""
+        return cls(settings.sysfs_root, settings.dev_root, settings.proc_root, lists=settings.list_attributes)
 
     @property
     def is_real(self) -> bool:
@@ -108,6 +125,17 @@ class Host:
         """Yields the addresses of the functions that are bound to a driver. Only the driver's folder is read."""
         return (n for n in sysfs.names(f"{self.sysfs}/bus/pci/drivers/{driver}") if ADDRESS.fullmatch(n.lower()))
 
+    def major(self, name: str, *, block: bool = False) -> int | None:
+        """Returns the major number of a kernel driver's device nodes, from ``/proc/devices``; None if it has no number.
+
+        Use it for device nodes that the driver must describe with their numbers, because nothing creates them on the host.
+
+        Args:
+            name: the name that the kernel driver registered, such as ``ttyS``.
+            block: whether block devices are searched; by default character devices.
+        """
+        return next((number for found, number in procfs.majors(self.proc, block=block) if found == name), None)
+
     def boot_id(self) -> str:
         """Returns an id that changes with every boot.
 
@@ -119,18 +147,39 @@ class Host:
         # Outside Linux there is neither a boot id nor a container runtime, so a constant per machine is enough.
         return str(uuid.uuid5(uuid.NAMESPACE_DNS, os.uname().nodename))
 
+    def forbid_writes(self, driver: str) -> None:
+        """Makes :meth:`write` raise, because the class ``driver`` is not ``privileged``. For the framework."""
+        self._read_only_for = driver
+
     def write(self, path: str, text: str) -> None:
         """Writes a sysfs attribute, e.g. ``bus/pci/drivers_probe``. A described host imitates the kernel's effect.
 
-        Raises ``OSError`` as the kernel does.
+        Set ``privileged = True`` in the driver's class, because sysfs is read-only in a container that is not privileged.
+
+        Raises:
+            DriverError: the driver's class does not set ``privileged = True``.
+            OSError: as the kernel raises it.
         """
         target = self.sysfs / path
-        if not is_described(self.sysfs):
-            target.write_text(text)
-            return
-        from .fake import kernel  # imported here, because a real node never needs it
+        if self._read_only_for:
+            raise DriverError(
+                f"Host.write() to {path}: set `privileged = True` in class {self._read_only_for}, because sysfs is read-only in a "
+                "container that is not privileged"
+            )
+        if is_described(self.sysfs):
+            from .fake import kernel  # imported here, because a real node never needs it
 
-        kernel.write(self.sysfs, path, text)
+            kernel.write(self.sysfs, path, text)
+            return
+        try:
+            target.write_text(text)
+        except OSError as e:
+            if e.errno != errno.EROFS:
+                raise
+            why = (
+                f"{e.strerror}; is the plugin's container privileged (`features: {{privileged: true}}` in values.yaml)?"
+            )
+            raise OSError(e.errno, why, str(target)) from None
 
     def check(self) -> None:
         """Raises :class:`SettingsError` if the path is not a sysfs."""

@@ -309,10 +309,10 @@ class PciFunction:
         Args:
             name: the device's name; by default, ``pci-`` and the address.
             attributes: added to the result of :meth:`attributes`; they override attributes with the same name.
-            fields: other fields of :class:`Device`.
+            fields: other fields of :class:`Device`. ``data`` is this function, unless you set it.
         """
         merged = {**self.attributes(), **(attributes or {})}
-        return Device(name or sanitize(f"pci-{self.address}"), merged, data=self, **fields)
+        return Device(name or sanitize(f"pci-{self.address}"), merged, **{"data": self, **fields})
 
 
 def find_function(

@@ -3,31 +3,66 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from . import sysfs
+from . import recorded_files, sysfs
 from .fake import schema
-from .fake.model import SPEEDS, WIDTHS, Machine
+from .fake.model import SPEEDS, WIDTHS, Content, Machine
 from .machine import Host
 from .pci import PciFunction
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
 _BUSES = {"pci_bus"}  # classes of buses, which no driver creates
+_LINES = re.compile(
+    r"(?!\s)(?:[^\n]*\S[^\n]*\n|\n(?=[^\n]))+"
+)  # more than one line would need a hint of its indentation otherwise
+_YAML_WORDS = {
+    "null",
+    "true",
+    "false",
+    "yes",
+    "no",
+    "on",
+    "off",
+    "y",
+    "n",
+}  # YAML reads these keys as other values than text
 _RECORDED = ("dev", "operstate", "size")  # the recorded attributes of class devices
 
 
-def record(host: Host) -> Machine:
-    """Reads a machine's sysfs into a description, as far as the format allows.
+def record(host: Host, chosen: Sequence[Path] = ()) -> Machine:
+    """Reads a machine into a description, as far as the format allows.
 
-    The description of a physical function contains its virtual functions.
+    The description of a physical function contains its virtual functions. Of ``/proc``, it contains ``devices``, and
+    ``driver/<name>`` for the driver of each function.
+
+    Args:
+        chosen: further files and folders, as the machine names them: below ``/proc`` or ``/sys``.
+
+    Raises :class:`SettingsError` if a chosen file does not exist.
     """
+    recorded_files.check_chosen(host, chosen)
     every = host.pci()
     functions, virtual = [fn for fn in every if not fn.is_vf], [fn for fn in every if fn.is_vf]
     class_devices = _devices(host)
+    proc = recorded_files.proc_files(host, functions, chosen)
     numa = {n: {"cpus": _ranges(host.numa.cpus(n)), **_numa(host, n)} for n in host.numa.nodes()}
     found: dict[str, Any] = {
-        "functions": [_function(host, fn, virtual, class_devices.get(fn.folder, {})) for fn in functions]
+        "functions": [
+            _function(host, fn, virtual)
+            | _without_empty(
+                classes=class_devices.get(fn.folder, {}),
+                proc={path: text for path, text in proc.items() if _names(path, fn)},
+                attributes=recorded_files.attributes(fn, _link(fn)),
+            )
+            for fn in functions
+        ],
+        "nodes": recorded_files.device_nodes(host),
+        "proc": {path: text for path, text in proc.items() if not any(_names(path, fn) for fn in functions)},
+        "files": recorded_files.sysfs_files(host, chosen),
     }
     if numa:
         found["numa_nodes"] = {
@@ -49,15 +84,24 @@ def text(machine: Machine, title: str = "") -> str:
         for number, node in machine.numa_nodes.items():
             numa_fields = {"cpus": node.cpus, "socket": node.socket, "distances": list(node.distances)}
             out.append(f"  {number}: {_flow({k: v for k, v in numa_fields.items() if v not in ('', [])})}")
-    for name, value in (("drivers", list(machine.drivers)), ("nodes", machine.nodes), ("files", machine.files)):
-        if value:
-            out.append(f"{name}: {_flow(value)}")
+    if machine.drivers:
+        out.append(f"drivers: {_flow(list(machine.drivers))}")
+    for name, files in (("nodes", machine.nodes), ("proc", machine.proc), ("files", machine.files)):
+        if files:
+            out += [f"{name}:", *(f"  {_key(path)}: {_block(content)}" for path, content in files.items())]
     return "\n".join(out) + "\n"
 
 
-def _function(
-    host: Host, fn: PciFunction, virtual: Sequence[PciFunction], classes: Mapping[str, Any]
-) -> dict[str, Any]:
+def _block(content: Content) -> str:
+    """Formats a file's content: as a block of lines, or as one line if a block would change it."""
+    if isinstance(content, str) and content.endswith("\n") and not content.endswith("\n\n"):
+        lines = content.removesuffix("\n").split("\n")
+        if not content[0].isspace() and all(c.isprintable() or c == "\t" for line in lines for c in line):
+            return "|\n" + "\n".join(f"    {line}" if line else "" for line in lines)
+    return _flow(content)
+
+
+def _function(host: Host, fn: PciFunction, virtual: Sequence[PciFunction]) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "address": fn.address,
         "vendor": fn.vendor,
@@ -74,9 +118,17 @@ def _function(
         "boot_vga": fn.boot_vga,
         "link": _link(fn),
         "vfs": _virtual(fn, virtual) if fn.total_vfs else None,
-        "classes": classes,
     }
-    return {k: v for k, v in fields.items() if v is not None and v != {}}
+    return {k: v for k, v in fields.items() if v is not None}
+
+
+def _without_empty(**fields: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {name: found for name, found in fields.items() if found}
+
+
+def _names(path: str, fn: PciFunction) -> bool:
+    """Returns whether a path has the function's address as one of its parts. The function's driver then creates the file."""
+    return fn.address in path.split("/")
 
 
 def _root(host: Host, fn: PciFunction) -> str | None:
@@ -156,8 +208,14 @@ def _flow(value: Any, key: str = "") -> str:
         return "[" + ", ".join(_flow(v) for v in value) + "]"
     if key in _HEX and isinstance(value, int):
         return f"0x{value:0{_HEX[key]}x}"
-    return json.dumps(value)
+    return _quoted(value)
 
 
 def _key(key: Any) -> str:
-    return str(key) if isinstance(key, int) or str(key).isidentifier() else json.dumps(key)
+    plain = isinstance(key, int) or (str(key).isidentifier() and key.lower() not in _YAML_WORDS)
+    return str(key) if plain else _quoted(key)
+
+
+def _quoted(value: Any) -> str:
+    """Formats a single value. YAML reads JSON, except for a character that JSON escapes as two surrogates."""
+    return re.sub(r"[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", json.dumps(value, ensure_ascii=False))

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from ..base.threads import in_own_thread
 from ..errors import ApiError
 from ..resourceapi.conversion import GROUP
 from .config import ApiConfig
@@ -36,7 +37,8 @@ USER_AGENT = "dra-kubeletplugin"
 class KubeClient:
     """Sends requests to one API server. There is no client-side rate limit; a 429 response is retried after its ``Retry-After``.
 
-    Every failure of the network or the server is raised as :class:`ApiError`, within the timeout.
+    Every failure of the network or the server is raised as :class:`ApiError`, within the timeout. An exec plugin of a kubeconfig has
+    8 s of its own.
 
     Args:
         timeout: seconds for a call including its retries, unless the call has its own ``timeout``.
@@ -87,13 +89,18 @@ class KubeClient:
         labels: str = "",
         limit: int = 0,
         cont: str = "",
+        checked: bool = True,
     ) -> Page:
-        """Like :meth:`list`, but the items stay encoded. A large page is decoded in a thread."""
+        """Like :meth:`list`, but the items stay encoded. A large page is decoded in a thread.
+
+        Args:
+            checked: whether the metadata of each item is checked; False if the caller checks it.
+        """
         path, query = resource.path(namespace), _list_query(fields, labels, limit, cont)
         response = await self._call("GET", path, check_response, query=query, content_type="")
         if len(response.body) <= LARGE:
-            return decode_page(response, f"GET {path}")
-        return await asyncio.to_thread(decode_page, response, f"GET {path}")
+            return decode_page(response, f"GET {path}", checked=checked)
+        return await in_own_thread(decode_page, response, f"GET {path}", checked=checked)
 
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")
@@ -191,6 +198,7 @@ class KubeClient:
         limit = timeout or self.timeout
         late = f"no response from {self.transport.server} within {limit:g}s"
         with translated(what, self.transport.server, lambda: f"{late} ({self.transport.load})"):
+            await self.config.credentials.header()  # an exec plugin that starts has a limit of its own
             async with asyncio.timeout(limit) as scope:
                 response = await self._send_request(
                     method, target, payload, content_type if payload else "", scope.when()

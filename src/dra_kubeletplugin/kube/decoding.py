@@ -89,13 +89,17 @@ class Page(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def decode_page(response: HttpResponse, what: str) -> Page:
-    """Decodes a list. Raises :class:`ApiError` as :func:`decode_object` does, and if an item has no valid metadata."""
+def decode_page(response: HttpResponse, what: str, *, checked: bool = True) -> Page:
+    """Decodes a list. Raises :class:`ApiError` as :func:`decode_object` does, and if an item has no valid metadata.
+
+    Args:
+        checked: whether the items are checked.
+    """
     if response.status >= 300:
         decode_object(response, what)  # always raises
     try:
         page: Page = from_json(response.body, Page)
-        for item in page.items or []:
+        for item in page.items or [] if checked else ():
             meta = from_json(item, Bare).metadata
             if not (meta.name and meta.uid):
                 raise ValueError("an item has no name or no UID")

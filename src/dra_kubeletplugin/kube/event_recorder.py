@@ -97,6 +97,7 @@ class _RecordedEvent:
     reason: str
     message: str
     related: Subject | None
+    type: str  # "Warning" or "Normal"
     consumers: bool  # whether the claim's pods get the Event too
     first: str
     last: str
@@ -110,7 +111,7 @@ class _RecordedEvent:
 class EventRecorder:
     """Records Events of one driver on one node. ``component`` is the driver's name, ``instance`` the node's.
 
-    All methods must be called on the event loop; :meth:`warn` and :meth:`warn_claim` return at once.
+    All methods must be called on the event loop; :meth:`warn`, :meth:`warn_claim` and :meth:`inform` return at once.
     """
 
     def __init__(self, client: KubeClient, component: str, instance: str, metrics: Metrics) -> None:
@@ -118,6 +119,9 @@ class EventRecorder:
         self._component = component
         self._instance = instance
         self._metrics = metrics
+        # From the start, because increase() of Prometheus does not see the first value of a series.
+        for result in ("written", "failed", "forbidden", "dropped"):
+            metrics.inc("events_total", 0, result=result)
         self._events: dict[str, _RecordedEvent] = {}
         self._budgets: dict[Subject, _Budget] = {}
         self._all = _Budget(_BURST_OF_ALL, _EACH_OF_ALL)
@@ -127,7 +131,11 @@ class EventRecorder:
 
     def warn(self, about: Subject, reason: str, message: str, related: Subject | None = None) -> None:
         """Queues a warning. A repeated warning increases the count of its Event."""
-        self._add(about, reason, message, related, consumers=False)
+        self._add(self._entry(about, reason, message, related))
+
+    def inform(self, about: Subject, reason: str, message: str) -> None:
+        """Queues an Event of type Normal."""
+        self._add(self._entry(about, reason, message, type="Normal"))
 
     def warn_claim(self, claim: Subject, reason: str, message: str) -> None:
         """Queues a warning about a claim. The pods and pod groups for which the claim is then reserved get the same warning.
@@ -135,11 +143,11 @@ class EventRecorder:
         Does nothing if the claim's name or namespace is unknown.
         """
         if claim.namespace and claim.name:
-            self._add(claim, reason, message, None, consumers=True)
+            self._add(self._entry(claim, reason, message, consumers=True))
 
     async def write(self, about: Subject, reason: str, message: str) -> bool:
         """Writes an Event now. Returns whether the server has it. False means a rate limit, a pause, or a failure, which is logged."""
-        return await self._write(self._entry(about, reason, message, None, consumers=False))
+        return await self._write(self._entry(about, reason, message))
 
     async def run(self) -> None:
         """Writes queued Events. Never returns; external failures do not end it."""
@@ -161,10 +169,9 @@ class EventRecorder:
 
     # --- queue ----------------------------------------------------------------------------------
 
-    def _add(self, about: Subject, reason: str, message: str, related: Subject | None, *, consumers: bool) -> None:
-        if self._is_forbidden(about):
+    def _add(self, new_event: _RecordedEvent) -> None:
+        if self._is_forbidden(new_event.about):
             return
-        new_event = self._entry(about, reason, message, related, consumers=consumers)
         key = self._name(new_event)
         known = self._events.pop(key, None)
         if known is None:
@@ -179,11 +186,18 @@ class EventRecorder:
         self._wake.set()
 
     def _entry(
-        self, about: Subject, reason: str, message: str, related: Subject | None, *, consumers: bool
+        self,
+        about: Subject,
+        reason: str,
+        message: str,
+        related: Subject | None = None,
+        *,
+        type: str = "Warning",
+        consumers: bool = False,
     ) -> _RecordedEvent:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         text = clip(message, _MAX_MESSAGE)
-        return _RecordedEvent(about, reason, text, related, consumers, now, now, time.monotonic())
+        return _RecordedEvent(about, reason, text, related, type, consumers, now, now, time.monotonic())
 
     def _name(self, event: _RecordedEvent) -> str:
         content = "\0".join((self._component, *event.about, event.reason, event.message))
@@ -210,7 +224,7 @@ class EventRecorder:
         event.written = times
         self._metrics.inc("events_total", result="written")
         for consumer in consumers:
-            self._add(consumer, event.reason, event.message, event.about, consumers=False)
+            self._add(self._entry(consumer, event.reason, event.message, event.about))
         return True
 
     def _within_budget(self, event: _RecordedEvent) -> bool:
@@ -269,7 +283,7 @@ class EventRecorder:
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
             "involvedObject": event.about.json(),
-            "type": "Warning",
+            "type": event.type,
             "reason": event.reason,
             "message": event.message,
             "source": {"component": self._component, "host": self._instance},

@@ -1,7 +1,8 @@
 """Lists and watches the objects of one resource, and recovers from every failure of server and connection.
 
 After a 410 it lists again. After other errors it retries with increasing pauses. When a connection ends, it watches from the last
-resource version. It discovers the version of resource.k8s.io before each watch, so that it follows an upgraded server at once.
+resource version. It discovers the version of resource.k8s.io again after a failure and after an abnormal end of a watch, so that it
+follows an upgraded server at once.
 Source: the API concepts page of Kubernetes, "Efficient detection of changes".
 """
 
@@ -19,16 +20,18 @@ from typing import Any
 
 import msgspec
 
+from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
 from .client import LARGE, KubeClient
-from .decoding import Bare, Page, identity, translated
+from .decoding import Bare, identity, translated
 from .errors import api_error
 from .resource import Resource
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 PAGE = 500  # objects, as kubectl requests
+_BATCH = 25  # objects of a list that are yielded at once
 WATCH_SECONDS = (
     290  # the server ends a watch after this time, which must be less than the five minutes of common proxies
 )
@@ -115,7 +118,7 @@ class Reflector:
         while True:
             started = math.inf
             try:
-                resource = await self._find()
+                resource = await self._find(again=broken or failures > 0)
                 if not self._position:
                     async with contextlib.aclosing(self._list(resource)) as found:
                         async for event in found:
@@ -156,13 +159,18 @@ class Reflector:
     def _alive(self) -> None:
         self.last_message, self.error = time.monotonic(), None
 
-    async def _find(self) -> Resource:
-        """Returns the resource in the server's current version. If that cannot be discovered, the previous version is kept."""
+    async def _find(self, *, again: bool) -> Resource:
+        """Returns the resource in the server's current version. If that cannot be discovered, the previous version is kept.
+
+        Args:
+            again: whether the server may have been replaced since the version was discovered. A server that only no longer serves the
+                version responds with an error, after which the version is discovered again.
+        """
         before = self._resource
         if before is not None and not self._discovered:
             return before
         try:
-            if before is not None:
+            if before is not None and again:
                 await self.client.refresh_version()
             found = await self.client.dra(self.plural)
         except ApiError as e:
@@ -186,37 +194,46 @@ class Reflector:
         return self.client.stream(resource.path(self.namespace), query, self.idle_timeout, self._alive)
 
     async def _list(self, resource: Resource) -> AsyncGenerator[Event]:
-        """Yields the changes of each page before it requests the next page, so that only one page is in memory."""
+        """Yields the changes of each page. With copies, only one page is in memory; else the server prepares the next page meanwhile."""
         found: dict[str, JSON] = {}
         listed: set[str] = set()
-        cont = ""
-        while True:
-            items, position, cont = await self._page(resource, cont)
-            for item, encoded in items:
-                uid, version = identity(item)
-                before = self._known.get(uid)
-                self._known[uid] = version
-                listed.add(uid)
-                if self._copies:
-                    found[uid] = item
-                if version != before:
-                    yield Event("ADDED" if before is None else "MODIFIED", item, encoded)
-            if not cont:
-                break
+        cont, following = "", None
+        try:
+            while True:
+                items, position, cont = await (following or self._page(resource, cont))
+                following = asyncio.create_task(self._page(resource, cont)) if cont and not self._copies else None
+                for number, (item, encoded) in enumerate(items):
+                    if number % _BATCH == 0:
+                        await asyncio.sleep(0)  # the event loop sends the request, and receives the next page
+                    uid, version = identity(item)
+                    before = self._known.get(uid)
+                    self._known[uid] = version
+                    listed.add(uid)
+                    if self._copies:
+                        found[uid] = item
+                    if version != before:
+                        yield Event("ADDED" if before is None else "MODIFIED", item, encoded)
+                if not cont:
+                    break
+        finally:
+            if following is not None:
+                following.cancel()
         for uid in self._known.keys() - listed:
             del self._known[uid]
             yield Event("DELETED", self.items.get(uid) or {"metadata": {"uid": uid}})
         self.items, self._position = found, position
         self._alive()
 
-    async def _page(self, resource: Resource, cont: str) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:
+    async def _page(
+        self, resource: Resource, cont: str
+    ) -> tuple[Iterable[tuple[JSON, msgspec.Raw]], str, str]:  # fmt: skip
         """Returns the items, the list's resource version, and the continue token."""
-        ask = self.client.list if self._copies else self.client.page
-        page = await ask(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)
-        if isinstance(page, Page):
-            return ((_bare(i), i) for i in page.items or ()), page.metadata.resource_version, page.metadata.cont
-        items = ((i, msgspec.Raw()) for i in page["items"])
-        return items, page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
+        if self._copies:
+            page = await self.client.list(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)
+            items = ((i, msgspec.Raw()) for i in page["items"])
+            return items, page["metadata"]["resourceVersion"], page["metadata"].get("continue", "")
+        found = await self.client.page(resource, self.namespace, fields=self.fields, limit=self._limit, cont=cont)
+        return ((_bare(i), i) for i in found.items or ()), found.metadata.resource_version, found.metadata.cont
 
     async def _decoded(self, line: bytes) -> tuple[str, JSON, msgspec.Raw]:
         """Returns the type of an event, its object, and the encoded object. Long lines are decoded in a thread."""
@@ -227,7 +244,7 @@ class Reflector:
             return raw.type, from_json(raw.object) if is_whole else _bare(raw.object), raw.object
 
         with translated(f"watch {self.plural}", self.client.transport.server, lambda: ""):
-            return decode() if len(line) <= LARGE else await asyncio.to_thread(decode)
+            return decode() if len(line) <= LARGE else await in_own_thread(decode)
 
     def _take(self, kind: str, obj: JSON, encoded: msgspec.Raw) -> Event | None:
         what = f"watch {self.plural}"

@@ -51,3 +51,5 @@ CLAIMS = Resource(GROUP, "v1", "resourceclaims", namespaced=True)
 TEMPLATES = Resource(GROUP, "v1", "resourceclaimtemplates", namespaced=True)
 CLASSES = Resource(GROUP, "v1", "deviceclasses")
 SLICES = Resource(GROUP, "v1", "resourceslices")
+# A server has this kind in other versions than the kinds above, or not at all.
+TAINT_RULES = Resource(GROUP, "v1", "devicetaintrules")

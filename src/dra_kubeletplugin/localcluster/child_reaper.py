@@ -77,6 +77,3 @@ class Guard:
             self._process.stdin.write(_NOW)
         self._process.stdin.close()
         await self._process.wait()
-
-
-__all__ = ["Guard"]

@@ -33,6 +33,7 @@ from .apiserver.kinds import BY_PLURAL
 from .apiserver.persistence import PersistentStorage, open_storage
 from .controllers import ControllerManager
 from .kubelet import LocalKubelet, Timers
+from .node_reboot import empty, kill_claim_processes, unmount_below
 from .runtime.interface import ContainerRuntime
 from .runtime.simulated import SimulatedRuntime
 from .scheduler.loop import Scheduler
@@ -201,6 +202,8 @@ class LocalCluster:
         return found.runtime if (found := self.nodes.get(node)) else None
 
     def _clean_up(self) -> None:
+        for node in self.nodes.values():
+            kill_claim_processes(node.kubelet_root / "plugins")
         if self._journal is not None:
             self._journal.close()
         if not self._keep:
@@ -337,18 +340,19 @@ class LocalCluster:
     # --- faults ---------------------------------------------------------------------------------
 
     async def reboot(self, name: str = "", sysfs: Path | None = None) -> None:
-        """Reboots a node: deletes its CDI files, keeps stale socket files, changes the boot id.
+        """Reboots a node: deletes its CDI files, ends mounts and claim processes of drivers, keeps stale socket files, changes the boot id.
 
         Kill the driver before the call and start it after the call.
 
         Args:
             name: the node; empty for the first node.
-            sysfs: sysfs of the node's described host, whose boot id changes; None if the node uses this machine.
+            sysfs: sysfs of the node's described host, which becomes as described again; None if the node uses this machine.
         """
         node = self.nodes[name] if name else self.node
         await node.kubelet.stop()
-        for path in node.cdi_root.glob("*"):
-            path.unlink()
+        empty(node.cdi_root)
+        kill_claim_processes(node.kubelet_root / "plugins")
+        unmount_below(node.kubelet_root / "plugins")
         if sysfs:
             described.reboot(sysfs)
         await node.kubelet.rebooted()
@@ -427,6 +431,3 @@ def _kubeconfig(url: str, certificate: Path, token: str) -> str:
         "users": [{"name": "local", "user": {"token": token}}],
     }
     return json.dumps(config, indent=2) + "\n"
-
-
-__all__ = ["LocalCluster", "LocalNode", "SecureServing", "resource_of", "state_root"]

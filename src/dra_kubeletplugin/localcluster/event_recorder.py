@@ -175,6 +175,3 @@ def _identity(event: JSON) -> tuple[str, ...]:
 def _shorten(known: dict[Any, Any]) -> None:
     while len(known) > _MAX_KEYS:
         del known[next(iter(known))]
-
-
-__all__ = ["EventRecorder"]

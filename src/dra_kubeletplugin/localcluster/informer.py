@@ -205,10 +205,6 @@ def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:
     return out
 
 
-def is_finished(pod: Mapping[str, Any]) -> bool:
-    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
-
-
 def owned_by(obj: Mapping[str, Any], uid: str) -> bool:
     return any(o["uid"] == uid for o in obj["metadata"].get("ownerReferences") or [])
 

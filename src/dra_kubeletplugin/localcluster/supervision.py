@@ -60,6 +60,3 @@ class Supervisor:
         task.cancel()
         with contextlib.suppress(ComponentEnded):
             await asyncio.wait([task])
-
-
-__all__ = ["ComponentEnded", "Supervisor"]

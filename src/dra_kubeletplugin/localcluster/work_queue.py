@@ -147,6 +147,3 @@ class WorkQueue(Generic[K]):
                     tasks.create_task(worker())
         finally:
             self.close()
-
-
-__all__ = ["Backoff", "WorkQueue"]

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 STOP = 3.0  # seconds that each part of a stop may take, except the calls in flight
 Job = Callable[[], Awaitable[object]]
 Lines = Callable[[], Awaitable[Sequence[str]]]
-PAGES = frozenset({"/", "/overview.json"})
+PAGES = frozenset({"/", "/overview.json", "/view.json", "/details.json"})
 
 
 def stop_with_timeout(stack: contextlib.AsyncExitStack, what: str, stop: Callable[[], Awaitable[object]]) -> None:
@@ -94,16 +94,24 @@ class Probes:
         not_ready: returns lines for ``/readyz``: why the process is not ready.
         notes: returns further lines for ``/readyz``, which do not affect readiness.
         page: handles the paths in :data:`PAGES`.
+        passed: returns lines for ``/readyz?verbose``: checks that found no problem.
     """
 
     def __init__(
-        self, metrics: Metrics, measure: Job, not_ready: Lines, notes: Lines, page: Handler | None = None
+        self,
+        metrics: Metrics,
+        measure: Job,
+        not_ready: Lines,
+        notes: Lines,
+        page: Handler | None = None,
+        passed: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._metrics = metrics
         self._measure = measure
         self._not_ready = not_ready
         self._notes = notes
         self._page = page
+        self._passed = passed
         self._rendered = SharedRun(self._render)
         self._readiness = SharedRun(self._check_readiness)
 
@@ -139,6 +147,8 @@ class Probes:
                 if notes and not is_from_here(request):  # the notes contain names of claims, which must not be public
                     notes = [f"{len(notes)} more, shown only on the loopback: use kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
+                if "verbose" in request.query:
+                    lines += self._passed() or ([] if lines else ["ok"])
                 return Response(503 if faults else 200, ("\n".join(lines) or "ok").encode() + b"\n", "text/plain")
             case path if self._page is not None and path in PAGES:
                 return await self._page(request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 
 from ..base.http_server.server import Request, Response
@@ -19,6 +19,7 @@ from ..base.telemetry.metrics import Metrics
 from ..claims import ClaimManager, PluginContext
 from ..claims.instances import InstanceLock, OwnedSocket
 from ..devices.discovery import DeviceDiscovery, Intervals, discovery_method
+from ..devices.health_events import HealthEvents
 from ..devices.health_monitor import HealthMonitor
 from ..devices.health_policy import HealthPolicy
 from ..devices.inventory import Inventory
@@ -38,6 +39,7 @@ from ..host import Host
 from ..kube import ApiConfig, KubeClient, load_config
 from ..kube.event_recorder import EventRecorder
 from ..resourceapi.validation.slices import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
+from .driver_checks import DriverChecks
 from .grpc import (
     NodeService,
     Registration,
@@ -76,14 +78,17 @@ class Plugin:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
-        self.host = Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes)
+        self.metrics.add(driver.metrics.lines)
+        self.host = Host.of(settings)
         driver.attach(self.host, settings, Role.NODE, self._request_rescan, self._update_metadata)
         self.calls = Calls()
         self.client = KubeClient(
             api or load_config(settings.kubeconfig, service_account=settings.service_account), settings.api_timeout
         )
         self.inventory = _inventory(driver, settings)
-        self.health = HealthMonitor(driver, self.calls, self.inventory, self.metrics, settings.health_interval)
+        self.health = HealthMonitor(
+            driver, self.calls, self.inventory, self.metrics, settings.health_interval, self._process_faults
+        )
         self.events = EventRecorder(self.client, settings.driver_name, settings.node_name, self.metrics)
         self.process = InstanceLock(settings.plugin_dir / "processes")
         self.claims = ClaimManager(
@@ -92,6 +97,7 @@ class Plugin:
             self.host.boot_id(),
             self._claims_changed,
             self.events,
+            self.health.request,
         )
         intervals = Intervals(interval=settings.rescan_interval, hang=settings.discovery_timeout)
         self.discovery = DeviceDiscovery(
@@ -106,7 +112,9 @@ class Plugin:
             TaintTimes(settings.plugin_dir / "taint-times.json", self.process.id),
             self.discovery.set_gates_off,
         )
+        self.checks = DriverChecks(driver, self.calls, self.metrics, settings.rescan_interval)
         self.notices = RejectionEvents(self.events, self.inventory, settings.node_name)
+        self.health_events = HealthEvents(self.events, self.inventory, settings.node_name)
         self.paths = socket_paths(settings.registry_dir, settings.plugin_dir, settings.driver_name, settings.pod_uid)
         services = DRA_SERVICES + (HEALTH_SERVICES if driver.reports_health else ())
         self.registration = Registration(
@@ -131,7 +139,11 @@ class Plugin:
 
     def _request_rescan(self) -> None:
         self.health.request()
+        self.checks.request()
         self.discovery.request()
+
+    def _process_faults(self) -> Mapping[str, str]:
+        return self.claims.process_faults()
 
     def _update_metadata(self, update: MetadataUpdate) -> Awaitable[int]:
         return self.claims.update_metadata(update)
@@ -160,7 +172,7 @@ class Plugin:
         async with contextlib.AsyncExitStack() as stack:
             stop_with_timeout(stack, "closing connections", self.client.close)
             self._lock_process(stack)
-            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes, self._page)
+            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes, self._page, self.checks.passed)
             self.http_url = await probes.serve(stack, self.settings.http_address)
             stop_with_timeout(stack, "closing the records", self.claims.close)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
@@ -220,23 +232,33 @@ class Plugin:
             self.process.claim_sockets(sockets)
         except (
             OSError
-        ) as e:  # if the disk is slice_size, the service still works; only a killed process then leaves its sockets
+        ) as e:  # if the disk is full, the service still works; only a killed process then leaves its sockets
             log.warning(
                 "cannot write in %s; if the process is killed, its sockets stay: %s", self.process.folder, describe(e)
             )
 
+    async def _publish(self) -> None:
+        """Publishes after the first health report: a start must not take the taint of an unhealthy device away. Never returns."""
+        if self.driver.reports_health:
+            with contextlib.suppress(TimeoutError):  # the driver's health() hangs
+                async with asyncio.timeout(self.settings.discovery_timeout):
+                    await self.health.first_call_done.wait()
+        await self.publisher.run()
+
     def _background(self) -> dict[str, Job]:
         """Returns the background tasks by name; the plugin ends when one of them does."""
         jobs: dict[str, Job] = {
-            "publisher": self.publisher.run,
+            "publisher": self._publish,
             "notices": self.notices.run,
             "events": self.events.run,
             "DRA socket": self._dra.keep,
             "registration socket": self._registrar.keep,
             **self.claims.background(),
         }
+        if self.driver.has_checks:
+            jobs["checks"] = self.checks.run
         if self.driver.reports_health:
-            jobs["health"] = self.health.run
+            jobs |= {"health": self.health.run, "health events": self.health_events.run}
         return jobs
 
     # --- state ----------------------------------------------------------------------------------
@@ -282,6 +304,7 @@ class Plugin:
                 f"not registered with the kubelet{': ' + self.registration.error if self.registration.error else ''}"
             )
         out += self.publisher.not_ready()
+        out += self.checks.not_ready()
         return out + await self.claims.faults()
 
     async def notes(self) -> list[str]:
@@ -291,6 +314,7 @@ class Plugin:
         out += self.inventory.gate_notes()
         out += [note] if (note := self.health.note()) else []
         out += self.inventory.rejected_reports.notes
+        out += self.checks.notes()
         return out + await self.claims.notes()
 
     async def _page(self, request: Request) -> Response:

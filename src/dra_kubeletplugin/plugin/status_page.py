@@ -19,7 +19,7 @@ from ..devices.pool_state import DeviceKey
 from ..devices.validation import decoded
 from ..errors import RecordsError, printable
 from ..resourceapi.nodes import Where
-from ..resourceapi.usage.rows import DeviceRow, DeviceUse, HealthRow, NodeRow, Overview, counted
+from ..resourceapi.usage.rows import TAKEN, DeviceRow, HealthRow, NodeRow, Overview, card_shares, counted, occupancy
 from ..resourceapi.usage.usage import count_usage
 from . import usage_page
 
@@ -36,7 +36,7 @@ _HEALTH = {True: HealthRow.HEALTHY, False: HealthRow.UNHEALTHY, None: HealthRow.
 async def render_page(
     request: Request, node: str, driver: str, inventory: Inventory, claims: ReadClaims, notes: Sequence[str]
 ) -> Response:
-    """Handles ``/`` and ``/overview.json``. ``notes`` are lines to show with them.
+    """Handles ``/`` and the paths of its data. ``notes`` are lines to show with them.
 
     Args:
         claims: reads the recorded claims. Raises :class:`RecordsError`.
@@ -52,7 +52,7 @@ async def render_page(
         recorded = await claims()
     except RecordsError as e:
         notes = [*notes, f"which claims are prepared is not known: {printable(e)}"]
-    return usage_page.rows(request, overview(node, driver, inventory, recorded, notes))
+    return usage_page.data(request, overview(node, driver, inventory, recorded, notes))
 
 
 def overview(
@@ -63,14 +63,14 @@ def overview(
     health = inventory.health()
     known = {key: (_HEALTH[h.healthy], printable(h.message)) for key, h in health}
     devices = tuple(_with_health(row, known) for row in found.devices)
-    held = sum(1 for d in devices if d.use is not DeviceUse.FREE and d.use is not DeviceUse.BLOCKED)
+    held = sum(1 for d in devices if d.use in TAKEN)
     unreadable = [f"the record of claim {c} cannot be read, and its devices stay held" for c in recorded.unreadable]
     return Overview(
         title=f"{driver} on {node}",
         devices=devices,
         sets=found.sets,
-        nodes=(NodeRow(node, len(devices), held),),
-        count=counted(devices, None),
+        nodes=(NodeRow(node, len(devices), held, occupancy=occupancy(devices, card_shares(found.sets))),),
+        count=counted(devices, found.sets, None),
         notes=tuple(map(printable, (*notes, *found.notes, *unreadable))),
         at=time.time(),
     )
@@ -104,8 +104,8 @@ def _claim(summary: ClaimSummary) -> JSON:
 
 def _with_health(row: DeviceRow, known: Mapping[DeviceKey, tuple[HealthRow, str]]) -> DeviceRow:
     """Adds the health and the driver's message, which a slice does not contain."""
-    health, message = known.get(DeviceKey(row.pool, row.name), (HealthRow.UNKNOWN, "it is no longer in a slice"))
+    health, message = known.get(DeviceKey(row.pool, row.name), (HealthRow.UNKNOWN, ""))
     # A taint blocks new claims, also if the device is healthy.
     if row.health is HealthRow.TAINTED and health is not HealthRow.UNHEALTHY:
         health = HealthRow.TAINTED
-    return replace(row, health=health, message=row.message or message)
+    return replace(row, health=health, message=message)

@@ -1,4 +1,4 @@
-"""The status page: one HTML file without external parts, which fetches its rows as JSON.
+"""The status page: one HTML file without external parts. It fetches a view as JSON, draws it, and decides nothing.
 
 Nothing is kept between requests, so an unused page costs nothing.
 """
@@ -16,8 +16,11 @@ import msgspec
 
 from ..base.http_server.origin import host_of, is_own_page, leads_here
 from ..base.http_server.server import Request, Response
+from ..resourceapi.usage.details import sections
 from ..resourceapi.usage.rows import Overview
+from ..resourceapi.usage.view import view
 
+DATA = frozenset({"/overview.json", "/view.json", "/details.json"})
 FILE = Path(__file__).with_name("page.html")
 _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 _HEADERS = {
@@ -44,12 +47,23 @@ def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def rows(request: Request, found: Overview) -> Response:
-    """Returns the rows as JSON; 304 if the page already has them."""
-    tag = f'"{hashlib.sha256(msgspec.json.encode(replace(found, at=0.0))).hexdigest()[:32]}"'
+def data(request: Request, found: Overview) -> Response:
+    """Returns the data of one of :data:`DATA`: the view, the details of devices, or all rows."""
+    if request.path == "/details.json":
+        return _json(sections(found, request.query.get("devices", "").split()))
+    content = view(found, request.query) if request.path == "/view.json" else found
+    tag = f'"{hashlib.sha256(_encoded(replace(content, at=0.0))).hexdigest()[:32]}"'
     if request.headers.get("if-none-match") == tag:
         return Response(304, headers={**_HEADERS, "ETag": tag})
-    return Response(200, msgspec.json.encode(found), headers={**_HEADERS, "ETag": tag})
+    return _json(content, ETag=tag)
+
+
+def _json(value: object, **headers: str) -> Response:
+    return Response(200, _encoded(value), headers={**_HEADERS, **headers})
+
+
+def _encoded(value: object) -> bytes:
+    return msgspec.json.encode(value, enc_hook=dict)  # for mappings of other types
 
 
 def text(message: str, status: int = 200) -> Response:
@@ -72,6 +86,3 @@ def refusal(request: Request, names: Collection[str] = (), *, writes: bool = Fal
     if request.path != "/" and not is_own_page(request):
         return text("the request was rejected, because another web page made it\n", 403)
     return None
-
-
-__all__ = ["page", "refusal", "rows", "text"]

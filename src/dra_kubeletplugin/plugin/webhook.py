@@ -20,6 +20,7 @@ import msgspec
 from ..base.http_server.server import HttpServer, Limits, Request, Response
 from ..base.settings import WebhookSettings
 from ..base.text import join_first
+from ..base.threads import in_own_thread
 from ..driver.checks import ParameterChecks
 from ..driver.config.objects import KINDS, ConfigReader, config_faults
 from ..errors import DriverFailedError, SettingsError, clip, describe
@@ -127,7 +128,7 @@ class Webhook:
         except TimeoutError:
             raise DriverFailedError(f"other large reviews took {seconds:g} s: the API server may try again") from None
         try:
-            return await self.review(await asyncio.to_thread(_read, body), until - loop.time())
+            return await self.review(await in_own_thread(_read, body), until - loop.time())
         finally:
             self._large.release()
 

@@ -1,4 +1,4 @@
-"""Reads the node from a claim's allocation."""
+"""Reads the node and the devices from a claim's allocation."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def node_of(claim: JSON) -> str:
     except (KeyError, TypeError, AttributeError):
         return ""
     return str(names[0]) if len(terms) == len(names) == 1 else ""
+
+
+def results_of(claim: JSON) -> list[dict[str, Any]]:
+    """Returns the devices of a claim; empty without an allocation."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return list((allocation.get("devices") or {}).get("results") or [])

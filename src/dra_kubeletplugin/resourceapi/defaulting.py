@@ -7,6 +7,8 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from .allocation import results_of
+
 
 def now() -> str:
     """Returns the present time in Kubernetes' format, in whole seconds."""
@@ -30,8 +32,7 @@ def apply(obj: dict[str, Any], kind: str, time: str = "") -> dict[str, Any]:
             _taints(device, time or now())
     elif kind == "ResourceClaim":
         _claim_spec(obj["spec"])
-        allocation = (obj.get("status") or {}).get("allocation") or {}
-        for result in (allocation.get("devices") or {}).get("results") or []:
+        for result in results_of(obj):
             _tolerations(result)
     elif kind == "ResourceClaimTemplate":
         _claim_spec(obj["spec"]["spec"])

@@ -11,7 +11,7 @@ in that example, so they are mapped here:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import InvalidObjectError
@@ -30,7 +30,7 @@ class Profile:
         takes: the amount of each of the device's resources that one partition uses, such as ``{"memory": "4864Mi"}``.
         slots: the number of adjacent slots that a partition occupies.
         at: the slots at which a partition can begin, in the order of preference.
-        attributes: added to the device's attributes.
+        attributes: attributes of the partitions of this profile.
     """
 
     name: str
@@ -75,8 +75,13 @@ def partitions(
     has: Mapping[str, Amount],
     slots: int,
     slot: str = "slot",
+    slot_capacities: bool = True,
     kind: str = "part",
+    device_name: Callable[[Partition], str] | None = None,
+    counter_set: str | None = None,
     attributes: Mapping[str, Attribute] | None = None,
+    part_attributes: Mapping[str, Attribute] | None = None,
+    whole_attributes: Mapping[str, Attribute] | None = None,
     whole: bool = True,
 ) -> Partitioned:
     """Returns all partitions of a device, and the counters that prevent overlapping partitions.
@@ -90,8 +95,13 @@ def partitions(
         has: the device's amounts, by resource.
         slots: the device's number of slots.
         slot: the name of a slot, such as ``memorySlice``.
+        slot_capacities: whether a device has a capacity for each of its slots. The slots are counters in both cases.
         kind: part of each partition's name: ``<parent>-<kind>-<profile>-<first slot>[-<last slot>]``.
-        attributes: attributes of every partition, such as the device's UUID.
+        device_name: returns the name of a partition, and of the whole device, in place of these names.
+        counter_set: the name of the counter set; by default ``parent``.
+        attributes: attributes of every partition and of the whole device.
+        part_attributes: attributes of every partition only, such as the UUID of the physical device as ``parentUUID``.
+        whole_attributes: attributes of the whole device only, such as its UUID as ``uuid``.
         whole: whether the whole device can be allocated too, under its own name. It then uses everything, and comes
             last.
 
@@ -99,16 +109,24 @@ def partitions(
     same mapped name as another; and for everything that the API server would reject.
     """
     amounts = {resource: _amount(value, f"{parent}: {resource}") for resource, value in has.items()}
-    counter_set = CounterSet(parent, _counters(amounts, _slot_names(slot, range(slots))))
-    if faults := counter_set_faults(counter_set.json()):
-        raise InvalidObjectError(f"counter set {parent!r}: {'; '.join(faults)}")
+    shared = CounterSet(counter_set or parent, _counters(amounts, _slot_names(slot, range(slots))))
+    if faults := counter_set_faults(shared.json()):
+        raise InvalidObjectError(f"counter set {shared.name!r}: {'; '.join(faults)}")
     devices: dict[str, Device] = {}
     for part in [*_placed(parent, profiles, slots), *([Partition(parent, None, range(slots))] if whole else [])]:
-        device = _device(part, amounts, slot, kind, attributes or {}, counter_set.name)
+        taken, slot_names = _taken(part, amounts), _slot_names(slot, part.slots)
+        published = taken | (slot_names if slot_capacities else {})
+        device = Device(
+            device_name(part) if device_name else _name(part, kind),
+            _attributes(part, attributes or {}, (part_attributes if part.profile else whole_attributes) or {}),
+            {capacity_name(resource): value for resource, value in published.items()},
+            consumes_counters={shared.name: _counters(taken, slot_names)},
+            data=part,
+        )
         if device.name in devices:
             raise InvalidObjectError(f"{parent}: two partitions are called {device.name!r}: rename one of the profiles")
         devices[device.name] = device
-    return Partitioned(tuple(devices.values()), counter_set)
+    return Partitioned(tuple(devices.values()), shared)
 
 
 def counter_name(resource: str) -> str:
@@ -141,33 +159,25 @@ def _placed(parent: str, profiles: Sequence[Profile], slots: int) -> Iterator[Pa
             yield Partition(parent, profile, occupied)
 
 
-def _device(
-    part: Partition,
-    has: Mapping[str, Quantity],
-    slot: str,
-    kind: str,
-    attributes: Mapping[str, Attribute],
-    counter_set: str,
-) -> Device:
+def _attributes(
+    part: Partition, common: Mapping[str, Attribute], own: Mapping[str, Attribute]
+) -> Mapping[str, Attribute]:
+    """Returns a device's attributes. The attributes of its profile have precedence over ``own``, which has it over ``common``."""
     profile = part.profile
-    taken = dict(has) if profile is None else _taken(part.parent, profile, has)
-    taken |= _slot_names(slot, part.slots)
-    return Device(
-        part.parent if profile is None else _name(part, profile, kind),
-        {**attributes, **({**profile.attributes, "profile": profile.name} if profile else {})},
-        {capacity_name(resource): value for resource, value in taken.items()},
-        consumes_counters={counter_set: _counters(taken, {})},
-        data=part,
-    )
+    return {**common, **own, **({**profile.attributes, "profile": profile.name} if profile else {})}
 
 
-def _taken(parent: str, profile: Profile, has: Mapping[str, Quantity]) -> dict[str, Quantity]:
+def _taken(part: Partition, has: Mapping[str, Quantity]) -> dict[str, Quantity]:
+    """Returns the amount of each resource that a partition uses. The whole device uses everything."""
+    profile = part.profile
+    if profile is None:
+        return dict(has)
     for resource, value in profile.takes.items():
-        amount = _amount(value, f"{parent}: profile {profile.name!r}: {resource}")
+        amount = _amount(value, f"{part.parent}: profile {profile.name!r}: {resource}")
         if resource not in has or amount > has[resource]:
             found = f"has {has[resource]}" if resource in has else f"has only {', '.join(has)}"
             raise InvalidObjectError(
-                f"{parent}: profile {profile.name!r} takes {amount} of {resource!r}, but the device {found}"
+                f"{part.parent}: profile {profile.name!r} takes {amount} of {resource!r}, but the device {found}"
             )
     return {resource: Quantity(profile.takes.get(resource, 0)) for resource in has}
 
@@ -189,7 +199,9 @@ def _counters(amounts: Mapping[str, Quantity], slots: Mapping[str, Quantity]) ->
     return out
 
 
-def _name(part: Partition, profile: Profile, kind: str) -> str:
+def _name(part: Partition, kind: str) -> str:
+    if part.profile is None:
+        return part.parent
     first, last = part.slots[0], part.slots[-1]
     place = f"{first}" if first == last else f"{first}-{last}"
-    return f"{part.parent}-{kind}-{names.sanitize(profile.name)}-{place}"
+    return f"{part.parent}-{kind}-{names.sanitize(part.profile.name)}-{place}"

@@ -90,9 +90,10 @@ class Format(Enum):
 class Quantity(Immutable):
     """An amount, such as ``Quantity("80Gi")``: compared by value, printed in canonical form.
 
-    ``Quantity("1024Mi") == Quantity("1Gi")``, and both print as ``1Gi``. A sum or difference has the format of the left side, or of the
-    right side if the left one is zero. A product with an integer keeps the format. Spaces around the text are ignored, as in the API
-    server.
+    ``Quantity("1024Mi") == Quantity("1Gi")``, and both print as ``1Gi``. A whole number is compared by value too: ``Quantity("8") == 8``.
+    Text is never equal, because a quantity has many texts, which differ from each other: compare with ``Quantity("1Gi")``, or compare
+    ``str(quantity)``. A sum or difference has the format of the left side, or of the right side if the left one is zero. A product with
+    an integer keeps the format. Spaces around the text are ignored, as in the API server.
 
     Args:
         value: text, an integer, a ``Decimal``, or another quantity. Not a float, because most decimal fractions are not exact as float.
@@ -140,7 +141,9 @@ class Quantity(Immutable):
                 raise TypeError(f"{value!r} is not a quantity: use text such as '1.5Gi', an integer or a Decimal")
 
     def __eq__(self, other: object) -> bool:
-        return self.value == other.value if isinstance(other, Quantity) else NotImplemented
+        if isinstance(other, Quantity):
+            return self.value == other.value
+        return self.value == other if isinstance(other, int) else NotImplemented  # an equal int has an equal hash
 
     def __hash__(self) -> int:
         return hash(self.value)
@@ -329,6 +332,14 @@ def _long_value(parts: _Parts) -> tuple[Decimal, Format]:
 def canonical(quantity: Quantity) -> str:
     """Returns the canonical text: no fraction, no lost precision, the largest possible suffix. Above ``E`` it has an exponent."""
     return quantity.text
+
+
+def text_beside(quantity: Quantity, other: Quantity) -> str:
+    """Returns the text of an amount that people compare with another amount: in the other's format if that is shorter.
+
+    The scheduler writes 4G of 10G as ``3906250Ki``.
+    """
+    return min(quantity.text, _quantity(quantity.value, other.format, None).text, key=len)
 
 
 def stored(text: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidObjectError, describe, printable, shown
-from . import schema
 from .amounts import Amount, Capacity, NodeResource
 from .nodes import Nodes
 from .quantity import Quantity
@@ -170,10 +169,13 @@ def _extra_faults(extra: Mapping[str, Any], *, alone: bool) -> list[str]:
         return ["extra: set `name` in Device(name=...), not in extra"]
     if not _has_names(extra):
         return ["extra: the name of a field is not text"]
+    from .schemas import decoding, shapes  # imported only here, because the tables take memory
+
     try:
-        read = schema.decode({"spec": {"devices": [{"name": "device", **extra}]}}, "ResourceSlice", strict=False)
+        slice_ = {"spec": {"devices": [{"name": "device", **extra}]}}
+        read = decoding.decode(slice_, shapes.dra_shape("ResourceSlice"), [])
         return device_faults(read["spec"]["devices"][0]) if alone else []
-    except schema.SchemaDecodeError as e:
+    except decoding.DecodeError as e:
         return [f"extra: {e}"]
     except Exception as e:
         return [f"extra: {describe(e)}"]

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from .cluster import controller_on, plugin_on
     from .events import Event, PodError
     from .facade import Api, Cluster, Kubelet, Node
-    from .node import DriverNode, env_of, node_with, oci_of, on_node
+    from .node import DriverNode, node_with, on_node
+    from .oci import env_of, oci_of
     from .pods import claim, device_class, pod, template
-    from .published import Published, PublishedError
+    from .published import Published, PublishedDevice, PublishedError
 
 _NAMES = {
     "..localcluster.kubelet": "Timers",
@@ -40,9 +41,10 @@ _NAMES = {
     ".cluster": "controller_on plugin_on",
     ".events": "Event PodError",
     ".facade": "Api Cluster Kubelet Node",
-    ".node": "DriverNode env_of node_with oci_of on_node",
+    ".node": "DriverNode node_with on_node",
+    ".oci": "env_of oci_of",
     ".pods": "claim device_class pod template",
-    ".published": "Published PublishedError",
+    ".published": "Published PublishedDevice PublishedError",
 }
 """The public names of each module. A module is imported when one of its names is first used, because pytest loads this package
 for its fixtures in every project."""
@@ -77,6 +79,7 @@ __all__ = [
     "OpaqueConfig",
     "PodError",
     "Published",
+    "PublishedDevice",
     "PublishedError",
     "Request",
     "SubRequest",

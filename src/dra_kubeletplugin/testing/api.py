@@ -396,6 +396,3 @@ def version_of(kind: str) -> str:
     if kind in _DRA:
         return f"{GROUP}/v1"
     raise ValueError(f"{kind}: set api_version, e.g. apps/v1")
-
-
-__all__ = ["AsyncApi", "FaultError"]

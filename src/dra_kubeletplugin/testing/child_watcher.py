@@ -49,6 +49,3 @@ class Watcher:
         """Stops watching. Call this when the watched process has ended, or if it may run longer than this process."""
         self._process.kill()
         self._process.communicate()
-
-
-__all__ = ["OPEN", "Watcher", "gated"]

@@ -185,16 +185,3 @@ class ClaimSpec:
 
 def _for_requests(entry: JSON, requests: Sequence[str]) -> JSON:
     return ({"requests": list(requests)} if requests else {}) | entry
-
-
-__all__ = [
-    "CLASS",
-    "ClaimSpec",
-    "DistinctAttribute",
-    "FirstAvailable",
-    "MatchAttribute",
-    "OpaqueConfig",
-    "Request",
-    "SubRequest",
-    "Toleration",
-]

@@ -234,6 +234,3 @@ async def delete_all_objects(api: AsyncApi) -> None:
         for obj in await api.get_all(kind):
             meta = obj["metadata"]
             await api.remove(kind, meta["name"], meta.get("namespace", ""))
-
-
-__all__ = ["ControlPlane", "ControlPlaneError", "apiserver_command", "delete_all_objects", "etcd_command"]

@@ -48,13 +48,20 @@ class Event:
     source: str
     count: int = 1
 
-    def __str__(self) -> str:
+    @property
+    def head(self) -> str:
+        """The event without its message."""
         times = f" (x{self.count})" if self.count > 1 else ""
-        return f"{self.type} {self.reason}{times} from {self.source}: {self.message}"
+        return f"{self.type} {self.reason}{times} from {self.source}"
+
+    def __str__(self) -> str:
+        return f"{self.head}: {self.message}"
 
 
 class PodError(AssertionError):
     """Raised if a pod did not reach the expected state. The text lists the pod's events, each once.
+
+    An event whose message is in ``why`` is listed without its message.
 
     Args:
         why: one sentence.
@@ -64,7 +71,9 @@ class PodError(AssertionError):
     def __init__(self, why: str, events: Sequence[Event]) -> None:
         self.why = why
         self.events = tuple(events)
-        lines = "".join(f"\n  {e}" for e in events) or "\n  no events"
+        lines = (
+            "".join(f"\n  {e.head}, as above" if reason_of(e) in why else f"\n  {e}" for e in events) or "\n  no events"
+        )
         super().__init__(f"{why}{lines}")
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..driver import Driver
+from ..host import Host
 from ..localcluster.cluster import LocalCluster
 from ..localcluster.kubelet import LocalKubelet
 from ..plugin.controller.controller import Controller
 from ..plugin.node import Plugin
 from .api import TIMEOUT, AsyncApi
 from .cluster import controller_on, plugin_on
-from .node import D, DriverNode, env_of, oci_of
+from .node import D, DriverNode
+from .oci import env_of, oci_of
 from .sync_async import LoopThread, Scope, both, in_loop
 
 JSON = dict[str, Any]
@@ -149,6 +151,11 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
         """The driver object, whose methods run in the cluster's thread."""
         return self.inner.driver
 
+    @property
+    def host(self) -> Host:
+        """The host of the driver, also with ``process=True``: a test reads with it what the driver wrote."""
+        return self.inner.host
+
     start = both(_Node.start)
     stop = both(_Node.stop)
     restart = both(_Node.restart)
@@ -158,6 +165,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
     rescan = both(_Node.rescan)
     plug = both(_Node.plug)
     unplug = both(_Node.unplug)
+    write_sysfs = in_loop(_Node.write_sysfs)
     health = both(_Node.health)
     published = both(_Node.published)
     wait_published = both(_Node.wait_published)
@@ -177,6 +185,3 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
         return Scope(
             self.thread, controller_on(self.inner.cluster, driver, **settings), f"the controller of {driver.name}"
         )
-
-
-__all__ = ["Api", "Cluster", "Kubelet", "Node"]

@@ -291,15 +291,21 @@ def api(local_cluster: Cluster) -> Api:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Adds the cluster's events to the report of a failed test."""
+    """Adds the cluster's events to the report of a failed test, except events that the test's :class:`PodError` lists."""
     report = yield
     cluster = getattr(item, "funcargs", {}).get("local_cluster")
     if call.when == "call" and report.failed and cluster is not None:
+        from .events import PodError
+
+        error = call.excinfo.value if call.excinfo else None
+        shown = {e.message for e in error.events} if isinstance(error, PodError) else set()
+        title = "other events of the local cluster" if shown else "events of the local cluster"
         try:
-            lines = [str(e) for e in cluster.api.events()]
+            lines = [str(e) for e in cluster.api.events() if e.message not in shown]
         except Exception as e:  # the cluster itself may be the cause
             lines = [f"the events cannot be read: {e}"]
-        report.sections.append(("events of the local cluster", "\n".join(lines) or "none"))
+        if lines or not shown:
+            report.sections.append((title, "\n".join(lines) or "none"))
     return report
 
 

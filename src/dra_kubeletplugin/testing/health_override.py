@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ..driver.calls import Calls
-from ..driver.contract import Driver, Health
+from ..driver.contract import Driver
+from ..driver.health import Health
 
 D = TypeVar("D", bound=Driver)
 

@@ -12,11 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 from ..base.settings import Settings
 from ..driver import Driver, Health, check, make
 from ..host import Host
-from ..host.fake import described, schema
+from ..host.fake import described, kernel, schema
 from ..host.fake.marker import is_described
-from ..localcluster.cluster import LocalCluster, resource_of
+from ..localcluster.cluster import LocalCluster
 from ..localcluster.kubelet import LocalKubelet, Timers
+from ..localcluster.node_reboot import kill_processes
 from ..plugin.node import Plugin
+from ..resourceapi.allocation import results_of
 from ..resourceapi.kubernetes_releases import Features
 from . import pods
 from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
@@ -24,11 +26,11 @@ from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
 from .driver_process import InProcessDriver, Leftovers, RunningDriver, SubprocessDriver
 from .events import PodError
 from .health_override import with_health_overrides
+from .oci import env_of, oci_of
 from .published import Published, PublishedError, Wanted
 
 JSON = dict[str, Any]
 D = TypeVar("D", bound=Driver)
-_PODS = resource_of({"apiVersion": "v1", "kind": "Pod"})
 
 
 @runtime_checkable
@@ -71,12 +73,19 @@ class DriverNode(Generic[D]):
         """The plugin object. Raises :class:`FaultError` if the driver was not started, or runs in a separate process."""
         if isinstance(self._running, InProcessDriver):
             return self._running.plugin
-        raise FaultError("there is no plugin object: the driver runs in a separate process, or was not started")
+        raise FaultError(
+            "a test has the driver's object only without process=True and while the driver runs; use node.host to read the host"
+        )
 
     @property
     def driver(self) -> D:
         """The driver object. Raises as :attr:`plugin`."""
         return cast(D, self.plugin.driver)
+
+    @property
+    def host(self) -> Host:
+        """The host of the driver, also while the driver runs in a separate process or does not run."""
+        return Host(self.settings.sysfs_root, self.settings.dev_root, lists=self.settings.list_attributes)
 
     # --- the driver -------------------------------------------------------------------------------
 
@@ -138,8 +147,16 @@ class DriverNode(Generic[D]):
             await old.stop()
 
     async def reboot(self) -> None:
-        """Simulates a reboot of the node: every process ends, CDI files are deleted, and the boot id changes."""
-        await self.stop()
+        """Simulates a reboot of the node: every process ends, CDI files are deleted, and the boot id changes.
+
+        Sysfs, ``/dev`` and ``/proc`` of a described host become as described again. Functions that were plugged or unplugged stay so. With
+        ``process=True`` the plugin and the processes that it started are killed; otherwise the plugin stops in order.
+        """
+        if self._process:
+            await self.kill()
+            kill_processes({"KUBELET_ROOT": str(self.settings.kubelet_root)})
+        else:
+            await self.stop()
         sysfs = self.settings.sysfs_root
         await self.cluster.reboot(sysfs=sysfs if is_described(sysfs) else None)
         await self.start()
@@ -192,11 +209,22 @@ class DriverNode(Generic[D]):
         described.remove_function(sysfs, address)
         await self._rescan_in_process()
 
+    def write_sysfs(self, path: str, text: str) -> None:
+        """Writes to the described host's sysfs, as hardware or an operator changes it. Works for every driver.
+
+        Raises ``OSError`` as the kernel does.
+        """
+        kernel.write(self._described_sysfs("write_sysfs"), path, text)
+
     async def health(self, device: str, *, healthy: bool = False, message: str = "injected fault") -> None:
         """Adds a report about ``device`` to each result of the driver's ``health()``. Returns when the report is published.
 
         Raises :class:`FaultError` for a driver without ``health()``, and for a driver in a separate process.
         """
+        if self._process:
+            raise FaultError(
+                "health() replaces reports of a driver in this process only: run the test without process=True"
+            )
         if not self.plugin.driver.reports_health:
             raise FaultError(
                 f"{self.driver_class.__name__} has no health() method, so it cannot report a broken device"
@@ -245,7 +273,7 @@ class DriverNode(Generic[D]):
             restart_policy: whether the pod runs again after :meth:`reboot`. With ``Never``, a reboot makes the pod fail, as on
                 Kubernetes.
 
-        Raises :class:`PodError`, as :meth:`AsyncApi.wait_running`.
+        Raises :class:`PodError`, as :meth:`AsyncApi.wait_running`, and :class:`FaultError` if there is a pod with this name.
         """
         __tracebackhide__ = True
         await self.apply_pod(
@@ -275,9 +303,13 @@ class DriverNode(Generic[D]):
         admin_access: bool = False,
         restart_policy: pods.RestartPolicy = "Never",
     ) -> None:
-        """Creates the pod of :meth:`run_pod` without waiting for it."""
+        """Creates the pod of :meth:`run_pod` without waiting for it. Raises :class:`FaultError` if there is a pod with this name."""
         if self._running:
             self._running.check()
+        if await self.api.get("Pod", name) is not None:
+            raise FaultError(f"there is a pod {name} already: choose another name, or delete that pod first")
+        # The template of an earlier pod with this name may have another spec, and the spec of a template is immutable.
+        await self.api.remove("ResourceClaimTemplate", f"{name}-template")
         request = Request(count=count, selectors=[selector] if selector else (), admin_access=admin_access)
         config = [OpaqueConfig(self.settings.driver_name, parameters)] if parameters is not None else []
         spec = claim or ClaimSpec(request, config=config)
@@ -317,8 +349,7 @@ class DriverNode(Generic[D]):
         """Waits until a pod's own claim is allocated, and returns the names of its devices in the order of its requests."""
 
         async def results() -> list[JSON] | None:
-            status = (await self.claim_of(pod_name)).get("status") or {}
-            return ((status.get("allocation") or {}).get("devices") or {}).get("results")
+            return results_of(await self.claim_of(pod_name)) or None
 
         return [r["device"] for r in await self.api.wait(f"the allocation of pod {pod_name}", results)]
 
@@ -340,38 +371,6 @@ class DriverNode(Generic[D]):
         All three are empty before the first start, and after all pods are deleted if nothing leaks.
         """
         return await self._running.leftovers() if self._running else {"files": [], "records": [], "held": []}
-
-
-def oci_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> JSON:
-    """Returns the OCI spec of a pod's container as the runtime received it; by default the first container.
-
-    ``pod`` is the object, or the name of a pod in namespace ``default``.
-    Raises :class:`FaultError` if the container was not started on a node of this cluster.
-    """
-    __tracebackhide__ = True
-    if isinstance(pod, str):
-        pod = _find_pod(cluster, pod)
-    container = container or pod["spec"]["containers"][0]["name"]
-    node = pod["spec"].get("nodeName", "")
-    try:
-        return cluster.nodes[node].runtime.spec(pod["metadata"]["uid"], container)
-    except KeyError:
-        where = f"on {node}" if node else "anywhere"
-        raise FaultError(f"container {container} of pod {pod['metadata']['name']} was not started {where}") from None
-
-
-def _find_pod(cluster: LocalCluster, name: str) -> JSON:
-    """Returns the pod from the informer of the kubelet that runs it."""
-    __tracebackhide__ = True
-    for node in cluster.nodes.values():
-        if found := node.kubelet.informers.find(_PODS, name, "default"):
-            return found
-    raise FaultError(f"no node has a pod {name}")
-
-
-def env_of(cluster: LocalCluster, pod: Mapping[str, Any] | str, container: str = "") -> dict[str, str]:
-    """Returns the environment variables of a container; arguments and errors as for :func:`oci_of`."""
-    return dict(e.split("=", 1) for e in oci_of(cluster, pod, container)["process"]["env"])
 
 
 @contextlib.asynccontextmanager

@@ -41,6 +41,3 @@ def _mark(host: str, port: int) -> None:
         _marks.append(mark.detach())
     if len(_marks) > _MAX_MARKS:
         os.close(_marks.popleft())
-
-
-__all__ = ["free_port"]

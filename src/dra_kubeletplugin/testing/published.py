@@ -7,7 +7,9 @@ from typing import Any
 
 from ..base.text import did_you_mean, join_names
 from ..errors import clip, describe
+from ..resourceapi.amounts import Capacity
 from ..resourceapi.decoding import read_pool
+from ..resourceapi.generations import key_of, newest_by_pool
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import Device
 
@@ -17,8 +19,36 @@ _NAMES = 8
 _LINE = 240  # bytes per device in an error
 
 
-class Published(Mapping[str, Device]):
-    """A driver's devices by name, in the order of its slices. Each value is the :class:`Device` as published.
+class PublishedDevice(Device):
+    """A device as it is published: each amount has one type, whichever type the driver used.
+
+    Equal to every :class:`Device` that is published in the same form: with ``"40Gi"``, ``Quantity("40Gi")`` or ``Capacity("40Gi")``.
+
+    Args:
+        capacity: the amount by name. ``device.capacity["memory"].value`` is a :class:`Quantity`; compare it with ``Quantity("40Gi")``.
+        consumes_counters: the amount in canonical form, such as ``"40Gi"``, by counter set and counter.
+    """
+
+    capacity: Mapping[str, Capacity]
+    consumes_counters: Mapping[str, Mapping[str, str]]
+
+    @classmethod
+    def of(cls, device: Device) -> PublishedDevice:
+        """Returns a device that :func:`read_pool` read, which has these types already."""
+        out = object.__new__(cls)
+        vars(out).update(vars(device))
+        return out
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Device):
+            return NotImplemented
+        return (self.json(), self.nodes) == (other.json(), other.nodes)
+
+    __hash__ = None  # type: ignore[assignment] # as a Device: its mappings have no hash
+
+
+class Published(Mapping[str, PublishedDevice]):
+    """A driver's devices by name, in the order of its slices. Each value is the device as published.
 
     If two pools have a device of the same name, a lookup of this name raises ``ValueError``: use :attr:`pools` instead.
 
@@ -28,12 +58,12 @@ class Published(Mapping[str, Device]):
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         self.pools = dict(pools)
-        self._by_name: dict[str, dict[str, Device]] = {}  # device name -> pool name -> device
+        self._by_name: dict[str, dict[str, PublishedDevice]] = {}  # device name -> pool name -> device
         for pool in pools.values():
             for device in pool.devices:
-                self._by_name.setdefault(device.name, {})[pool.name] = device
+                self._by_name.setdefault(device.name, {})[pool.name] = PublishedDevice.of(device)
 
-    def __getitem__(self, name: str) -> Device:
+    def __getitem__(self, name: str) -> PublishedDevice:
         found = self._by_name.get(name)
         if found is None:
             raise KeyError(f"no device {name!r} is published{did_you_mean(str(name), self._by_name)}")
@@ -82,20 +112,12 @@ def pools_of(slices: Iterable[JSON], pool: str = "") -> tuple[Published, str]:
     Returns:
         the complete pools, and a sentence about the first incomplete pool, or "" if all pools are complete.
     """
-    newest: dict[str, list[JSON]] = {}
-    for sl in sorted(slices, key=lambda s: str(s["metadata"]["name"])):
-        spec = sl["spec"]
-        pool_ref = spec["pool"]
-        if pool and pool_ref["name"] != pool:
-            continue
-        found = newest.setdefault(pool_ref["name"], [])
-        if found and pool_ref["generation"] > found[0]["pool"]["generation"]:
-            found.clear()
-        if not found or pool_ref["generation"] == found[0]["pool"]["generation"]:
-            found.append(spec)
+    wanted = (s for s in slices if pool in {"", key_of(s)[1]})
+    by_pool = newest_by_pool(sorted(wanted, key=lambda s: str(s["metadata"]["name"])))
     incomplete = ""
     complete: dict[str, Pool] = {}
-    for name, specs in newest.items():
+    for (_, name), current in by_pool.items():
+        specs = [sl["spec"] for sl in current]
         generation, count = specs[0]["pool"]["generation"], specs[0]["pool"]["resourceSliceCount"]
         if len(specs) == count:
             complete[name] = read_pool(specs)
@@ -141,6 +163,3 @@ def _line(device: Device) -> str:
     ]
     facts += [f"{key} {getattr(amount, 'value', amount)}" for key, amount in device.capacity.items()]
     return f"{device.name}{': ' if facts else ''}{', '.join(facts)}"
-
-
-__all__ = ["Published", "PublishedError", "Wanted", "differs", "pools_of"]

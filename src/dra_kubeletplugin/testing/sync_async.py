@@ -202,6 +202,3 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-__all__ = ["LoopThread", "Scope", "SyncAsyncCall", "both", "in_loop"]

@@ -15,6 +15,9 @@ from dra_kubeletplugin.analysis.doctor import Finding, Level, kubelet, machine, 
 from dra_kubeletplugin.analysis.doctor.processes import Process, running
 from dra_kubeletplugin.analysis.doctor.redaction import REMOVED, text, tidy
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE
 
 JSON = dict[str, Any]
 CDI = Path("/var/run/cdi")
@@ -134,8 +137,65 @@ def test_pools_that_the_scheduler_cannot_use_are_named(slices: list[JSON], says:
     assert says in shown(published.faults(slices, {"n"}))
 
 
+@pytest.mark.parametrize("exists", [True, False])
+async def test_a_slice_without_a_node_completes_a_pool_of_the_node_that_is_checked(exists: bool) -> None:
+    """Counters may be in a slice for all nodes. A slice of another pool of the driver completes nothing."""
+    server = ApiServer()
+    own = slice_of("p", "a", count=2)
+    counters = slice_of("p" if exists else "q", "counters", count=2)
+    for name, obj in (("own", own), ("counters", counters)):
+        obj["metadata"] = {"name": name, "uid": name}
+        obj["spec"]["devices"] = obj["spec"]["devices"] if obj is own else []
+    del counters["spec"]["nodeName"]
+    counters["spec"] |= {"allNodes": True, "sharedCounters": [{"name": "card", "counters": {"c": {"value": "1"}}}]}
+    for obj in (own, counters):
+        server.storage.put("resourceslices.resource.k8s.io", obj)
+    await server.start()
+    try:
+        async with KubeClient(server.config) as client:
+            found = [f async for f in published.look(client, own["spec"]["nodeName"])]
+    finally:
+        await server.close()
+    says = "1 device in 1 slice of d.example.com" if exists else "1 of 2 slices of generation 1"
+    assert says in shown(found)
+    assert [f.level for f in found] == [Level.OK if exists else Level.FAILURE]
+
+
 def test_a_whole_pool_has_no_faults() -> None:
     assert list(published.faults([slice_of("p", "a", count=2), slice_of("p", "b", count=2)], {"n"})) == []
+
+
+def test_tainted_devices_are_named_with_their_node_and_a_command_that_shows_why() -> None:
+    sick = {"key": "d.example.com/ecc", "value": "fatal", "effect": "NoExecute"}
+    slices = [slice_of(f"p{i}", "a", "b", node=f"n{i}") for i in range(10)]
+    for s in slices:
+        s["spec"]["devices"][0]["taints"] = [sick]
+        s["spec"]["devices"][1]["taints"] = [{"key": "d.example.com/note", "effect": "None"}]  # keeps nobody away
+    slices[1]["spec"]["devices"][0]["attributes"] = {ATTRIBUTE: {"string": "the fan stands still"}}
+    old = slice_of("p0", "c", generation=0, node="n0")
+    old["spec"]["devices"][0]["taints"] = [sick]
+    first, *others, last = [f for f in published.faults([*slices, old], None) if "taint" in f.text]
+    assert first.text == (
+        "node n0: 1 device with a taint, so no new pod gets it: a of d.example.com has d.example.com/ecc=fatal:NoExecute"
+    )
+    assert others[0].text.endswith("a of d.example.com has d.example.com/ecc=fatal:NoExecute (the fan stands still)")
+    assert first.todo == "see the driver's events about it: kubectl describe node n0"
+    assert [f.todo.rpartition(" ")[2] for f in others] == [f"n{i}" for i in range(1, 8)]
+    assert (last.text, last.todo) == (
+        "2 more nodes with tainted devices",
+        "list the devices: dra top --once --filter tainted",
+    )
+
+
+def test_the_parts_of_a_tainted_card_are_named_once_with_their_taint() -> None:
+    parts = slice_of("p", *(f"card-{i}" for i in range(12)), "other", node="n")
+    for i, device in enumerate(parts["spec"]["devices"]):
+        device["taints"] = [{"key": "d.example.com/ecc" if i < 12 else "d.example.com/worn", "effect": "NoSchedule"}]
+    (found,) = (f for f in published.faults([parts], None) if "taint" in f.text)
+    assert found.text == (
+        "node n: 13 devices with a taint, so no new pod gets them: card-0, card-1, card-2 and 9 more of d.example.com have "
+        "d.example.com/ecc:NoSchedule, other of d.example.com has d.example.com/worn:NoSchedule"
+    )
 
 
 SECRET = "s3cr3t-hunter2"  # noqa: S105 it is what must not be found
@@ -176,6 +236,36 @@ def test_what_only_refers_to_a_secret_stays() -> None:
     assert tidy(obj)["secretName"] == "tls"
     assert tidy(obj)["volumes"] == obj["volumes"]
     assert REMOVED not in json.dumps(tidy({"imagePullSecrets": [{"name": "x"}], "automountServiceAccountToken": False}))
+
+
+def test_the_driver_s_own_checks_are_findings_also_if_its_devices_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    file = tmp_path / "checked.py"
+    file.write_text(
+        "from dra_kubeletplugin import Check, Driver\n"
+        "class Checked(Driver):\n"
+        "    name = 'checked.example.com'\n"
+        "    def devices(self): raise OSError('the bus is gone')\n"
+        "    def prepare(self, claim): return []\n"
+        "    async def checks(self):\n"
+        "        yield Check('library')\n"
+        "        yield Check('count', 'NVML says 0, PCI says 2', 'mount /dev')\n"
+        "        yield Check('root', 'no libgpu.so', blocking=True)\n"
+    )
+    assert main(["doctor", "--no-host", "--driver", str(file), "-o", "json"]) == 1
+    found = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["topic"] == "driver"]
+    assert [(f["level"], f["text"], f["todo"]) for f in found[:3]] == [
+        ("ok", "checked.example.com: library", ""),
+        ("warning", "checked.example.com: count: NVML says 0, PCI says 2", "mount /dev"),
+        ("failure", "checked.example.com: root: no libgpu.so", ""),
+    ]
+    assert "the bus is gone" in found[3]["text"]
+    file.write_text(file.read_text().replace("yield Check('library')", "raise OSError('odd')"))
+    main(["doctor", "--no-host", "--driver", str(file), "-o", "json"])
+    assert "checked.example.com: checks: the driver's checks raised OSError: odd" in capsys.readouterr().out
 
 
 def test_a_driver_that_is_sick_is_a_finding_and_the_others_are_looked_at(

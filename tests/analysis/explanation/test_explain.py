@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,19 +125,19 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         [node("a"), pool("a", gpu("g0")), claim(count=2), pod("c")],
         ReasonKind.TOO_FEW,
         "none of these nodes has more than 1",
-        "ask for 1 in request r in place of 2",
+        "ask for 1 instead of 2 in request r",
     ),
     "a claim of another pod": (
         [node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c")],
         ReasonKind.HELD,
         "claim default/h of pod default/holder",
-        "must be deleted (on a: claim default/h of pod default/holder)",
+        "delete the pods of these claims, or a claim that no pod uses (on a: claim default/h of pod default/holder)",
     ),
     "a claim that nobody uses": (
         [node("a"), pool("a", gpu("g0")), held("h", "a", "g0", users=()), claim(), pod("c")],
         ReasonKind.HELD,
         "claim default/h that no pod uses",
-        "must be deleted",
+        "or a claim that no pod uses (on a: claim default/h that no pod uses)",
     ),
     "a taint": (
         [node("a"), pool("a", gpu("g0", taints=[UNHEALTHY])), claim(), pod("c")],
@@ -164,7 +165,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ],
         ReasonKind.COUNTERS,
         "it needs 80Gi memory (40Gi left) of counter set gpu-0; claim default/h of pod default/holder",
-        "must be deleted (on a: claim default/h of pod default/holder)",
+        "delete the pods of these claims, or a claim that no pod uses (on a: claim default/h of pod default/holder)",
     ),
     "capacity of a device that is too small": (
         [node("a"), pool("a", gpu("g0", "16Gi")), claim(capacity={"requests": {"memory": "40Gi"}}), pod("c")],
@@ -193,7 +194,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ],
         ReasonKind.CONSTRAINT,
         f"no choice of devices satisfies matchAttribute {DRIVER}/numa",
-        "without this constraint of claim c",
+        f"without the constraint matchAttribute {DRIVER}/numa of claim c the devices would do (on a)",
     ),
     "two claims for one device": (
         [node("a"), pool("a", gpu("g0")), claim(), claim("d"), pod("c", "d")],
@@ -228,13 +229,13 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         [node("a"), claim(deviceClassName="gpus"), pod("c")],
         ReasonKind.CLASS_MISSING,
         "DeviceClass gpus does not exist",
-        "there is gpu",
+        "similar name: gpu",
     ),
     "a claim that is not there": (
         [node("a"), claim("cc"), pod("c")],
         ReasonKind.CLAIM_MISSING,
         "claim default/c does not exist",
-        "there is cc",
+        "similar name: cc",
     ),
     "a template that is not there": (
         [
@@ -249,7 +250,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ],
         ReasonKind.TEMPLATE_MISSING,
         "ResourceClaimTemplate default/t does not exist",
-        "make it in namespace default",
+        "make ResourceClaimTemplate t in namespace default",
     ),
     "a namespace without the label for admin access": (
         [
@@ -314,8 +315,8 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     "a cordoned node": (
         [node("a", unschedulable=True), pool("a", gpu("g0")), claim(), pod("c")],
         ReasonKind.CORDONED,
-        "unschedulable",
-        "kubectl uncordon",
+        "the node is unschedulable, on the only node",
+        "make the node schedulable again (on a): kubectl uncordon a",
     ),
     "a node's taint": (
         [
@@ -326,7 +327,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ],
         ReasonKind.NODE_TAINT,
         "the taint k=v:NoSchedule",
-        "kubectl taint node NODE k=v:NoSchedule-",
+        "(on a): kubectl taint node a k=v:NoSchedule-",
     ),
     "a node selector": (
         [node("a", labels={"disk": "hdd"}), pool("a", gpu("g0")), claim(), pod("c", nodeSelector={"disk": "ssd"})],
@@ -432,6 +433,60 @@ def test_a_pod_that_is_placed_and_does_not_start_reports_what_the_kubelet_stated
     assert "NodePrepareResources failed" in found.summary
 
 
+def test_a_running_pod_shows_no_message_from_before_its_start_and_a_later_one_with_its_age() -> None:
+    running = {"state": {"running": {"startedAt": "2026-01-01T00:05:00Z"}}}
+    runs = pod("c", nodeName="a", status={"phase": "Running", "containerStatuses": [running]})
+
+    def warned(seen: str, message: str) -> JSON:
+        meta = {"name": f"e{seen}", "namespace": "default"}
+        return {
+            "apiVersion": "v1", "kind": "Event", "metadata": meta, "type": "Warning", "reason": "FailedPrepareDynamicResources",
+            "message": message, "lastTimestamp": seen, "involvedObject": {"uid": "pods/default/p"},
+        }  # fmt: skip
+
+    there = [node("a"), held("c", "a", "g0", users=("pods/default/p",)), runs]
+    before = warned("2026-01-01T00:01:00Z", "the firmware is not loaded")
+    found = asked(*there, before)
+    assert (found.state, found.message, found.message_time) == (ExplanationState.RUNS, "", "")
+    later = asked(*there, before, warned("2026-01-02T00:00:00Z", "the device is unhealthy"))
+    assert (later.message, later.message_time) == ("the device is unhealthy", "2026-01-02T00:00:00Z")
+    assert re.search(
+        r"Kubernetes says, \d+d ago: the device is unhealthy", "\n".join(text(later, Style(coloured=False)))
+    )
+
+
+def test_the_summary_names_the_cause_on_the_nodes_that_the_pod_means() -> None:
+    """Most nodes have no device of the class, or other labels. They are not the cause that the devices are held."""
+    others = [o for n in "bcd" for o in (node(n), pool(n, gpu("g0"), driver="net.example.com"))]
+    there = [*others, node("e"), node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c")]
+    first = "too few devices for request r (another claim holds it)"
+    assert asked(*there).summary == f"{first}, on 1 of 5 nodes; the other 4 have no such device"
+    two = [node("f"), pool("f", gpu("g0"), gpu("g1", attributes=LABELLED))]
+    pair = claim(count=2, constraints=[{"matchAttribute": f"{DRIVER}/numa"}])
+    found = asked(*others, *two, *there[-4:-2], pair, pod("c"))
+    assert found.summary.startswith(f"no choice of devices satisfies matchAttribute {DRIVER}/numa, on 1 of ")
+    selected = [
+        node("a", labels={"disk": "ssd"}, unschedulable=True),
+        node("b"),
+        node("c"),
+        claim(),
+        pod("c", nodeSelector={"disk": "ssd"}),
+    ]
+    assert asked(*(pool(n, gpu("g0")) for n in "abc"), *selected).summary.startswith(
+        "the node is unschedulable, on 1 of 3 nodes; on 2 more: nodeSelector"
+    )
+
+
+def test_of_several_numbers_that_would_fit_on_some_node_only_the_largest_is_suggested() -> None:
+    there = [
+        o
+        for n, have in (("a", 1), ("b", 3), ("c", 2))
+        for o in (node(n), pool(n, *(gpu(f"g{i}") for i in range(have))))
+    ]
+    found = asked(*there, claim(count=4), pod("c"))
+    assert [(c.text, c.example) for c in found.changes] == [("ask for 3 instead of 4 in request r", "b")]
+
+
 def test_a_search_that_takes_too_long_is_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_feasibility, "LIMIT", 0.0)
     found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
@@ -447,7 +502,7 @@ def test_all_pods_that_wait_for_devices_are_explained_together_as_they_are_alone
     there = [CLASS, node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c"), pod(name="bare")]
     snapshot = Snapshot.of([*there, far, placed, ended, odd])
     found = waiting(snapshot)
-    assert [e.subject for e in found] == ["pod default/p", "pod other/far"]
+    assert [e.subject for e in found] == ["pod default/p", "pod default/placed", "pod other/far"]
     assert [e.subject for e in waiting(snapshot, "other")] == ["pod other/far"]
     alone = explain(snapshot, "p")
     assert found[0] == dataclasses.replace(alone, changes=())
@@ -466,9 +521,9 @@ def test_a_claim_is_explained_by_itself() -> None:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("trian", "there is no pod trian in namespace default; there is train"),
+        ("trian", "there is no pod trian in namespace default; similar name: train"),
         ("pod/web", "pod default/web asks for no devices"),
-        ("claim/x", "there is no claim x in namespace default; there is c"),
+        ("claim/x", "there is no claim x in namespace default; there is only c"),
         ("node/a", "'node/a' is neither pod/NAME nor claim/NAME"),
         ("pod/", "'pod/' is neither pod/NAME nor claim/NAME"),
         ("far", "there is one in namespace other (-n)"),

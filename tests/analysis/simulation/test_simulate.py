@@ -89,7 +89,12 @@ def test_how_many_more_would_fit_is_counted_for_each_workload_alone() -> None:
     found = run(workload("Deployment", "a"), workload("Deployment", "b"), fill=True)
     assert [(f.more, f.limited) for f in found.workloads] == [(2, False), (2, False)]
     assert found.free == 2
-    assert all(f.stopped is not None for f in found.workloads)
+    # Every requested pod fits, so only further pods are explained, and no change is tried for them.
+    for fit in found.workloads:
+        assert fit.stopped is None
+        assert fit.no_more is not None
+        assert fit.no_more.summary.endswith("on all 2 nodes")
+        assert fit.no_more.changes == ()
 
 
 def test_the_important_come_first() -> None:
@@ -236,3 +241,51 @@ def test_the_objects_that_are_asked_stay_as_they_were() -> None:
     before = explain(snapshot, "p")
     simulate(snapshot, [workload("Deployment", replicas=9)], fill=True)
     assert explain(snapshot, "p") == before
+
+
+def test_no_change_frees_devices_of_the_pods_that_are_simulated() -> None:
+    [fit] = run(workload("Deployment", replicas=5)).workloads
+    assert fit.stopped is not None
+    assert not fit.stopped.changes
+    taken = [*cluster(), held("h", "n0", "g0")]
+    [fit] = run(workload("Deployment", replicas=5), there=taken).workloads
+    assert fit.stopped is not None
+    assert [c.example for c in fit.stopped.changes] == ["n0: claim default/h of pod default/holder"]
+
+
+def test_a_rule_among_the_manifests_taints_devices() -> None:
+    spec = {"deviceSelector": {"pool": "n0"}, "taint": {"key": "example.com/recall", "effect": "NoSchedule"}}
+    found = run(workload("Deployment", replicas=4), dra("DeviceTaintRule", "recall", spec))
+    assert len(found.workloads[0].placed) == 2
+
+
+@pytest.mark.parametrize(("label", "fits"), [("true", True), ("false", False)])
+def test_admin_access_needs_the_label_of_the_namespace_because_no_claim_is_made_without_it(
+    label: str, fits: bool
+) -> None:
+    admin = dra("ResourceClaimTemplate", "t", {"spec": claim(adminAccess=True)["spec"]})
+    labels = {"resource.kubernetes.io/admin-access": label}
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
+    [fit] = simulate(Snapshot.of([*cluster(), space]), [admin, workload("Deployment")]).workloads
+    assert fit.fits is fits
+    assert fit.stopped is None or ReasonKind.ADMIN_LABEL in fit.stopped.kinds
+
+
+def test_a_pod_with_a_node_name_never_gets_devices() -> None:
+    [fit] = run(workload("Deployment", spec={"nodeName": "n0"})).workloads
+    assert not fit.placed
+    assert fit.stopped is not None
+    assert ReasonKind.NODE_GIVEN in fit.stopped.kinds
+
+
+@pytest.mark.parametrize(
+    ("spec", "note"),
+    [
+        ({"schedulingGates": [{"name": "quota"}]}, "Deployment default/w: the pod has scheduling gates: quota"),
+        ({"schedulerName": "volcano"}, "Deployment default/w: the pod names the scheduler volcano, but no visible pod"),
+    ],
+)
+def test_a_pod_that_another_component_has_to_release_or_place_fits_with_a_note(spec: JSON, note: str) -> None:
+    found = run(workload("Deployment", spec=spec))
+    assert found.fits
+    assert [n for n in found.notes if n.startswith(note)]

@@ -83,6 +83,7 @@ def test_aliases_may_repeat_a_million_characters() -> None:
         list(loader.parts(f"- &a {text}\n" + "- *a\n" * 1002))
 
 
+@pytest.mark.full
 def test_a_value_without_aliases_may_have_any_size() -> None:
     (part,) = loader.parts(f"a: [{'1, ' * 300_000}]\nb: {'x' * 2_000_000}\n")
     assert len(part.value["a"]) == 300_000

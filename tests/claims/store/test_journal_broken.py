@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.base.flock import FileLock
 from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.claim_files import note_of
@@ -305,18 +304,6 @@ def test_a_copy_of_a_damaged_file_that_does_not_fit_on_the_disk_leaves_no_part(
         with pytest.raises(RecordsError, match="disk is full"), stores(tmp_path, 1):
             pass
     assert list(tmp_path.glob("*.damaged-*")) == []
-
-
-def test_a_lock_is_free_after_an_error_of_the_check_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "lstat", fails)
-        with pytest.raises(OSError, match="No space left"):
-            one.acquire(0)
-    other.acquire(0)
-    other.close()
 
 
 def test_the_devices_of_a_newer_record_are_held_even_if_its_head_is_damaged(tmp_path: Path) -> None:

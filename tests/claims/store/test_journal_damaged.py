@@ -22,7 +22,6 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.claims.store import journal
-from dra_kubeletplugin.claims.store.journal import LOCK
 from dra_kubeletplugin.claims.store.lines import Change, encode, parse
 from dra_kubeletplugin.claims.store.offline import forget
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError
@@ -242,25 +241,13 @@ async def test_malformed_neighbours_do_not_keep_the_records_from_being_used(
             assert store.fault == ""
 
 
-async def test_a_lock_that_is_a_directory_is_reported_with_its_path(original: Path, tmp_path: Path) -> None:
-    path = copy(original, tmp_path / "copy")
-    path.write_bytes(b"")
-    path.with_name(LOCK).unlink(missing_ok=True)
-    path.with_name(LOCK).mkdir()
-    async with instance(path.parent) as store:
-        with pytest.raises(RecordsError, match=LOCK):
-            await store.all()
-        path.with_name(LOCK).rmdir()
-        assert len(await store.all()) == 4
-
-
 async def test_a_lock_of_a_stopped_process_is_waited_for_a_bounded_time_and_reported(
     original: Path, tmp_path: Path
 ) -> None:
     path = copy(original, tmp_path / "copy")
     path.write_bytes(b"")
     script = (
-        f"import fcntl, time; f = open({str(path.with_name(LOCK))!r}, 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
+        f"import fcntl, os, time; fcntl.flock(os.open({str(path.parent)!r}, os.O_RDONLY), fcntl.LOCK_EX); "
         "print('locked', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as holder:  # noqa: ASYNC220  (nothing waits for it)

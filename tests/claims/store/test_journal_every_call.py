@@ -160,7 +160,7 @@ class Node:
         self.prepare("last", "d-last", store)
         store.journal._replace(store.journal.file, store.journal.file.records, complete=True)  # type: ignore[union-attr]
         names = {p.name for p in self.folder.iterdir() if ".damaged-" not in p.name}
-        assert names == {JOURNAL, ".records.lock", "processes", "cdi"}
+        assert names == {JOURNAL, "processes", "cdi"}
         assert {path.name for path in (self.folder / "cdi").iterdir() if ".tmp" in path.name} == set()
         alive = {s.journal.process.id for s in [*self.stores, store] if s.journal.process._fd is not None}
         assert {path.stem for path in (self.folder / "processes").iterdir()} == alive

@@ -13,7 +13,6 @@ import pytest
 
 from dra_kubeletplugin import PreparedDevice, RecoveredClaim
 from dra_kubeletplugin.claims import Record
-from dra_kubeletplugin.claims.store.journal import LOCK
 from dra_kubeletplugin.claims.store.lines import FORMAT
 from dra_kubeletplugin.errors import RecordsError, RecordsNewerError
 from dra_kubeletplugin.testing import DriverNode, node_with
@@ -272,7 +271,7 @@ async def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) ->
     store = open_store(tmp_path)
     await store.all()
     await store.close()
-    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".records", "records"))) == [LOCK, JOURNAL]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith((".records", "records"))) == [JOURNAL]
 
 
 @pytest.mark.mounts

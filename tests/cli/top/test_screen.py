@@ -15,12 +15,18 @@ from dra_kubeletplugin.analysis.top import live as live_overview
 from dra_kubeletplugin.analysis.top.live import LiveOverview
 from dra_kubeletplugin.analysis.watcher import ClusterWatcher
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.cli.shell.style import Style
+from dra_kubeletplugin.cli.top import explained_overview
+from dra_kubeletplugin.cli.top.table import table
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.kube.credentials import Token
 from dra_kubeletplugin.kube.errors import ForbiddenError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.conversion import VERSIONS
+from dra_kubeletplugin.resourceapi.usage.rows import Overview
 from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
+from tests.helpers.usage_examples import CARDS
+from tests.helpers.usage_examples import cluster as example_cluster
 
 pytest.importorskip("textual", reason="textual is not installed: pip install 'dra-kubeletplugin[top]'")
 from textual.pilot import Pilot
@@ -106,9 +112,9 @@ async def test_once_prints_a_table_with_holders_and_the_reasons_of_pods_that_wai
     assert await dra(cluster, "--once") == 0
     out = capsys.readouterr().out
     row = next(line for line in out.splitlines() if "default/holds" in line).split()
-    assert row[:3] == ["node-1", "gpu-0", "held"]
-    waits = next(line for line in out.splitlines() if line.startswith("default/waits"))
-    assert "no node" in waits or "the only node does not take it" in waits
+    assert row[:4] == ["●", "held", "gpu-0", "default/holds"]
+    waits = " ".join(out[out.index("default/waits") :].split())
+    assert "no node" in waits or "on the only node" in waits
     assert "\x1b" not in out
 
 
@@ -159,10 +165,47 @@ async def test_a_cluster_without_dra_gets_one_sentence(
 # --- the screen -----------------------------------------------------------------------------------
 
 
+class StillOverview:
+    """An overview that does not change, in place of a live one."""
+
+    def __init__(self, found: Overview) -> None:
+        self._found = found
+        self.reasons = self
+
+    def current(self) -> Overview:
+        return self._found
+
+    def show(self, pods: object) -> None:
+        pass
+
+    def rest(self, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("columns", [80, 130, 200])
+async def test_the_screen_has_the_lines_of_the_table_at_each_width(columns: int) -> None:
+    found = explained_overview(example_cluster(), "", lambda text: None)
+    app = Top(StillOverview(found), "here")  # type: ignore[arg-type]
+    async with app.run_test(size=(columns, 60)) as pilot:
+        await pilot.pause()
+        made = lines(app)
+        printed = list(table(found, Style(coloured=False), app.query_one("#devices", Rows).size.width))
+        start, end = (next(i for i, line in enumerate(printed) if line.startswith(s)) for s in ("▾", "2 pods wait"))
+        # The table marks a cut line with an ellipsis; the terminal cuts the line of the screen.
+        assert [line[: columns - 3] for line in made] == [line[: columns - 3] for line in printed[start:end] if line]
+        assert "2.75 of 10 cards held" in head(app) and "2 pods wait for devices" in head(app)
+        await pilot.press("slash", *"fan", "enter")
+        await pilot.pause()
+        assert "2 pods wait for devices, the filter hides 2" in head(app)
+        assert lines(app)[1].split()[0] == CARDS[2]
+        await pilot.press("down", "down", "enter")
+        assert "▲ the fan stands still" in str(app.screen.query_one("#sheet Static").render())
+
+
 async def test_the_screen_follows_the_cluster(cluster: LocalCluster) -> None:
     async with screen(cluster) as (app, pilot):
         await shows(app, pilot, "1 of 4 held", devices_of(app))
-        assert "● held    gpu-0" in "\n".join(lines(app))
+        assert "● held  gpu-0  default/holds" in "\n".join(lines(app))
         await cluster.apply(pod("late", templates=["t"]))
         await shows(app, pilot, "default/late", devices_of(app))
         await cluster.apply(slice_of("node-2", ["nic-0"], name="other"))
@@ -203,7 +246,7 @@ async def test_keys_filter_group_sort_fold_and_open_details(cluster: LocalCluste
 
 async def test_a_pod_that_waits_has_its_reason_and_enter_shows_the_whole(cluster: LocalCluster) -> None:
     async with screen(cluster) as (app, pilot):
-        await shows(app, pilot, "the only node does not take it", lambda: "\n".join(lines(app, "#pods")))
+        await shows(app, pilot, "on the only node", lambda: "\n".join(lines(app, "#pods")))
         await pilot.press("tab", "end")
         rows = app.query_one("#pods", Rows)
         rows.cursor = next(i for i, e in enumerate(rows.entries) if "waits" in str(e.row))

@@ -40,6 +40,9 @@ class Still:
     def current(self) -> Overview:
         return self._found
 
+    def rest(self, used: float) -> None:
+        """Nothing is computed, so there is nothing to delay."""
+
 
 def drawn(app: Top) -> str:
     """All that is on the screen, in the texts that are written to the terminal."""

@@ -1,14 +1,96 @@
-"""The table of `dra top`."""
+"""The lines of `dra top --once` in terminals of several widths."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.base.yaml.loader import dump
+from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.cli.shell.style import Style
+from dra_kubeletplugin.cli.top import explained_overview
+from dra_kubeletplugin.cli.top.lines import cells
 from dra_kubeletplugin.cli.top.table import table
+from dra_kubeletplugin.resourceapi.usage.arranging import FOLD_ABOVE
 from dra_kubeletplugin.resourceapi.usage.rows import NodeRow, Overview
+from tests.helpers.objects import slice_of
+from tests.helpers.usage_examples import CARDS, cluster, node
+
+PLAIN = Style(coloured=False)
 
 
 def test_the_table_reports_which_nodes_are_away() -> None:
     found = Overview("cluster", nodes=(NodeRow("n1", unschedulable="not ready"), NodeRow("n2")))
-    assert [line for line in table(found, Style(coloured=False)) if line.startswith("note")] == [
-        "note: n1 is not ready"
+    assert [line for line in table(found, PLAIN, 80) if line.startswith("note")] == ["note: n1 is not ready"]
+
+
+def test_many_nodes_that_are_away_for_one_reason_share_a_line() -> None:
+    nodes = [NodeRow(f"n{i}", unschedulable="cordoned" if i % 2 else "not ready") for i in range(9)]
+    notes = [line for line in table(Overview("cluster", nodes=tuple(nodes)), PLAIN, 80) if line.startswith("note")]
+    assert notes == [
+        "note: 5 nodes are not ready: n0, n2, n4 and 2 more",
+        "note: 4 nodes are cordoned: n1, n3, n5 and 1 more",
     ]
+
+
+def test_the_nodes_of_a_large_cluster_have_a_line_each_unless_a_filter_or_a_node_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    names = [f"n{i}" for i in range(FOLD_ABOVE + 1)]
+    objects = [o for n in names for o in (node(n), slice_of(n, [f"{n}-gpu"]))]
+    file.write_text("---\n".join(dump(o, width=120, unicode=True) for o in objects))
+    shown = {}
+    for words in ("", "--filter n", "--node n7"):
+        assert main(["top", "-f", str(file), *words.split()]) == 0
+        shown[words] = capsys.readouterr().out
+    every = shown[""]
+    assert [line.split()[1] for line in every.splitlines() if line.startswith("▸")] == names
+    assert "-gpu" not in every and "--filter WORDS" in every
+    assert [n for n in names if f"{n}-gpu" in shown["--filter n"]] == names
+    assert "n7-gpu" in shown["--node n7"]
+
+
+@pytest.mark.parametrize("columns", [80, 130, 200])
+def test_each_line_fits_and_rows_stay_distinguishable(columns: int) -> None:
+    lines = list(table(explained_overview(cluster(), "", lambda text: None), PLAIN, columns))
+    assert max(map(cells, lines)) <= columns
+    for name in ("node-1", "node-2"):
+        start = next(i for i, line in enumerate(lines) if line.startswith(f"▾ {name}"))
+        rows = lines[start : lines.index("", start)]
+        for card in CARDS:
+            (row,) = (r for r in rows if r.split()[0] == card)
+            assert re.search(r"memory \S+/64Gi  cores \d/8  slots [01]{4}", row), "one line for all counters"
+    text = "\n".join(lines)
+    for words in ("● held +part-half-0-1 +ml/train-0", "● held +part-quarter-2 +ml/notebook", "▲ the fan stands still"):
+        assert re.search(words, text)
+    assert "▾ node-1  ▕████▍     ▏ 1.75 of 4 held  ▲ 7 not well" in lines
+    assert "2 pods wait for devices" in lines
+
+
+def test_long_names_are_cut_in_the_middle_and_a_pipe_gets_them_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"accelerator-0000-17-00-{i}-with-a-name-of-its-vendor-{i}" for i in range(3)]
+    file = tmp_path / "cluster.yaml"
+    objects = [node("node-1"), slice_of("node-1", names)]
+    file.write_text("---\n".join(dump(o, width=120, unicode=True) for o in objects))
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["top", "-f", str(file)]) == 0
+    rows = [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "  ○ free  " in line]
+    assert len(set(rows)) == 3 and all("…" in r and r.endswith(f"-{i}") for i, r in enumerate(rows))
+    monkeypatch.delenv("COLUMNS")
+    assert main(["top", "-f", str(file), "--once"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in names)
+
+
+def test_a_filter_hides_no_fact_that_pods_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("---\n".join(dump(o, width=120, unicode=True) for objs in cluster().objects.values() for o in objs))
+    assert main(["top", "-f", str(file), "--filter", "part-half-2-3"]) == 0
+    out = capsys.readouterr().out
+    assert "2 pods wait for devices, the filter hides 2" in out
+    assert "part-half-2-3" in out and "quarter" not in out

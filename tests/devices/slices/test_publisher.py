@@ -33,6 +33,7 @@ from tests.helpers.waiting import wait_until
 # --- other writers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_two_publishers_with_different_devices_write_a_few_slices_and_not_hundreds() -> None:
     old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
     async with scripted_api_server() as server, running_publisher(server, old), running_publisher(server, new):
@@ -264,6 +265,7 @@ async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_
             await wait_until(lambda: not publisher.fault)
 
 
+@pytest.mark.full
 async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
     def no_watch(request: Request) -> Response | None:
         return (

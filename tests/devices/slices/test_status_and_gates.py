@@ -104,7 +104,7 @@ async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_come
         inventory = await make_inventory("a", "b")
         async with running_publisher(server, inventory) as publisher:
             await current(publisher)
-            await inventory.set_health({"a": Health(False, "hot", taint=NOEXECUTE)}, at=1.0)
+            await inventory.set_health({"a": Health(False, "hot", taints=[NOEXECUTE])}, at=1.0)
             await wait_until(lambda: set(sent(server)) == {"b"})
             await wait_until(lambda: set(inventory.rejected) == {"a"})
             await inventory.set_health({}, at=2.0)
@@ -225,6 +225,7 @@ async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Pat
 # --- owners -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 async def test_an_owner_reference_that_somebody_removes_comes_back_without_a_new_generation() -> None:
     async with (
         scripted_api_server() as server,
@@ -412,7 +413,7 @@ async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: py
 async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None:
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         inventory = await make_inventory(*(f"d{i}" for i in range(300)))
-        await inventory.reject({f"d{i}": "no" for i in range(300)})
+        await inventory.reject({f"d{i}": f"no, {i}" for i in range(300)})
         task = asyncio.create_task(
             RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
         )
@@ -420,6 +421,21 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
         await asyncio.sleep(0.2)
         assert len(server.storage.list("events")) == 11
         assert any(e["message"].startswith("more devices") for e in server.storage.list("events"))
+        task.cancel()
+
+
+async def test_the_parts_of_a_card_that_are_left_out_for_one_reason_make_one_event() -> None:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
+        inventory = await make_inventory(*(f"card-{i}" for i in range(12)), "other")
+        await inventory.reject({f"card-{i}": "the gate is off" for i in range(12)} | {"other": "its name is wrong"})
+        task = asyncio.create_task(
+            RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
+        )
+        await wait_until(lambda: len(server.storage.list("events")) == 2)
+        assert {e["message"] for e in server.storage.list("events")} == {
+            "card-0, card-1, card-2 and 9 more are not published: rejected by the API server: the gate is off",
+            "other is not published: rejected by the API server: its name is wrong",
+        }
         task.cancel()
 
 

@@ -436,6 +436,7 @@ async def longest_work(answers: list[list[Device]]) -> list[float]:
     return longest[:-1]
 
 
+@pytest.mark.full
 async def test_8192_devices_are_looked_at_packed_and_compared_without_holding_the_loop_for_50_ms() -> None:
     """The kubelet's question who we are has one second, and others wait too.
 

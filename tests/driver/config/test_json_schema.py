@@ -147,3 +147,28 @@ def test_the_schema_of_a_type_reports_what_the_config_states(of: Any, layered: b
         assert validator.is_valid({"f": value}) is not bool(refused), refused
 
     agree()
+
+
+class WithInner(Config):
+    KIND, API_VERSION = "WithInner", "d.example.com/v1"
+    inner: Inner = Inner()
+
+
+class Layered(Config):
+    KIND, API_VERSION, LAYERED = "Layered", "d.example.com/v1", True
+    inner: Inner
+    sizes: Annotated[list[Quantity], Meta(max_length=1)]
+
+
+def test_the_schema_of_several_kinds_accepts_each_of_them_and_nothing_between() -> None:
+    import jsonschema
+
+    schema = json_schema(WithInner, Layered)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    version = {"apiVersion": "d.example.com/v1"}
+    assert validator.is_valid(version | {"kind": "WithInner", "inner": {"size": "2Gi"}})
+    assert validator.is_valid(version | {"kind": "Layered", "inner": {}, "sizes": ["1Gi"]})
+    assert not validator.is_valid(version | {"kind": "WithInner", "sizes": ["1Gi"]})
+    assert not validator.is_valid(version | {"kind": "Layered", "inner": {"label": 1}})
+    assert not validator.is_valid({"inner": {}}), "of several kinds, the parameters must name one"

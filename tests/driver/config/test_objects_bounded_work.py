@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_kubeletplugin import Claim, Config
+from dra_kubeletplugin import Claim, Config, Device
 from dra_kubeletplugin.driver.claim import EncodedClaim, annotations_of
 from dra_kubeletplugin.driver.config.model import MAX_FAULTS
 from dra_kubeletplugin.driver.config.objects import ConfigReader, config_faults, faults_with_classes
@@ -168,8 +168,8 @@ async def test_small_parameters_are_resolved_at_once_and_large_ones_in_a_thread(
                 config = [{"source": "FromClaim", **e} for e in worst_parameters.entries(Layered, shape, 2, size)]
                 encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))
                 steps.clear()
-                found = await resolver.resolve(encoded, ["r"])
-                assert isinstance(found["r"], DraError | tuple)
+                found = await resolver.resolve(encoded, [("r", Device("d"))])
+                assert isinstance(found[0], DraError | tuple)
         assert max(steps, default=0) < worst_parameters.LIMIT * MACHINE, shape
 
 

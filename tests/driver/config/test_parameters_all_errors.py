@@ -88,7 +88,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         "parameters.leaves[3]: Expected `object`, got `int`",
     ]),
     ({"count": 1, "leaves": [{"size": "x"}]}, ["parameters.leaves[0].size: Expected `int`, got `str`"]),
-    ({"count": 1, "leaves": []}, ["parameters.leaves: Expected `array` of length >= 1"]),
+    ({"count": 1, "leaves": []}, ["parameters.leaves: Expected `array` of length >= 1, got 0"]),
     ({"count": 1, "named": {"l": {"size": 1}, "m": {"size": "x"}, "r": {"size": "x"}}}, [
         "parameters.named[m].size: Expected `int`, got `str`",
         "parameters.named[r].size: Expected `int`, got `str`",
@@ -102,7 +102,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         "parameters.numbers[x]: the key: Expected `int`, got `str`",
         "parameters.numbers[2]: Expected `int`, got `str`",
     ]),
-    ({"count": 1, "numbers": {"1": 1}}, ["parameters.numbers: Expected `object` of length >= 2"]),
+    ({"count": 1, "numbers": {"1": 1}}, ["parameters.numbers: Expected `object` of length >= 2, got 1"]),
     ({"count": 1, "pair": [1]}, ["parameters.pair: Expected `array` of length 2, got 1"]),
     ({"count": 1, "pair": ["x", True]}, ["parameters.pair[0]: Expected `int`, got `str`"]),
     ({"count": 1, "form": {"type": "square"}, "a": 1}, [

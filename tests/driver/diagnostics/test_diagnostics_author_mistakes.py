@@ -91,7 +91,7 @@ async def test_an_answer_of_devices_that_is_none_is_the_first_thing_that_is_read
         async with started(mistake, tmp_path):
             pass
     check_message(str(e.value), mistake)  # the lines of /readyz
-    assert mistake.says[0] in str(e.value).partition("; ")[0].replace("Did you mean", "did you mean")
+    assert mistake.expected[0] in str(e.value).partition("; ")[0].replace("Did you mean", "did you mean")
     check_message(caplog.text, mistake)
 
 
@@ -112,7 +112,7 @@ async def test_what_is_not_published_is_reported_where_the_pod_waits(
 async def test_parameters_that_nobody_reads_are_reported_in_the_event(tmp_path: Path, mistake: Mistake) -> None:
     async with started(mistake, tmp_path) as node:
         with pytest.raises(PodError) as e:
-            await node.apply_pod(parameters=mistake.given)
+            await node.apply_pod(parameters=mistake.parameters)
             await refused(node)
     check_message(e.value.why, mistake)
 

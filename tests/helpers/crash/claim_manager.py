@@ -33,7 +33,7 @@ class FakeApiServer:
         self.nodes: dict[str, dict[str, str]] = {}  # labels by name
         self.nodes_read = 0
         self.ready: Any = "True"  # the status of the nodes' condition Ready
-        self.forbidden = False  # to read nodes
+        self.forbidden = False  # whether reads of nodes are forbidden
         self.listed: list[str] = []  # the selectors of lists
 
     async def dra(self, plural: str) -> Resource:
@@ -58,9 +58,16 @@ class FakeApiServer:
         return self.claims[name]
 
     async def page(
-        self, resource: Resource, namespace: str = "", *, fields: str = "", limit: int = 0, cont: str = ""
+        self,
+        resource: Resource,
+        namespace: str = "",
+        *,
+        fields: str = "",
+        limit: int = 0,
+        cont: str = "",
+        checked: bool = True,
     ) -> Page:
-        """All slices that match, whatever the limit."""
+        """Returns all slices that match, and ignores the limit."""
         self.listed.append(fields)
         if self.away:
             raise ApiError("away")
@@ -72,7 +79,7 @@ class FakeApiServer:
         return Page(Metadata("1"), [msgspec.Raw(msgspec.json.encode(s)) for s in found])
 
     def allocate(self, name: str, uid: str, device: str, driver: str, **result: Any) -> ClaimIdentity:
-        """A claim that the scheduler gave a device."""
+        """Creates a claim to which the scheduler has allocated ``device``."""
         found = {"request": "r", "driver": driver, "pool": "node", "device": device, **result}
         self.claims[name] = {
             "metadata": {"name": name, "namespace": "ns", "uid": uid},
@@ -83,10 +90,10 @@ class FakeApiServer:
 
 
 class RunningManager:
-    """One plugin instance. ``claims`` is its claim manager."""
+    """One plugin instance. ``claims`` is its claim manager, ``changes`` counts how often claims took or freed devices."""
 
     def __init__(self, folder: Path, driver: Driver, api: FakeApiServer, boot: str, **options: Any) -> None:
-        # Nobody who is only slow is given up.
+        # Long time-outs: on a busy machine, a slow step must not fail the test.
         options = {"call_timeout": 60, "lock_timeout": 30, "reconcile_grace_period": 0, **options}
         self.settings = Settings(
             driver_name=driver.name, node_name="node", kubelet_root=folder, cdi_root=folder / "cdi", **options
@@ -96,13 +103,18 @@ class RunningManager:
         self.calls = Calls()
         self.inventory = Inventory("node")
         self.metrics = Metrics()
+        self.changes = 0
         self.process = InstanceLock(self.settings.plugin_dir / "processes")
         self.claims = ClaimManager(
             PluginContext(driver, self.calls, api, self.inventory, self.settings, self.metrics),  # type: ignore[arg-type]
             self.process,
             boot,
+            self._changed,
         )
         driver.attach(Host(folder / "sys"), self.settings, update=self.claims.update_metadata)
+
+    def _changed(self) -> None:
+        self.changes += 1
 
     async def open(self) -> None:
         self.process.acquire()
@@ -122,7 +134,7 @@ class RunningManager:
         return (await self.claims.unprepare([ref]))[ref.uid]
 
     async def records(self) -> dict[str, str]:
-        """Claim UID to state."""
+        """Returns the state of each claim by UID."""
         return {r.uid: str(r.state) for r in await self.claims.store.all()}
 
 

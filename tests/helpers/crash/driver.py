@@ -1,7 +1,7 @@
 """A driver whose hardware is a folder, and which can kill its own process between any two effects.
 
 A device is acquired in two steps. Each step creates a file exclusively; a second holder is a violation, written to a file for the
-test. KILL_AT names a point: the process kills itself there with SIGKILL, after it has passed the point KILL_SKIP times.
+test. All devices are on one card, whose power is a shared step: two more files. Power that is off in use is a violation too. KILL_AT names a point: the process kills itself there with SIGKILL, after it has passed the point KILL_SKIP times.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from dra_kubeletplugin import (
     PreparedDevice,
     RecoveredClaim,
     RetryableError,
+    SharedStep,
 )
 from dra_kubeletplugin.cdi import ClaimSpecs, directory
 from dra_kubeletplugin.claims import RecordStore, State
@@ -39,6 +40,7 @@ from dra_kubeletplugin.plugin.grpc import NodeService
 
 HARDWARE = Path(os.environ["CRASH_HARDWARE"])
 FAULTS = HARDWARE.parent / "faults"
+POWER = (HARDWARE / "card.on", HARDWARE / "card.ready")
 KILL_AT = os.environ.get("KILL_AT", "")
 RECOVERED = {"from": "hardware"}
 SURROGATE = "a vendor's text \udcff"  # cannot be encoded
@@ -49,6 +51,9 @@ _skip = int(os.environ.get("KILL_SKIP", "0"))
 PREPARE_POINTS = (
     "prepare: before record",
     "prepare: after record",
+    "prepare: before set-up",
+    "prepare: between two steps of set-up",
+    "prepare: after set-up",
     "prepare: before hardware",
     "prepare: between two steps of hardware",
     "prepare: after hardware",
@@ -67,6 +72,9 @@ UNPREPARE_POINTS = (
     "unprepare: before hardware",
     "unprepare: between two steps of hardware",
     "unprepare: after hardware",
+    "unprepare: before teardown",
+    "unprepare: between two steps of teardown",
+    "unprepare: after teardown",
     "unprepare: before commit",
     "unprepare: after commit",
     "unprepare: before reply",
@@ -133,6 +141,7 @@ class Crash(Driver):
             raise asyncio.CancelledError
         if consume_fault("prepare-answers-nothing"):
             return None  # type: ignore[return-value]
+        claim.shared_step("power", "card")
         kill_at("prepare: before hardware")
         for d in claim.devices:
             claim.on_undo("release", device=d.name)
@@ -144,7 +153,7 @@ class Crash(Driver):
             kill_at("prepare: between two steps of hardware")
             acquire(d.name, "b", claim.uid)
         kill_at("prepare: after hardware")
-        if consume_fault("prepare-answers-anything"):  # when all is done, so that all has to be undone
+        if consume_fault("prepare-answers-anything"):  # after all steps, so that the rollback has to undo all of them
             return [d.name for d in claim.devices]  # type: ignore[misc]
         return [d.prepared(ContainerEdits(env={f"CRASH_{d.name[2:]}": claim.uid})) for d in claim.devices]
 
@@ -169,6 +178,27 @@ class Crash(Driver):
         release(device, "a", claim.uid)
         kill_at("unprepare: after hardware")
 
+    def setup_power(self, card: str) -> None:
+        kill_at("prepare: before set-up")
+        if consume_fault("setup-raises"):
+            raise OSError("the card does not respond")
+        for path in POWER:
+            if not path.exists():
+                check_unused(card)
+            path.touch()
+            kill_at("prepare: between two steps of set-up")
+        kill_at("prepare: after set-up")
+
+    def teardown_power(self, card: str) -> None:
+        kill_at("unprepare: before teardown")
+        if consume_fault("teardown-raises"):
+            raise OSError("the card does not respond")
+        check_unused(card)
+        for path in reversed(POWER):
+            path.unlink(missing_ok=True)
+            kill_at("unprepare: between two steps of teardown")
+        kill_at("unprepare: after teardown")
+
     def recover(self) -> list[RecoveredClaim]:
         if consume_fault("recover-raises") or is_fault_active("recover-fails"):
             raise OSError("the bus does not answer")
@@ -181,14 +211,23 @@ class Crash(Driver):
                 devices=[
                     PreparedDevice(request="", pool=self.settings.node_name, name=n, data=RECOVERED) for n in names
                 ],
+                shared_steps=[SharedStep("power", "card")],
             )
             for uid, names in by_uid.items()
         ]
 
 
+def check_unused(card: str) -> None:
+    """Notes a violation if a device is in use while the power of the card changes."""
+    for path in HARDWARE.glob("*.[ab]"):
+        (HARDWARE / f"VIOLATION-{card}-{path.name}").write_text(f"the power changes while {path.name} is in use")
+
+
 def acquire(device: str, step: str, uid: str) -> None:
-    """A file that is made with its content or not at all, as a register is written."""
+    """Creates a device file atomically with its content, like a write to a hardware register."""
     path = HARDWARE / f"{device}.{step}"
+    if not all(p.exists() for p in POWER):
+        (HARDWARE / f"VIOLATION-{device}-{uid}").write_text(f"{uid} took {device}.{step} without power")
     written = HARDWARE.parent / f"{uid}.{device}.{step}"
     written.write_text(uid)
     try:
@@ -224,11 +263,11 @@ def wrap_method(owner: Any, name: str, before: Callable[..., None], after: Calla
 
 
 def instrument() -> None:
-    """Wraps the framework's own steps. What a transaction did is remembered until it is committed."""
+    """Adds kill points to the framework's own steps. Points after an effect in a transaction run after its commit."""
     done: list[str] = []
 
     def in_transaction(owner: Any, name: str, phase: str) -> None:
-        """``before`` is killed inside the transaction, ``after`` when it is on disk."""
+        """Adds two points: ``before`` is inside the transaction, ``after`` follows its write to disk."""
 
         def before(*_: Any) -> None:
             kill_at(phase.format("before"))
@@ -300,7 +339,7 @@ def instrument() -> None:
 
 
 def record_syncs() -> None:
-    """Notes the size of the journal at its last sync: a power failure keeps at least that much."""
+    """Records the size of the journal at its last sync. A power failure keeps at least this many bytes."""
     attempt, replace = RecordStore._attempt, Journal._replace
 
     def note(journal: Journal) -> None:
@@ -324,7 +363,7 @@ def record_syncs() -> None:
 
 
 def inject_faults() -> None:
-    """Faults of the disk that a test turns on while the process runs, by writing their names into a folder."""
+    """Adds disk faults. A test activates a fault in the running process with a file of its name in the folder of faults."""
     attempt = RecordStore._attempt
     write = directory._write_all
 
@@ -344,7 +383,7 @@ def inject_faults() -> None:
 
 
 def consume_fault(name: str) -> bool:
-    """Whether a fault is asked for; it happens once."""
+    """Returns whether the test has requested a fault, and withdraws the request, so that the fault happens once."""
     try:
         (FAULTS / name).unlink()
     except FileNotFoundError:
@@ -353,11 +392,11 @@ def consume_fault(name: str) -> bool:
 
 
 def is_fault_active(name: str) -> bool:
-    """Whether a fault that lasts is asked for."""
+    """Returns whether a lasting fault is active."""
     return (FAULTS / name).exists()
 
 
-if HARDWARE.is_dir():  # in the plugin's process; a test that imports the names of the points changes nothing in its own
+if HARDWARE.is_dir():  # only in the plugin's process: tests import this module for the names of its points
     record_syncs()
     instrument()
     inject_faults()

@@ -22,19 +22,19 @@ PAGE = b"<html><body>Please log in to the network of the hotel</body></html>"
 class Mode(enum.Enum):
     PASS = enum.auto()
     SLOW = enum.auto()  # every chunk, either way, comes late
-    SILENT = enum.auto()  # accepts, takes requests, and answers nothing
-    HTML = enum.auto()  # 200 OK, text/html, to everything
-    RESET = enum.auto()  # hangs up
+    SILENT = enum.auto()  # accepts connections, reads requests and returns nothing
+    HTML = enum.auto()  # returns 200 OK with text/html for each request
+    RESET = enum.auto()  # closes each connection
 
 
 class FaultyProxy:
-    """Use with ``async with``. ``account`` is laid out like the folder of a pod's service account.
+    """A proxy with a fault mode; use it with ``async with``. It writes ``account`` like the folder of a pod's service account.
 
     Args:
         server: URL of the API server, plain HTTP.
-        token: which it wants.
-        account: a folder to be made.
-        delay: seconds for each chunk, where slow.
+        token: the bearer token of the API server.
+        account: the folder, which must not exist.
+        delay: seconds before each chunk in the mode SLOW.
     """
 
     def __init__(self, server: str, token: str, account: Path, delay: float = 0.3) -> None:
@@ -46,7 +46,7 @@ class FaultyProxy:
         self.mode = Mode.PASS
         self.port = 0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._broken: set[asyncio.StreamWriter] = set()  # bytes of these were lost: they can never work again
+        self._broken: set[asyncio.StreamWriter] = set()  # connections that lost bytes, so they cannot be used again
 
     async def __aenter__(self) -> FaultyProxy:
         self.account.mkdir()
@@ -66,8 +66,8 @@ class FaultyProxy:
         await asyncio.gather(*self._connections, return_exceptions=True)
         await self._server.wait_closed()
 
-    def turn(self, mode: Mode) -> None:
-        """From now on, also on connections that are open."""
+    def set_mode(self, mode: Mode) -> None:
+        """Sets the mode for open and future connections."""
         self.mode = mode
         for writer in [*self._connections.values()]:
             if mode is Mode.RESET or (mode is Mode.PASS and writer in self._broken):
@@ -81,7 +81,7 @@ class FaultyProxy:
             if self.mode is not Mode.RESET:
                 await self._relay(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # one of both hung up, or the test is over: a task of the server has nobody to tell
+            pass  # a peer closed the connection or the test has ended; no caller can handle the error
         finally:
             del self._connections[task]
             self._broken.discard(writer)
@@ -96,7 +96,7 @@ class FaultyProxy:
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            up_writer.transport.abort()  # first: the next awaits may be cancelled
+            up_writer.transport.abort()  # before the awaits below, which may be cancelled
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
@@ -104,7 +104,10 @@ class FaultyProxy:
                 await up_writer.wait_closed()
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To the API server. One that is cancelled while asyncio makes it would belong to nobody who could close it."""
+        """Opens a connection to the API server.
+
+        The shield prevents a leak: a connection that is cancelled during its creation has no owner to close it.
+        """
         making = asyncio.create_task(asyncio.open_connection(*self._upstream))
         try:
             return await asyncio.shield(making)

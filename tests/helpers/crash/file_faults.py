@@ -1,4 +1,4 @@
-"""Faults of the operating system at single file operations below some folders, for the whole process."""
+"""Lets single file operations below some folders fail with an OSError, in the whole process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BY_DESCRIPTOR = ("write", "pwrite", "fchmod", "ftruncate", "fstat", "close")
 
 
 class FileFaults:
-    """Counts file operations below ``folders``, and lets those fail that ``fails`` chooses by their number.
+    """Numbers the file operations below ``folders``, and lets selected operations fail.
 
-    An operation on a descriptor is counted where the file was opened below ``folders``. ``close`` closes also where it fails, as
-    on Linux.
+    Operations on a descriptor count if its file was opened below ``folders``. A ``close`` that fails still closes the descriptor,
+    as on Linux.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -33,7 +33,7 @@ class FileFaults:
 
     @contextlib.contextmanager
     def failing(self, error: int, fails: Callable[[int], bool]) -> Iterator[FileFaults]:
-        """Counts from 0 anew; operations whose number ``fails`` accepts raise ``OSError`` with the number ``error``."""
+        """Restarts the count at 0. Operations for whose number ``fails`` returns true raise ``OSError`` with the errno ``error``."""
         self.count, self.failed, self._error, self._fails = 0, [], error, fails
         with pytest.MonkeyPatch.context() as patch:
             for name in _BY_PATH:
@@ -56,11 +56,11 @@ class FileFaults:
 
     def _by_descriptor(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(fd: Any, *args: Any, **kwargs: Any) -> Any:
-            ours = fd in self._descriptors
+            is_counted = fd in self._descriptors
             if name == "close":
                 self._descriptors.discard(fd)
                 real(fd)
-            if ours:
+            if is_counted:
                 self._count(name, None)
             return None if name == "close" else real(fd, *args, **kwargs)
 

@@ -1,10 +1,10 @@
-"""Plugins that are forked, so that a start takes a tenth of a second, and killed before one of their steps: see sweep.py.
+"""Forks plugins, so that a start takes 0.1 s, and kills each before one of its steps; kill_sweep.py uses it.
 
-``python -m tests.helpers.crash.forked_plugins`` forks one for each line on its standard input, a :class:`Order` as JSON, and tells of each ``PID forked``
-and ``PID ended STATUS``. It ends with its input, and so do they.
+``python -m tests.helpers.crash.forked_plugins`` reads one :class:`Order` as JSON per line and forks a plugin for it. It prints
+``PID forked`` and ``PID ended STATUS`` for each plugin. At the end of its input it kills all plugins and ends.
 
-A step is what others could see, or find after a kill: a file that is made, written, synced, named or removed, a lock, a connection,
-a request to the API server that writes.
+A step is an effect that other processes can observe, also after a kill: a file operation that writes, a lock, a connection, or a
+request that writes to the API server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EVENTS = frozenset(
         "socket.connect",
     }
 )  # fmt: skip
-_CALLS = ("fdatasync", "fsync", "ftruncate", "pwrite", "write")  # of os, of which Python tells nobody
+_CALLS = ("fdatasync", "fsync", "ftruncate", "pwrite", "write")  # functions of os without an audit event
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -35,11 +35,12 @@ class Order(msgspec.Struct):
     """A plugin to be forked.
 
     Args:
-        environment: all of it.
-        folder: below which files count.
-        log: of its standard error; each step that is counted is told there.
-        arm: from when steps count: ``start``, or the first ``prepare``, ``unprepare``, ``reconcile``, ``publish`` or ``stop``; empty for never.
-        step: before which it is killed; -1 for none.
+        environment: all environment variables of the plugin.
+        folder: only operations on files below it count as steps.
+        log: the file for standard error; it gets a line for each counted step.
+        arm: the event after which steps count: ``start``, or the first ``prepare``, ``unprepare``, ``reconcile``, ``publish`` or
+            ``stop``. If empty, no steps count.
+        step: the plugin is killed before this step; -1 for no kill.
     """
 
     environment: dict[str, str]
@@ -69,15 +70,15 @@ class _Steps:
             os.kill(os.getpid(), signal.SIGKILL)
         self._count += 1
 
-    def hook(self, event: str, given: tuple[Any, ...]) -> None:
-        if event not in _EVENTS or "/faults/" in str(given[0]):  # those are the test's own
+    def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _EVENTS or "/faults/" in str(arguments[0]):  # the test wrote these files
             return
-        if event in {"fcntl.flock", "socket.connect", "os.truncate"} or self._folder in str(given[0]):
-            if event != "open" or (isinstance(given[2], int) and given[2] & _WRITES):
-                self.take(f"{event} {given[:2]}")
+        if event in {"fcntl.flock", "socket.connect", "os.truncate"} or self._folder in str(arguments[0]):
+            if event != "open" or (isinstance(arguments[2], int) and arguments[2] & _WRITES):
+                self.take(f"{event} {arguments[:2]}")
 
 
-_write = os.write  # which is no step
+_write = os.write  # the original, which does not count as a step
 
 
 def _instrument(order: Order) -> None:
@@ -131,7 +132,7 @@ def _plugin(order: Order) -> NoReturn:
 
 
 def _serve() -> None:
-    """No thread and no event loop here: all that is forked is a process with its modules."""
+    """Forks plugins until the input ends. It uses no threads and no event loop, because a fork would copy their state."""
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
@@ -176,7 +177,7 @@ def _print_line(line: str) -> None:
 
 
 if __name__ == "__main__":
-    import dra_kubeletplugin.cli.run  # what every plugin would import
+    import dra_kubeletplugin.cli.run  # imported once here, so that no plugin has to
     import dra_kubeletplugin.plugin.grpc
     import dra_kubeletplugin.plugin.status_page  # noqa: F401
 

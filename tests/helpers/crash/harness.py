@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 DRIVER = "crash.example.com"
 TIMERS = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.1, slice_wipe_delay=30)
 Found = TypeVar("Found")
-WAIT = 100.0  # seconds: a kubelet that found a dead socket asks for a new one after 13, 26 and 51 s
+WAIT = 100.0  # seconds; after a failed connection the kubelet looks for a new socket after 13, 26 and 51 s
 
 
 def _retry_when_file_vanishes(look: Callable[[NodeHarness], Found]) -> Callable[[NodeHarness], Found]:
@@ -50,7 +50,7 @@ def _retry_when_file_vanishes(look: Callable[[NodeHarness], Found]) -> Callable[
 
 
 def _claim_uid_in_file(path: Path) -> str:
-    """The UID of a claim; the path where the file is not whole, which no claim is called."""
+    """Returns the claim UID in a metadata file, or the path if the file is incomplete; a path never equals a UID."""
     try:
         return decode(path.read_bytes(), path).claim.uid
     except MetadataError:
@@ -58,10 +58,10 @@ def _claim_uid_in_file(path: Path) -> str:
 
 
 class NodeHarness:
-    """One node, the first unless it is named. ``plugins`` are the processes that were started, by a name of the test's choice.
+    """One node of the cluster; the first node if ``node`` is empty. ``plugins`` maps names that the test chose to processes.
 
-    With a ``proxy`` they run as in a pod, with a service account, and reach the API server through it; the cluster's own
-    components do not.
+    With a ``proxy``, the plugins run as in a pod: with a service account, and with the proxy as their API server. The cluster's
+    own components connect to the API server directly.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class NodeHarness:
         self.faults.mkdir()
         self.sysfs = described.build(folder / "sys", {"functions": []})
         self.log = folder / "plugin.log"
-        self.small = False  # the CDI folder is a file system of its own
+        self.small = False  # whether the CDI folder is a separate small file system
         self.plugins: dict[str, asyncio.subprocess.Process] = {}
-        self.answers: list[float] = []  # seconds until the plugin answered a call of the kubelet
-        self.gave_up: list[str] = []  # calls that were not answered in time: method and claim UIDs
+        self.answers: list[float] = []  # seconds of each kubelet call that got a response
+        self.gave_up: list[str] = []  # calls that timed out: method and claim UIDs
         self._measure_calls()
 
     @property
@@ -100,7 +100,7 @@ class NodeHarness:
             try:
                 answer = await call(driver, method, infos)
             except PrepareError:
-                # No plugin, or one that died at it; only one that is there can owe an answer.
+                # A quick error means that no plugin runs or that it died. Only a running plugin can time out.
                 if time.monotonic() - began >= manager.timeout:
                     self.gave_up.append(f"{method} {[i.uid for i in infos]}")
                 raise
@@ -112,8 +112,8 @@ class NodeHarness:
     async def start(
         self, name: str = "plugin", *, ready: bool = True, timeout: float = WAIT, **environment: str
     ) -> asyncio.subprocess.Process:
-        """``environment`` adds variables of the process: KILL_AT, POD_UID, any setting."""
-        # Compiled once, as in the image: the next start is what is tested, a hundred times.
+        """Starts a plugin process. ``environment`` adds variables, for example KILL_AT, POD_UID or a setting."""
+        # Python may write compiled files, as in the image: tests start the plugin a hundred times.
         left_out = {"KUBECONFIG", "POD_UID", "PYTHONDONTWRITEBYTECODE"}
         base = {k: v for k, v in os.environ.items() if k not in left_out}
         base |= {
@@ -146,7 +146,7 @@ class NodeHarness:
     def _server(self) -> dict[str, str]:
         if self.proxy is None:
             return {"KUBECONFIG": str(self.cluster.kubeconfig)}
-        # LOCAL_CLUSTER: in a container, as a pod is, these folders need be no mounts.
+        # In a container, the plugin requires mounted folders, unless LOCAL_CLUSTER is set.
         return {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(self.proxy.port),
@@ -189,7 +189,10 @@ class NodeHarness:
 
     @contextlib.contextmanager
     def full_cdi(self) -> Iterator[None]:
-        """While inside, the CDI folder has no space: the disk's own word within :func:`small_cdi_folder`, the driver's pretence else."""
+        """Fills the CDI folder for the context.
+
+        Within :func:`small_cdi_folder` the file system is really full; otherwise the driver injects ENOSPC.
+        """
         filler = self.node.cdi_root / "filler" if self.small else self.faults / "cdi-full"
         try:
             with filler.open("wb", buffering=0) as file:
@@ -211,88 +214,98 @@ class NodeHarness:
         await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-t"], restart_policy="Always"))
 
     def hold_prepare(self) -> Path:
-        """Whoever prepares has each device half taken, and waits until the file that is answered is gone."""
+        """Makes each prepare wait, after the first of two hardware steps, until the test deletes the returned file."""
         held = self.faults / "prepare-held"
         held.touch()
         return held
 
     @property
     def logged(self) -> str:
-        """Its last line may be half written."""
+        """The log of all plugins. Its last line may be incomplete."""
         return self.log.read_text(errors="replace")
 
     @_retry_when_file_vanishes
     def holders(self) -> dict[str, str]:
-        """Device → claim UID, for devices that are taken whole."""
+        """Returns the claim UID of each device for which both hardware steps are done."""
         return {p.stem: p.read_text() for p in self.hardware.glob("*.b")}
 
     def taken(self) -> list[str]:
-        return sorted(p.name for p in self.hardware.iterdir())
+        """Returns the names of the device files."""
+        return sorted(p.name for p in self.hardware.iterdir() if not p.name.startswith("card."))
+
+    def power(self) -> list[str]:
+        """Returns the names of the card's files. The claims of all devices share the card."""
+        return sorted(p.name for p in self.hardware.glob("card.*"))
 
     def files(self) -> list[str]:
-        """Names in the CDI folder."""
+        """Returns the file names in the CDI folder."""
         return sorted(p.name for p in self.node.cdi_root.iterdir())
 
     def unrepaired(self) -> list[str]:
-        """What a repair of the records has beside them until it is done."""
+        """Returns the temporary files of a repair of the records that has not finished."""
         parts = (".new",)
         return sorted(p.name for p in self.records_path.parent.iterdir() if any(part in p.name for part in parts))
 
     @_retry_when_file_vanishes
     def described(self) -> dict[str, bool]:
-        """Claims that have a metadata file, or a spec that mounts one: whether they have both."""
+        """Returns, for each claim with a metadata file or a spec that mounts it, whether the claim has both."""
         top = self.records_path.parent / "dra-device-metadata"
         files = {_claim_uid_in_file(p) for p in top.glob("*.json")}
         specs = {p.stem.partition("_")[2] for p in self.node.cdi_root.glob("*.json") if str(top) in p.read_text()}
         return {uid: uid in specs and uid in files for uid in {*specs, *files}}
 
     def records(self) -> dict[str, str]:
-        """Claim UID → state, read beside the running plugin."""
+        """Returns the state of each claim by UID. It reads the journal while the plugin runs."""
         path = self.records_path
         if not path.exists():
             return {}
         return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(path)}
 
     def check(self) -> None:
-        """At any moment: nobody took what another holds."""
+        """Asserts that no claim has taken a device of another claim. This must hold at any moment."""
         violations = [p.read_text() for p in self.hardware.glob("VIOLATION-*")]
-        if violations:  # the claim that took, and the one that holds
+        if violations:  # each contains the UIDs of both claims
             raise AssertionError(
-                self._told("\n".join(violations), {w for v in violations for w in v.split() if len(w) == 36})
+                self._with_log_lines("\n".join(violations), {w for v in violations for w in v.split() if len(w) == 36})
             )
 
-    def _told(self, what: str, uids: set[str]) -> str:
-        """``what``, and what the log says of some claims and of the records."""
+    def _with_log_lines(self, what: str, uids: set[str]) -> str:
+        """Returns ``what``, followed by the log lines about these claims and about the records."""
         uids = {*uids, "claims.store", "started as"}
         lines = self.logged.splitlines()
         return "\n".join([what, *[line for line in lines if any(uid in line for uid in uids)][-120:]])
 
     def check_quiet(self) -> None:
-        """When nothing is under way: files, records and hardware tell the same story."""
+        """Asserts that files, records and hardware agree. This must hold when no call is in progress."""
         self.check()
         records = self.records()
         assert set(records.values()) <= {"Prepared"}, records
         files = {f.partition("_")[2].partition(".")[0] for f in self.files()}
         if files != set(records):
-            raise AssertionError(self._told(f"files {self.files()}, records {records}", files ^ set(records)))
+            raise AssertionError(self._with_log_lines(f"files {self.files()}, records {records}", files ^ set(records)))
         described = self.described()
         if set(described) != set(records) or not all(described.values()):
-            raise AssertionError(self._told(f"metadata {described}, records {records}", set(described) ^ set(records)))
+            raise AssertionError(
+                self._with_log_lines(f"metadata {described}, records {records}", set(described) ^ set(records))
+            )
         holders = set(self.holders().values())
         if holders != set(records):
-            raise AssertionError(self._told(f"hardware {self.holders()}, records {records}", holders ^ set(records)))
+            raise AssertionError(
+                self._with_log_lines(f"hardware {self.holders()}, records {records}", holders ^ set(records))
+            )
+        assert self.power() == (["card.on", "card.ready"] if records else []), (self.power(), records)
         claims = {c["metadata"]["uid"] for c in self.cluster.claims()}
-        assert set(records) <= claims, self._told("records of no claim", set(records) - claims)
+        assert set(records) <= claims, self._with_log_lines("records of no claim", set(records) - claims)
 
     def is_empty(self) -> bool:
-        return not (self.taken() or self.files() or self.records() or self.described())
+        return not (self.taken() or self.power() or self.files() or self.records() or self.described())
 
 
 @contextlib.asynccontextmanager
 async def node_harness(
     folder: Path, *, proxied: bool = False, call: float = TIMERS.call_timeout, retry: float = TIMERS.pod_sync_backoff
 ) -> AsyncIterator[NodeHarness]:
-    """Socket paths are short, so the cluster keeps its own folder below /tmp.
+    """Starts a local cluster and yields its node. The cluster has its own folder below /tmp, because socket paths must be short.
 
     ``call`` is the kubelet's time-out and ``retry`` its wait before the next try, in seconds.
     """
@@ -314,7 +327,7 @@ async def node_harness(
 
 @contextlib.contextmanager
 def small_cdi_folder(b: NodeHarness, size: str = "128k") -> Iterator[bool]:
-    """A file system of its own for the CDI folder, so that it can be full; False where there is no right to mount."""
+    """Mounts a small tmpfs on the CDI folder, so that a test can fill it. Yields False if the process may not mount."""
     root = str(b.node.cdi_root)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", root]
     try:

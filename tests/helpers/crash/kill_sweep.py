@@ -42,7 +42,7 @@ from tests.helpers.crash.forked_plugins import Order
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 DRIVER = "crash.example.com"
 _TIMEOUT = 60.0  # seconds
-_MISSES = 3  # steps that a phase does not get to, before it is taken for swept: two runs are never quite alike
+_MISSES = 3  # unreached steps in a row that end a sweep: the number of steps differs between runs
 Ref = tuple[str, str, str]  # namespace, name, UID
 
 
@@ -55,7 +55,7 @@ class PluginForker:
         self._ended: dict[int, asyncio.Future[int]] = {}
 
     async def fork(self, order: Order) -> tuple[int, asyncio.Future[int]]:
-        """PID, and the exit status to come."""
+        """Forks a plugin. Returns its PID and a future of its exit status."""
         assert self._process.stdin
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
         pid = await self._forked.get()
@@ -94,7 +94,7 @@ async def plugin_forker() -> AsyncIterator[PluginForker]:
 
 
 class Plugin:
-    """One process."""
+    """A forked plugin process."""
 
     def __init__(self, node: Node, pid: int, ended: asyncio.Future[int], path: Path) -> None:
         self.node = node
@@ -104,7 +104,7 @@ class Plugin:
         self._channel: Any = None
 
     async def serves(self) -> bool:
-        """False where it ended first."""
+        """Waits until the plugin accepts connections. Returns False if the process ended first."""
         async with asyncio.timeout(_TIMEOUT):
             while not self.ended.done():
                 if is_live(self.node.registration(self.path)) and is_live(self.path):
@@ -113,7 +113,7 @@ class Plugin:
         return False
 
     async def prepare(self, *refs: Ref) -> Mapping[str, str] | None:
-        """By UID an error or nothing; None where the process died at it."""
+        """Returns the error of each claim by UID, empty for success; None if the process died during the call."""
         return await self._call("NodePrepareResources", pb.NodePrepareResourcesRequest, refs)
 
     async def unprepare(self, *refs: Ref) -> Mapping[str, str] | None:
@@ -141,7 +141,7 @@ class Plugin:
 
 
 class Node:
-    """A kubelet's root of its own, with two claims, ``a`` on c-0 and ``b`` on c-1."""
+    """A node with its own kubelet root and two claims: ``a`` has device c-0, ``b`` has device c-1."""
 
     def __init__(self, forks: PluginForker, cluster: LocalCluster, folder: Path, a: Ref, b: Ref) -> None:
         self.forks = forks
@@ -159,7 +159,7 @@ class Node:
         self.log = folder / "log"
         self.log.touch()
         described.build(folder / "sys", {"functions": []})
-        self.over: list[Ref] = []  # claims of pods that have ended
+        self.claims_of_ended_pods: list[Ref] = []
         self._registrations: dict[Path, Path] = {}
         self._started: list[Plugin] = []
 
@@ -193,18 +193,18 @@ class Node:
             await plugin.end()
 
     def records(self) -> dict[str, str]:
-        """Claim UID to state."""
+        """Returns the state of each claim by UID."""
         path = self.plugin_dir / "records.journal"
         if not path.exists():
             return {}
         return {r.uid: str(r.state) if isinstance(r, Record) else "Unreadable" for r in read_rows(path)}
 
     def holders(self, part: str) -> dict[str, str]:
-        """Device to claim UID; a device has two parts, ``a`` and ``b``."""
+        """Returns the claim UID of each device. A device has two parts, ``a`` and ``b``."""
         return {p.stem: p.read_text() for p in self.hardware.glob(f"*.{part}")}
 
     async def published(self, count: int, unless: Plugin) -> None:
-        """Waits until the slices tell of ``count`` devices, each once, in whole pools and nothing else; or a plugin has ended."""
+        """Waits until complete pools publish ``count`` devices, each once, or until the plugin has ended."""
         async with asyncio.timeout(_TIMEOUT):
             while not unless.ended.done():
                 pools = [s["spec"]["pool"] for s in self.cluster.slices(DRIVER)]
@@ -216,9 +216,9 @@ class Node:
                     return
                 await asyncio.sleep(0.01)
 
-    def left(self) -> list[str]:
-        """All files but those that a plugin leaves: journals, good and damaged, their lock, and what it knows of taints."""
-        kept = {".records.lock", "records.journal", "taint-times.json"}
+    def leftover_files(self) -> list[str]:
+        """Returns all files except those that a plugin keeps: journals, damaged journals and the times of taints."""
+        kept = {"records.journal", "taint-times.json"}
         found = [p for f in (self.plugin_dir, self.registry, self.cdi, self.hardware) for p in f.rglob("*")]
         return sorted(
             str(p.relative_to(self.folder))
@@ -227,7 +227,7 @@ class Node:
         )
 
 
-# --- phases: what happens until the kill, or the end of the phase. --------------
+# --- phases: each runs until the kill or until its end --------------
 
 
 async def start(node: Node, step: int) -> None:
@@ -249,13 +249,13 @@ async def unprepare(node: Node, step: int) -> None:
 
 
 async def undo(node: Node, step: int) -> None:
-    """A start that finds a claim half prepared, and another."""
+    """Starts a plugin when one claim is half prepared and another claim is prepared."""
     await _prepare_half(node)
     await start(node, step)
 
 
 async def free(node: Node, step: int) -> None:
-    """A prepare of a claim whose device another has, half prepared, and whose undo failed at the start."""
+    """Prepares a claim whose device belongs to a half-prepared claim, after the rollback at the start failed."""
     await _prepare_half(node)
     faults = node.folder / "faults"
     faults.mkdir()
@@ -263,7 +263,7 @@ async def free(node: Node, step: int) -> None:
     one = await node.start("prepare", step, RECONCILE_INTERVAL="1h")
     assert await one.serves()
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-free", "c-0")
-    node.over.append(other)
+    node.claims_of_ended_pods.append(other)
     _check_no_error(await one.prepare(other))
     _check_no_error(await one.unprepare(other))
 
@@ -276,10 +276,10 @@ async def _prepare_half(node: Node) -> None:
 
 
 async def reconcile(node: Node, step: int) -> None:
-    """A claim that is gone from the API server, and that nobody unprepares."""
+    """Deletes a prepared claim from the API server. The kubelet does not unprepare it, so reconciliation must."""
     one = await node.start("reconcile", step, RECONCILE_GRACE_PERIOD="0s")
-    if await one.serves() and (told := await one.prepare(node.a, node.b)) is not None:
-        _check_no_error(told)
+    if await one.serves() and (errors := await one.prepare(node.a, node.b)) is not None:
+        _check_no_error(errors)
         await node.cluster.client.delete(CLAIMS, node.a[1], node.a[0])
         async with asyncio.timeout(_TIMEOUT):
             while not one.ended.done() and node.a[2] in node.records():
@@ -287,7 +287,7 @@ async def reconcile(node: Node, step: int) -> None:
 
 
 async def repair(node: Node, step: int) -> None:
-    """A start that finds no journal in the file, and a claim half prepared."""
+    """Starts a plugin when the journal is unreadable and a claim is half prepared."""
     await _prepare_half(node)
     path = node.plugin_dir / "records.journal"
     path.write_bytes(b"no journal" * 1000)
@@ -295,12 +295,12 @@ async def repair(node: Node, step: int) -> None:
 
 
 async def publish(node: Node, step: int) -> None:
-    """A pool that grows from three slices to four, and one of whose devices has fallen ill."""
+    """Publishes a pool that grows from three slices to four while one of its devices becomes unhealthy."""
     one = await node.start(CRASH_DEVICES="130")
     await node.published(130, one)
     await one.end()
     times = node.plugin_dir / "taint-times.json"
-    times.unlink(missing_ok=True)  # of slices that the last kill left
+    times.unlink(missing_ok=True)  # it describes slices that the previous kill left on the cluster
     (node.folder / "faults").mkdir()
     (node.folder / "faults" / "device-sick").touch()
     two = await node.start("publish", step, CRASH_DEVICES="200")
@@ -311,7 +311,7 @@ async def publish(node: Node, step: int) -> None:
 
 
 async def update(node: Node, step: int) -> None:
-    """The next instance is killed while it starts; the one before goes on."""
+    """Kills the new instance while it starts; the old instance continues."""
     old = await node.start(pod="old")
     assert await old.serves()
     _check_no_error(await old.prepare(node.a))
@@ -322,7 +322,7 @@ async def update(node: Node, step: int) -> None:
 
 
 async def handover(node: Node, step: int) -> None:
-    """The instance before is killed while it stops; the next goes on."""
+    """Kills the old instance while it stops; the new instance continues."""
     old = await node.start("stop", step, pod="old")
     assert await old.serves()
     _check_no_error(await old.prepare(node.a))
@@ -330,34 +330,48 @@ async def handover(node: Node, step: int) -> None:
     assert await new.serves()
     calls = asyncio.gather(new.prepare(node.b), new.prepare(node.a))
     await old.end(signal.SIGTERM)
-    for told in await calls:
-        _check_no_error(told)
+    for errors in await calls:
+        _check_no_error(errors)
+
+
+async def together(node: Node, step: int) -> None:
+    """Kills one of two instances while it prepares and unprepares claims of one card; the other instance continues."""
+    old = await node.start(pod="old")
+    assert await old.serves()
+    _check_no_error(await old.prepare(node.a))
+    new = await node.start("prepare", step, pod="new")
+    assert await new.serves()
+    for call, ref in ((new.prepare, node.b), (new.unprepare, node.a), (new.unprepare, node.b)):
+        _check_no_error(await call(ref))
+    await new.end()
+    _check_no_error(await old.prepare(node.a, node.b))
 
 
 PHASES: dict[str, Callable[[Node, int], Awaitable[None]]] = {
-    f.__name__: f for f in (start, prepare, unprepare, undo, free, reconcile, repair, publish, update, handover)
+    f.__name__: f
+    for f in (start, prepare, unprepare, undo, free, reconcile, repair, publish, update, handover, together)
 }
 
 
-def _check_no_error(told: Mapping[str, str] | None) -> None:
-    """Nothing was refused; or the process died."""
-    assert not any((told or {}).values()), told
+def _check_no_error(errors: Mapping[str, str] | None) -> None:
+    """Asserts that no claim got an error. A call during which the process died has no errors."""
+    assert not any((errors or {}).values()), errors
 
 
-# --- what holds after any kill ------------------------------------------------------------------------------------------------------
+# --- checks after each kill ------------------------------------------------------------------------------------------------------
 
 
 async def _check_recovery(node: Node) -> None:
-    """The next instance answers as it must, hands nothing out twice, and when all is unprepared nothing is left."""
+    """Starts the next instance and checks its responses, that each device has one holder, and that unprepare removes all files."""
     before = _prepared_uids(node)
     next_ = await node.start()
     assert await next_.serves()
-    if node.over:
-        _check_no_error(await next_.unprepare(*node.over))
+    if node.claims_of_ended_pods:
+        _check_no_error(await next_.unprepare(*node.claims_of_ended_pods))
     other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-other", "c-0")
-    told = await next_.prepare(other)
-    assert told is not None
-    refused = told[other[2]]
+    errors = await next_.prepare(other)
+    assert errors is not None
+    refused = errors[other[2]]
     assert not refused or refused.startswith("DEVICE_HELD"), refused
     assert bool(refused) is (node.a[2] in _prepared_uids(node)), refused
     assert refused or node.a[2] not in before
@@ -372,12 +386,12 @@ async def _check_recovery(node: Node) -> None:
     assert node.records() == {}
     await node.published(4, next_)
     assert await next_.end(signal.SIGTERM) == 0
-    assert not (left := node.left()), left
+    assert not (leftover_files := node.leftover_files()), leftover_files
     assert not list(node.hardware.glob("VIOLATION*"))
 
 
 def _prepared_uids(node: Node) -> set[str]:
-    """UIDs, as far as the database can be read."""
+    """Returns the UIDs of prepared claims; none if the journal is unreadable."""
     try:
         return {uid for uid, state in node.records().items() if state == "Prepared"}
     except RecordsError:
@@ -390,7 +404,7 @@ def _where(e: BaseException) -> str:
 
 
 class Sweep:
-    """Kills, on one cluster."""
+    """Runs phases on one cluster, each with a fresh node."""
 
     def __init__(self, forks: PluginForker, cluster: LocalCluster) -> None:
         self._forks = forks
@@ -398,11 +412,14 @@ class Sweep:
         self._nodes = 0
 
     async def steps(self, phase: str) -> list[str]:
-        """Those of a phase in which nothing is killed."""
+        """Runs a phase without a kill and returns its steps."""
         return await self._run(phase, -1, settle=False)
 
     async def kill(self, phase: str, step: int) -> bool:
-        """Whether the phase got to this step. Raises ``AssertionError`` with the plugins' log."""
+        """Runs a phase, kills the plugin before the step, and checks the recovery.
+
+        Returns whether the phase reached the step. Raises ``AssertionError`` with the plugins' log.
+        """
         return len(await self._run(phase, step, settle=True)) == step + 1
 
     async def _run(self, phase: str, step: int, *, settle: bool) -> list[str]:
@@ -420,8 +437,8 @@ class Sweep:
             if settle:
                 await _check_recovery(node)
         except Exception as e:
-            told = f"{phase}, killed before step {step}: {_where(e)}\na is {a[2]}, b {b[2]}\n{node.log.read_text(errors='replace')}"
-            raise AssertionError(told) from e
+            message = f"{phase}, killed before step {step}: {_where(e)}\na is {a[2]}, b {b[2]}\n{node.log.read_text(errors='replace')}"
+            raise AssertionError(message) from e
         finally:
             await node.end()
             shutil.rmtree(folder)

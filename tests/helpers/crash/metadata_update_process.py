@@ -46,7 +46,7 @@ class Net(Driver):
 
 
 def claim(api: FakeApiServer) -> Any:
-    """One with two requests, one of which is an alternative, and has two devices."""
+    """Returns a claim with two requests. One request is an alternative and has two devices."""
     ref = api.allocate("c", UID, "d-0", DRIVER, request="net/fast")
     results = api.claims["c"]["status"]["allocation"]["devices"]["results"]
     results += [{**results[0], "request": "acc", "device": name} for name in ("d-1", "d-2")]
@@ -106,7 +106,7 @@ def instrument() -> None:
 
     def read(self: Records, uid: str) -> Any:
         seen.append(uid)
-        if len(seen) == 2:  # the transaction that brings the file to what is on record
+        if len(seen) == 2:  # the transaction that updates the file from the record
             reach("update: after commit")
         return real(self, uid)
 

@@ -10,11 +10,10 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from dra_kubeletplugin.claims.store.journal import LOCK
 from tests.helpers.crash.faulty_proxy import Mode
 from tests.helpers.crash.harness import NodeHarness
 
-# Names of files that the driver of the tests looks for. These happen once, when it gets there:
+# Names of files that the test driver reads. The driver removes the file, so each of these faults happens once.
 ONCE = (
     "prepare-hangs",
     "prepare-raises",
@@ -26,6 +25,8 @@ ONCE = (
     "unprepare-hangs",
     "unprepare-raises",
     "undo-raises",
+    "setup-raises",
+    "teardown-raises",
     "recover-raises",
     "devices-hangs",
     "devices-raises",
@@ -34,12 +35,12 @@ ONCE = (
     "health-answers-anything",
     "eio",
 )
-LASTS = ("device-gone", "device-sick", "recover-fails")  # while their file is there
+LASTS = ("device-gone", "device-sick", "recover-fails")  # faults that last while their file exists
 SERVER = (Mode.SLOW, Mode.SILENT, Mode.HTML, Mode.RESET)
-# Takes the lock of the records, is stopped while it has it, and releases it if it ever goes on.
+# Takes the lock of the records and stops itself with SIGSTOP. After SIGCONT it releases the lock.
 HOLDER = """
 import fcntl, os, signal, sys
-fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+fd = os.open(sys.argv[1], os.O_RDONLY)
 fcntl.flock(fd, fcntl.LOCK_EX)
 print("locked", flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
@@ -48,9 +49,9 @@ fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 class Faults:
-    """Makes faults, one after the other and some side by side, between :meth:`begin` and :meth:`clear`.
+    """Injects faults between :meth:`begin` and :meth:`clear`. Some faults overlap.
 
-    ``happened`` counts those that took effect, by kind.
+    ``happened`` counts the faults that took effect, by kind.
     """
 
     def __init__(self, box: NodeHarness, rng: random.Random, *, pause: float = 0.4) -> None:
@@ -67,9 +68,9 @@ class Faults:
             self._schedule = asyncio.create_task(self._run(), name="faults")
 
     async def clear(self) -> None:
-        """Ends every fault; what was asked for and has not happened never will.
+        """Ends every fault and withdraws those that have not happened.
 
-        Raises what a fault of ours raised.
+        Raises the exception of a fault's task, if it has one.
         """
         tasks = [t for t in (self._schedule, *self._lasting.values()) if t]
         for task in tasks:
@@ -134,11 +135,11 @@ class Faults:
     async def _server(self, mode: Mode, seconds: float) -> None:
         proxy = self.box.proxy
         assert proxy
-        proxy.turn(mode)
+        proxy.set_mode(mode)
         try:
             await asyncio.sleep(seconds / 3)
         finally:
-            proxy.turn(Mode.PASS)
+            proxy.set_mode(Mode.PASS)
 
     async def _full(self, seconds: float) -> None:
         with self.box.full_cdi():
@@ -146,13 +147,13 @@ class Faults:
 
     async def _locked(self, seconds: float) -> None:
         holder = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-c", HOLDER, str(self.box.records_path.with_name(LOCK)),
+            sys.executable, "-S", "-c", HOLDER, str(self.box.records_path.parent),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert holder.stdout
         goes_on = self.rng.random() < 0.5
         try:
-            await holder.stdout.readline()  # empty where there is no database now, or it is locked
+            await holder.stdout.readline()  # empty if the database does not exist or is locked
             await asyncio.sleep(seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -161,7 +162,7 @@ class Faults:
 
     async def _removed(self, seconds: float) -> None:
         self.box.records_path.unlink(missing_ok=True)
-        await asyncio.sleep(seconds)  # not again at once
+        await asyncio.sleep(seconds)  # keeps this fault in progress, so that it does not repeat at once
 
     async def _stopped(self, seconds: float) -> None:
         alive = [p for p in self.box.plugins.values() if p.returncode is None]

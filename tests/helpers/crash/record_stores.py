@@ -19,7 +19,7 @@ from dra_kubeletplugin.claims.capacity import Supply, draws_of
 from dra_kubeletplugin.claims.claim_files import note_of
 from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.claims.record import InFlightRecords
-from dra_kubeletplugin.claims.store.journal import LOCK, Journal
+from dra_kubeletplugin.claims.store.journal import Journal
 from dra_kubeletplugin.claims.store.lines import PUT, Change, encode
 from dra_kubeletplugin.claims.store.records import Records
 
@@ -31,7 +31,7 @@ JOURNAL = "records.journal"
 def open_store(
     folder: Path, wait: float = 5, boot: str = BOOT, in_flight: InFlightRecords | None = None
 ) -> RecordStore:
-    """The records as an instance of its own has them."""
+    """Opens the records as a separate plugin instance."""
     process = InstanceLock(folder / "processes")
     process.acquire()
     specs = ClaimSpecs(folder / "cdi", DRIVER, process.id)
@@ -41,7 +41,7 @@ def open_store(
 
 @contextlib.asynccontextmanager
 async def instance(folder: Path, wait: float = 5, boot: str = BOOT) -> AsyncIterator[RecordStore]:
-    """A store that is closed, and an instance that is dead, at the end."""
+    """Yields the store of a new instance. At the end, closes the store and ends the instance."""
     store = open_store(folder, wait, boot)
     try:
         yield store
@@ -56,7 +56,7 @@ def make_record(uid: str, device: str, state: State = State.PREPARED, owner: str
 
 
 def make_record_with_file(folder: Path, uid: str, device: str, **doc: Any) -> Record:
-    """A prepared claim's record, its CDI file and its note."""
+    """Creates the record, the CDI file and the note of a prepared claim."""
     specs = ClaimSpecs(folder / "cdi", DRIVER)
     record = make_record(uid, device, complete=True, **doc)
     record.devices[0]["cdi"] = [specs.device_id(specs.device_name(uid, device))]
@@ -71,7 +71,7 @@ async def insert(store: RecordStore, record: Record) -> None:
 
 
 def lose_bodies(path: Path, text: str) -> None:
-    """Overwrites the bodies of all lines that contain ``text``: their heads can be read."""
+    """Overwrites the bodies of all lines that contain ``text``. The heads stay readable."""
     lines = path.read_bytes().split(b"\n")
     for i, line in enumerate(lines):
         if text.encode() in line:
@@ -81,7 +81,7 @@ def lose_bodies(path: Path, text: str) -> None:
 
 
 def append_body(path: Path, record: Record, body: bytes, uid: str | None = None) -> None:
-    """Appends a line of which only the body is odd: the checksums are right, and the head has the holds of ``record``."""
+    """Appends a line with an unusual body, correct checksums, and the holds of ``record`` in its head."""
     holds = tuple((h.pool, h.device, h.share, h.takes) for h in record.holds())
     with path.open("ab") as file:
         file.write(
@@ -98,8 +98,8 @@ def set_format(path: Path, format: int) -> None:
 
 @contextlib.contextmanager
 def records_locked(path: Path) -> Iterator[None]:
-    """Holds the lock of the records at ``path``, as another instance that hangs."""
-    fd = os.open(path.with_name(LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    """Holds the lock of the records at ``path``, like another instance that hangs."""
+    fd = os.open(path.parent, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield
@@ -128,5 +128,5 @@ class PoolSupply(Supply):
 
 
 def memory_database() -> Records:
-    """Records without a file."""
+    """Returns records without a file."""
     return Records()

@@ -74,7 +74,7 @@ async def main(folder: Path) -> None:
         await one.prepare(ClaimIdentity("ns", "warm", "warm"))
         trim()
         before = resident()
-        for _ in range(3):  # as a kubelet tries again
+        for _ in range(3):  # like the retries of a kubelet
             outcomes = await asyncio.gather(
                 *(one.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}")) for i in range(CLAIMS))
             )

@@ -99,7 +99,7 @@ async def test_dev_runs_it_and_prints_where_the_described_host_is(files: Path) -
                 line = await process.stdout.readline()
                 assert line, told
                 told += line.decode()
-            folder = Path(told.partition(" is at ")[2].partition(":")[0])
+            folder = Path(told.partition(" is at ")[2].partition(";")[0])
             assert (folder / "dev/fpga0").read_text() == "c 240:0\n", told
             state = Path(told.partition("KUBECONFIG=")[2].split()[0]).parent
             while not any("/dev/fpga0" in p.read_text() for p in state.rglob("*-claim_*.json")):

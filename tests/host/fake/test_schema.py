@@ -41,6 +41,8 @@ def functions(*given: Mapping[str, Any]) -> dict[str, Any]:
 
 word = st.sampled_from(["mlx5_core", "nvme", "vfio-pci", "xclmgmt"])
 id16 = st.integers(0, 0xFFFF)
+line = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"), max_size=12)
+content = line | st.lists(line, min_size=2, max_size=4).map(lambda lines: "\n".join(lines) + "\n")
 
 
 @st.composite
@@ -80,9 +82,16 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
                 "drm": {f"card{bus}": {"dev": f"226:{bus}", "devname": f"dri/card{bus}"}},
                 "fpga": {f"fpga{bus}": {"dev": f"240:{bus}"}},
             }
+        if draw(st.booleans()):
+            fn["attributes"] = {"resource": "0x1000 0x1fff 0x40200\n0x0 0x0 0x0", "reset_method": "flr"}
+            fn["proc"] = {f"driver/x/{address}/information": draw(content)}
         out.append(fn)
     numa = {n: {"cpus": f"{n * 4}-{n * 4 + 3}", "socket": n % 2, "distances": [10] * nodes} for n in range(nodes)}
-    return {"functions": draw(st.permutations(out)), "numa_nodes": numa}
+    nodes_of_machine = {f"acme{i}": f"{draw(st.sampled_from('bc'))} 241:{i}" for i in range(draw(st.integers(0, 2)))}
+    files = {"devices": draw(content), "driver/x/version": draw(content)} if draw(st.booleans()) else {}
+    versions = {"module/x/version": "1.2"} if draw(st.booleans()) else {}
+    out = draw(st.permutations(out))
+    return {"functions": out, "numa_nodes": numa, "nodes": nodes_of_machine, "proc": files, "files": versions}
 
 
 def by_address(machine: Machine) -> list[Function]:
@@ -97,6 +106,7 @@ def test_a_host_read_back_is_what_was_described(said: dict[str, Any]) -> None:
         found = recording.record(host)
     assert by_address(found) == by_address(machine)
     assert found.numa_nodes == machine.numa_nodes
+    assert (found.nodes, found.proc, found.files) == (machine.nodes, machine.proc, machine.files)
 
 
 @settings(max_examples=60, deadline=None)

@@ -191,6 +191,7 @@ async def test_what_there_is_not_reports_it(kubectl: Kubectl) -> None:
     assert "use a mutating webhook" in await kubectl("create", "-f", "-", stdin=policy, fails=True)
 
 
+@pytest.mark.full
 async def test_who_may_do_what_is_listed_granted_and_kept_from_growing(kubectl: Kubectl) -> None:
     await kubectl("create", "serviceaccount", "reader")
     me = "--as=system:serviceaccount:default:reader"
@@ -226,6 +227,7 @@ async def test_a_token_of_a_pod_reports_where_it_is_and_ends_with_it(kubectl: Ku
     )
 
 
+@pytest.mark.full
 async def test_questions_are_answered(kubectl: Kubectl) -> None:
     assert "FIELDS:" in await kubectl("explain", "pod.spec")
     assert "allocationMode" in await kubectl("explain", "resourceclaim.spec.devices.requests.exactly", "--recursive")
@@ -240,6 +242,7 @@ async def test_questions_are_answered(kubectl: Kubectl) -> None:
     )
 
 
+@pytest.mark.full
 async def test_custom_kinds_are_known_at_once(kubectl: Kubectl) -> None:
     await kubectl("apply", "-f", "-", stdin=CUSTOM)
     await kubectl("wait", "--for=condition=Established", "crd/foos.example.com", "--timeout=55s")

@@ -229,6 +229,7 @@ async def test_the_official_client_lists_and_watches() -> None:
         assert await asyncio.to_thread(outside) == (["d.example.com"], ["ADDED"], "x")
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 async def test_kubectl_applies_gets_describes_watches_and_deletes(tmp_path: Path) -> None:
     async with LocalCluster() as cluster:

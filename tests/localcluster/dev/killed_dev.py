@@ -1,7 +1,8 @@
-"""Kills `dra dev` before each of its steps that others see, on one state folder all the while: run by test_process_lifetimes.
+"""Kills `dra dev` before each step with an external effect; test_dev_process_lifetimes.py runs it.
 
-``python -m tests.localcluster.dev.killed_dev FOLDER EVENTS ARGUMENTS...`` prints a line for each start: its step, how it ended, and what was left
-of it; the last is one that came up, was asked to stop and did: it leaves no file of the others' either. EVENTS are of Python's audit table, with commas.
+``python -m tests.localcluster.dev.killed_dev FOLDER EVENTS ARGUMENTS...`` starts `dra dev` repeatedly with the same state folder.
+For each start it prints a line with the step, the exit code and the leftovers. The last start reaches readiness and stops after SIGINT.
+The last line lists the temporary files in the state folder; there must be none. EVENTS is a comma-separated list of Python audit events.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from typing import Any
 
 from dra_kubeletplugin.cli import dev, main
 
-_LONG = 90.0  # seconds; a step that takes longer is a fault
+_STEP_TIMEOUT = 90.0  # seconds for one step
 _MARK = "KILLED_DEV"
 assert dev  # imported once, for all starts
 
 
 def kill_at(step: int, state: Path, events: frozenset[str]) -> None:
-    """For the rest of this process."""
-    left = step
+    """Installs an audit hook that kills this process before the given step. The hook cannot be removed."""
+    steps_left = step
 
-    def hook(event: str, given: tuple[Any, ...]) -> None:
-        nonlocal left
-        if event not in events or not (event == "subprocess.Popen" or str(state) in str(given)):
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal steps_left
+        if event not in events or not (event == "subprocess.Popen" or str(state) in str(arguments)):
             return
-        if left == 0:
-            print(f"at {event} {given[0] if event != 'socket.bind' else ''}", flush=True)
+        if steps_left == 0:
+            print(f"at {event} {arguments[0] if event != 'socket.bind' else ''}", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        left -= 1
+        steps_left -= 1
 
     sys.addaudithook(hook)
 
 
 def leftovers(state: Path, mark: str) -> list[str]:
-    """Processes that we started and those that they started, their mounts, and cgroups of the containers."""
+    """Returns the processes that a start left running, processes in its mounts, and the cgroups of its containers."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -47,23 +48,23 @@ def leftovers(state: Path, mark: str) -> list[str]:
             if int(folder.name) != os.getpid() and (started_here or str(state) in (folder / "mountinfo").read_text()):
                 found.append((folder / "cmdline").read_text().replace("\0", " "))
         except OSError:
-            continue  # it has just ended
+            continue  # the process has ended since the folder was listed
     specs = [json.loads(p.read_bytes()) for p in state.glob("*/containers/*/*/config.json")]
-    own = {spec["linux"]["cgroupsPath"].lstrip("/") for spec in specs}
-    # Directly below a controller, or the root: folders of other containers vanish while one looks through all.
+    container_cgroups = {spec["linux"]["cgroupsPath"].lstrip("/") for spec in specs}
+    # Only these two levels: a recursive search fails when another container removes its folder meanwhile.
     cgroups = (p for pattern in ("dra-dev-*", "*/dra-dev-*") for p in Path("/sys/fs/cgroup").glob(pattern))
-    return found + [str(p) for p in cgroups if p.name in own]
+    return found + [str(p) for p in cgroups if p.name in container_cgroups]
 
 
 def wait_until(check: Callable[[], Any]) -> Any:
-    end = time.monotonic() + _LONG
+    end = time.monotonic() + _STEP_TIMEOUT
     while not (found := check()) and time.monotonic() < end:
         time.sleep(0.02)
     return found
 
 
 def pods_run(state: Path) -> bool:
-    """All that there are, as the kept objects say."""
+    """Returns whether all pods in the persisted objects have the phase Running."""
     pods = {}
     for line in (state / "objects.jsonl").read_bytes().split(b"\n")[:-1]:
         _version, kind, namespace, name, obj = json.loads(line)
@@ -87,18 +88,18 @@ def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
             os._exit(main(["dev", *arguments, "--state-dir", str(state)]))
         ended: list[int] = []
 
-        def over(child: int = child, ended: list[int] = ended) -> bool:
+        def has_ended(child: int = child, ended: list[int] = ended) -> bool:
             pid, status = os.waitpid(child, os.WNOHANG)
             ended.extend([os.waitstatus_to_exitcode(status)] if pid else [])
             return bool(ended)
 
-        def up(log: Path = log) -> bool:
+        def is_ready(log: Path = log) -> bool:
             return log.exists() and "Ctrl-C stops the cluster" in log.read_text() and pods_run(state)
 
-        wait_until(lambda over=over, up=up: over() or up())
+        wait_until(lambda has_ended=has_ended, is_ready=is_ready: has_ended() or is_ready())
         if not ended:
             os.kill(child, signal.SIGINT)
-            wait_until(over)
+            wait_until(has_ended)
         if not ended:
             os.kill(child, signal.SIGKILL)
             raise RuntimeError(f"step {step}: neither up nor ended:\n{log.read_text()}")

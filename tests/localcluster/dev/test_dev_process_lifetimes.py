@@ -216,6 +216,7 @@ def test_a_closed_terminal_ends_the_cluster_in_order(short: Path) -> None:
     assert not (short / "s/control.sock").exists()
 
 
+@pytest.mark.full
 def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_more(short: Path) -> None:
     """A driver whose output nobody takes would stand still with its next line."""
     (short / "driver.py").write_text(TALKATIVE)

@@ -266,7 +266,8 @@ async def test_one_that_is_down_when_its_node_reboots_runs_once_afterwards(
         assert driver.pid
         os.kill(driver.pid, signal.SIGKILL)
         await told.wait("be started again in")
-        environment = DevEnvironment(Cluster(), hosts, [driver], EnvironmentOptions(print, print), 60, tmp_path, None)  # type: ignore[arg-type]
+        guard = SimpleNamespace(mark={"DRA_REAPER_ID": "none has it"})
+        environment = DevEnvironment(Cluster(), hosts, [driver], EnvironmentOptions(print, print), 60, tmp_path, guard)  # type: ignore[arg-type]
         await environment.reboot("node-1")
         assert running(pids) == [driver.pid]
     assert running(pids) == []

@@ -89,6 +89,7 @@ async def failures(room: Room, volume: str) -> int:
     return sum(e["count"] for e in about)
 
 
+@pytest.mark.full
 async def test_a_volume_that_cannot_be_mounted_is_tried_again_with_a_pause_that_doubles(room: Room) -> None:
     """Each volume by itself. Source: pkg/util/goroutinemap/exponentialbackoff, from 0.5 s to 2 min 2 s there."""
     began = time.monotonic()

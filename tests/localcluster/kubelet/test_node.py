@@ -164,6 +164,7 @@ async def test_a_node_that_somebody_made_by_hand_is_left_alone() -> None:
         assert (await cluster.client.get(NODES, "fake"))["status"]["conditions"][0]["status"] == "True"
 
 
+@pytest.mark.full
 async def test_a_machine_that_stood_still_takes_no_node_for_dead() -> None:
     """All of it stood: the kubelets, and who listens to them."""
     async with LocalCluster(("node-1",), timers=QUICK) as cluster:

@@ -114,6 +114,7 @@ async def test_a_container_that_is_restarted_again_and_again_by_its_probe_waits_
     await room.told("p", "BackOff: Back-off restarting failed container main in pod p_default(")
 
 
+@pytest.mark.full
 async def test_nothing_else_is_asked_before_a_container_has_started(room: Room) -> None:
     probes = {"startupProbe": ASK, "livenessProbe": ONCE, "readinessProbe": ASK}
     says = {"startup-probe": "fail", "liveness-probe": "fail", "readiness-probe": "fail"}

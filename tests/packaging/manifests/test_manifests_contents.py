@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dra_kubeletplugin.base.settings import ControllerSettings, Settings, WebhookSettings
@@ -58,7 +60,13 @@ def test_the_controller_may_do_what_it_does_and_no_more() -> None:
 
 
 WORKLOADS = pytest.mark.parametrize(
-    ("kind", "name"), [("DaemonSet", "npu"), ("Deployment", "npu-controller"), ("Deployment", "npu-webhook")]
+    ("kind", "name"),
+    [
+        ("DaemonSet", "npu"),
+        ("DaemonSet", "npu-supervisor"),
+        ("Deployment", "npu-controller"),
+        ("Deployment", "npu-webhook"),
+    ],
 )
 
 
@@ -115,7 +123,7 @@ def test_what_the_api_server_is_reported_the_webhook_leads_to_its_pods() -> None
 
 
 def test_the_plugin_sees_of_the_host_what_it_uses() -> None:
-    spec = one(EVERYTHING, "DaemonSet")["spec"]["template"]["spec"]
+    spec = one(EVERYTHING, "DaemonSet", "npu")["spec"]["template"]["spec"]
     host = {v["hostPath"]["path"]: v["hostPath"]["type"] for v in spec["volumes"] if "hostPath" in v}
     assert host == {
         # Directory: made by the kubelet, so that another --root-dir is a pod that says so.
@@ -124,16 +132,38 @@ def test_the_plugin_sees_of_the_host_what_it_uses() -> None:
         "/var/run/cdi": "DirectoryOrCreate",
         "/dev": "Directory",
     }
-    mounts = {m["name"]: m for m in container(one(EVERYTHING, "DaemonSet"))["volumeMounts"]}
+    mounts = {m["name"]: m for m in container(one(EVERYTHING, "DaemonSet", "npu"))["volumeMounts"]}
     assert mounts["dev"]["readOnly"] is True
     assert not [m for m in mounts.values() if "mountPropagation" in m]  # sockets and files, no mounts
 
 
+def test_the_supervisor_serves_where_the_plugin_looks_and_an_update_does_not_replace_it() -> None:
+    supervisor = one(EVERYTHING, "DaemonSet", "npu-supervisor")
+    assert supervisor["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    spec = supervisor["spec"]["template"]["spec"]
+    plugin = one(EVERYTHING, "DaemonSet", "npu")["spec"]["template"]["spec"]
+    same = ("tolerations", "priorityClassName", "affinity", "serviceAccountName")
+    assert [spec[k] for k in same] == [plugin[k] for k in same] and spec["automountServiceAccountToken"] is False
+    (supervised,), (driver,) = spec["containers"], plugin["containers"]
+    assert supervised["image"] == driver["image"] and supervised["securityContext"] == driver["securityContext"]
+    env = {e["name"]: e.get("value") for e in supervised["env"]}
+    command, socket = supervised["args"]
+    for name, value in env.items():
+        socket = socket.replace(f"$({name})", value)
+    of_plugin = {e["name"]: e.get("value") for e in driver["env"]}
+    settings = Settings(driver_name=of_plugin["DRIVER_NAME"], kubelet_root=Path(of_plugin["KUBELET_ROOT"]))
+    assert (command, Path(socket)) == ("supervisor", settings.plugin_dir / of_plugin["PROCESS_SUPERVISOR"])
+    mounts = {m["mountPath"] for m in supervised["volumeMounts"]}
+    assert mounts == {"/var/lib/kubelet/plugins", "/tmp"}  # noqa: S108 - in a container
+    without = {e["name"] for e in container(one(NOTHING, "DaemonSet"))["env"]}
+    assert "PROCESS_SUPERVISOR" not in without
+
+
 def test_a_pod_of_the_plugin_runs_on_every_node_until_the_last() -> None:
-    spec = one(EVERYTHING, "DaemonSet")["spec"]["template"]["spec"]
+    spec = one(EVERYTHING, "DaemonSet", "npu")["spec"]["template"]["spec"]
     assert spec["priorityClassName"] == "system-node-critical"
     assert spec["tolerations"] == [{"operator": "Exists"}]
-    assert one(EVERYTHING, "DaemonSet")["spec"]["updateStrategy"] == {
+    assert one(EVERYTHING, "DaemonSet", "npu")["spec"]["updateStrategy"] == {
         "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}
     }
 

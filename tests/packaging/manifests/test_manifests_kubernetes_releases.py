@@ -90,7 +90,7 @@ def test_the_check_notices_what_a_release_does_not_know() -> None:
     gpu = one(plain(merged(values_of("gpu_example"), {"resourceAPI": "v1"})), "DeviceClass")
     assert list(faults(gpu, "V1DeviceClass", 34, "c")) == []
     assert list(faults(gpu, "V1beta2DeviceClass", 33, "c")) == ["c.spec.extendedResourceName: no field of 1.33"]
-    daemonset = one(plain(EVERYTHING), "DaemonSet")
+    daemonset = one(plain(EVERYTHING), "DaemonSet", "npu")
     daemonset["spec"]["template"]["spec"]["containers"][0]["ports"][0]["containerPort"] = "8080"
     (fault,) = faults(daemonset, "V1DaemonSet", 36, "d")
     assert fault == "d.spec.template.spec.containers[0].ports[0].containerPort: '8080' is no int"

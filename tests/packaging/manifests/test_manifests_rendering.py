@@ -312,7 +312,7 @@ def test_no_overlay_patches_by_place() -> None:
         ({"logLevel": 5}, "logLevel: 5 is not text"),
         ({"kubeletRoot": "/var/lib/kubelet/"}, "kubeletRoot: '/var/lib/kubelet/' does not match"),
         ({"pods": ["plugin"]}, "pods: a list, not a mapping of names to values"),
-        ({"pods": {"node": {}}}, "pods.node: no such pod; there are all, plugin, controller, webhook"),
+        ({"pods": {"node": {}}}, "pods.node: no such pod; there are all, plugin, supervisor, controller, webhook"),
         ({"pods": {"pluginn": {}}}, "pods.pluginn: no such pod, did you mean 'plugin'?"),
         ({"pods": {"plugin": "x"}}, "pods.plugin: not a mapping of fields to values"),
         (

@@ -15,7 +15,7 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster, resource_of
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.plugin.node import Plugin
 from dra_kubeletplugin.testing import ClaimSpec, Request
-from dra_kubeletplugin.testing.node import env_of
+from dra_kubeletplugin.testing.oci import env_of
 from dra_kubeletplugin.testing.pods import pod, template
 from tests.packaging.manifests.deployed import config_of
 from tests.packaging.manifests.rendering import JSON, LEAST, by_id, container, one, plain

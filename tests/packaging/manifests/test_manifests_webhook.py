@@ -251,6 +251,7 @@ async def test_an_update_that_moves_an_old_fault_passes_and_a_new_fault_does_not
                 await cluster.client.update(CLASSES, kept)
 
 
+@pytest.mark.full
 @pytest.mark.kubectl
 async def test_a_certificate_that_is_replaced_on_disk_is_used_without_a_restart(tmp_path: Path) -> None:
     async with LocalCluster(("node-1",)) as cluster, deployed(cluster, tmp_path, "Fail") as webhook:

@@ -23,8 +23,13 @@ LEFT_OUT = {
 }
 NO_HOST = {"gpu_example", "fabric_example"}
 """Their devices are simulated, and need no machine that could be described."""
-BESIDES = {"pci/demo.py"}
-"""`make demo` of this tree."""
+BESIDES = {
+    "pci/demo.py",
+    "nvidia/recordings/h100.json",
+    *(f"nvidia/deploy/monitoring/{name}" for name in ("alerts.yaml", "dashboard.json")),
+    *(f"nvidia/tests/gpu/{name}.py" for name in ("conftest", "cuda_program", "python_image", "test_nvidia_gpu")),
+}
+"""`make demo` of this tree; the recorded NVML of a described host; tests on a real GPU."""
 PLUGIN = "dra_kubeletplugin.pytest_plugin"
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 _TABLES = ("build-system", "dependency-groups", "tool.hatch.build.targets.wheel", "tool.mypy", "tool.ruff")
@@ -48,6 +53,8 @@ def general(path: str, module: str) -> str:
         return f"{folder}/*.yaml"
     if folder == f"src/{module}" and name.endswith(".py") and name not in {"__init__.py", "driver.py"}:
         return f"src/{module}/*.py"
+    if folder == "tests" and name.startswith(f"test_{module}_") and name.endswith(".py"):
+        return f"tests/test_{module}.py"
     return path
 
 
@@ -66,7 +73,7 @@ def fresh(package: Path, tmp_path: Path) -> Path:
 
 def test_each_folder_of_drivers_is_a_package() -> None:
     assert [p.name for p in PACKAGES] == sorted(p.name for p in (ROOT / "drivers").iterdir() if p.is_dir())
-    assert len(PACKAGES) == 4
+    assert len(PACKAGES) == 5
 
 
 @every_driver
@@ -108,6 +115,7 @@ def test_the_image_of_a_driver_is_named_once_and_runs_its_module(package: Path) 
     assert values["driverName"] == load_driver(str(package)).name
 
 
+@pytest.mark.full
 @pytest.mark.cases(1)
 @every_driver
 def test_a_driver_s_tests_are_found_in_its_own_folder_too(package: Path) -> None:

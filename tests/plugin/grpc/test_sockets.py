@@ -277,6 +277,7 @@ async def test_a_socket_that_another_process_took_is_reported_and_not_fought_ove
         assert await name_at(path) == "d.example.com"
 
 
+@pytest.mark.full
 async def test_a_socket_that_is_removed_again_and_again_comes_back_each_time(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     async with kept(server(path)):

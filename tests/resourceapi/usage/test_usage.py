@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.cli.top import details
-from dra_kubeletplugin.resourceapi.usage.rows import DeviceUse, HealthRow, Overview
-from dra_kubeletplugin.resourceapi.usage.usage import UsageCounter, count_usage
+from dra_kubeletplugin.resourceapi.usage import usage
+from dra_kubeletplugin.resourceapi.usage.details import sections
+from dra_kubeletplugin.resourceapi.usage.rows import DeviceUse, HealthRow, Occupancy, Overview, counted
+from dra_kubeletplugin.resourceapi.usage.usage import UsageCounter, UsageResult, count_usage
 
 JSON = dict[str, Any]
 
@@ -83,11 +84,19 @@ def test_each_device_of_each_pools_newest_slices_stands_once_and_holders_are_the
     rows = Counter((r.pool, r.name) for r in found.devices)
     assert rows == Counter(published | {(pool, device) for _, pool, device in held})
     assert Counter((h.claim, r.pool, r.name) for r in found.devices for h in r.holders) == Counter(held)
+    names: dict[str, list[list[str]]] = {}  # by pool, the devices of each slice of its newest generation
+    for s in slices:
+        if s["spec"]["pool"]["generation"] == newest[s["spec"]["pool"]["name"]]:
+            names.setdefault(s["spec"]["pool"]["name"], []).append([d["name"] for d in s["spec"]["devices"]])
     for row in found.devices:
-        published_now = (row.pool, row.name) in published
-        assert row.use is (
-            DeviceUse.VANISHED if not published_now else DeviceUse.HELD if row.holders else DeviceUse.FREE
-        )
+        if (row.pool, row.name) not in published:
+            assert row.use in {DeviceUse.VANISHED, DeviceUse.HELD}
+        elif row.holders:
+            assert row.use is DeviceUse.HELD
+        else:
+            (first, *others) = names[row.pool]
+            valid = not others and len(set(first)) == len(first)  # each slice is for a pool of one slice
+            assert row.use is (DeviceUse.FREE if valid else DeviceUse.UNAVAILABLE)
 
 
 @given(before=SLICES, after=SLICES, first=CLAIMS, then=CLAIMS)
@@ -172,12 +181,87 @@ def test_a_pool_that_is_not_complete_is_named() -> None:
     assert "has 1 of 2 slices" in count_usage([slice_of("n1", [{"name": "d"}], of=2)], []).notes[0]
 
 
+def cards(*held: str) -> UsageResult:
+    """Counts four cards with a whole card, two halves and four quarters each, of which claims hold some devices."""
+    slots = {f"slot-{i}": {"value": "1"} for i in range(4)}
+    sets = [{"name": f"card-{n}", "counters": {"memory": {"value": "64Gi"}, **slots}} for n in range(4)]
+    devices = [
+        {
+            "name": f"card-{n}{part}",
+            "consumesCounters": counters(f"card-{n}", memory=f"{16 * len(used)}Gi", **{f"slot-{i}": "1" for i in used}),
+        }
+        for n in range(4)
+        for part, used in [
+            ("", range(4)),
+            *((f"-half-{i}", range(2 * i, 2 * i + 2)) for i in range(2)),
+            *((f"-quarter-{i}", range(i, i + 1)) for i in range(4)),
+        ]
+    ]
+    slices = [slice_of("n1", devices, of=2), slice_of("", [], pool="n1", of=2, sharedCounters=sets)]
+    return count_usage(slices, [claim(f"c{i}", ("n1", name)) for i, name in enumerate(held)])
+
+
+def test_occupancy_counts_cards_and_not_the_partitions_that_could_be_made_of_them() -> None:
+    found = cards("card-0", "card-1-half-0")
+    count = counted(found.devices, found.sets)
+    assert count.occupancy == Occupancy(4, 1.5)
+    assert (count.devices, count.held, count.free, count.blocked) == (28, 2, 2 * 7 + 3, 6 + 3)
+    assert {s.name: s.share for s in found.sets} == {"card-0": 1.0, "card-1": 0.5, "card-2": 0.0, "card-3": 0.0}
+    shared = {"name": "d", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi"}}}
+    part = claim("c", ("n1", "d"), shareID="s", consumedCapacity={"memory": "20Gi"})
+    mixed = count_usage([slice_of("n1", [shared, {"name": "e"}])], [part, claim("e", ("n1", "e"))])
+    assert counted(mixed.devices, mixed.sets).occupancy == Occupancy(2, 1.25)
+
+
+def test_a_device_that_no_request_can_get_names_the_reason() -> None:
+    blocked = {d.name: d.why for d in cards("card-0").devices if d.use is DeviceUse.BLOCKED}
+    assert set(blocked) == {
+        *(f"card-0-half-{i}" for i in range(2)), *(f"card-0-quarter-{i}" for i in range(4))
+    }  # fmt: skip
+    assert set(blocked.values()) == {"card-0 is used by card-0 of claim ml/c0"}
+    sick = [{"key": "a.example.com/sick", "value": "ecc", "effect": "NoSchedule"}, {"key": "note", "effect": "None"}]
+    away = [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]
+    reserved = [{"key": "gpus-only", "effect": "NoSchedule"}]  # pods that need the node tolerate it
+    nodes = [
+        {"metadata": {"name": "n1"}, "spec": {}}, {"metadata": {"name": "n2"}, "spec": {"unschedulable": True}},
+        {"metadata": {"name": "n3"}, "spec": {"taints": away}}, {"metadata": {"name": "n4"}, "spec": {"taints": reserved}},
+    ]  # fmt: skip
+    slices = [
+        slice_of("n1", [{"name": "sick", "taints": sick}, {"name": "well"}]),
+        *(slice_of(f"n{i}", [{"name": f"d{i}"}]) for i in (2, 3, 4, 5)),
+        slice_of("", [{"name": "wide"}], pool="wide", allNodes=True),
+    ]
+    found = {d.name: (d.use, d.why) for d in count_usage(slices, [], nodes=nodes).devices}
+    assert found == {
+        "sick": (DeviceUse.UNAVAILABLE, "taint a.example.com/sick=ecc:NoSchedule"), "well": (DeviceUse.FREE, ""),
+        "d2": (DeviceUse.UNAVAILABLE, "node n2 is cordoned"), "d3": (DeviceUse.UNAVAILABLE, "node n3 is not ready"),
+        "d4": (DeviceUse.FREE, ""), "d5": (DeviceUse.UNAVAILABLE, "node n5 does not exist"), "wide": (DeviceUse.FREE, ""),
+    }  # fmt: skip
+    assert {d.use for d in count_usage(slices[1:], []).devices} == {DeviceUse.FREE}  # the nodes are not known
+
+
+def test_a_held_device_is_shared_only_while_a_claim_could_get_a_share() -> None:
+    policy = {"default": "8Gi", "validRange": {"min": "8Gi"}}
+    device = {
+        "name": "d",
+        "allowMultipleAllocations": True,
+        "capacity": {"memory": {"value": "40Gi", "requestPolicy": policy}},
+    }
+    for amount, use in (("32Gi", DeviceUse.SHARED), ("33Gi", DeviceUse.HELD)):
+        held = claim("c", ("n1", "d"), shareID="s", consumedCapacity={"memory": amount})
+        (row,) = count_usage([slice_of("n1", [device])], [held]).devices
+        assert (row.use, bool(row.why)) == (use, use is DeviceUse.HELD)
+    cordoned = {"metadata": {"name": "n1"}, "spec": {"unschedulable": True}}
+    (row,) = count_usage([slice_of("n1", [device])], [claim("c", ("n1", "d"), shareID="s")], nodes=[cordoned]).devices
+    assert (row.use, row.why) == (DeviceUse.HELD, "node n1 is cordoned")
+
+
 def test_a_held_device_is_not_gone_while_slices_of_its_pool_are_still_to_come() -> None:
     old = slice_of("n1", [{"name": "d0"}, {"name": "d1"}], pool="p")
     half = slice_of("n1", [{"name": "d0"}], pool="p", generation=2, of=2)
     claims = [claim("c", ("p", "d1"))]
     uses = {d.name: d.use for d in count_usage([old, half], claims).devices}
-    assert uses == {"d0": DeviceUse.FREE, "d1": DeviceUse.HELD}
+    assert uses == {"d0": DeviceUse.UNAVAILABLE, "d1": DeviceUse.HELD}
     whole = slice_of("n1", [{"name": "d0"}], pool="p", generation=2)
     assert {d.name: d.use for d in count_usage([whole], claims).devices} == {
         "d0": DeviceUse.FREE,
@@ -192,7 +276,8 @@ def test_a_claim_that_a_group_of_pods_has_is_reserved_for_the_group() -> None:
     ]
     (row,) = count_usage([slice_of("n1", [{"name": "d0"}])], [given]).devices
     assert row.holders[0].pods == ("podgroups ml/train",)
-    assert "reserved for podgroups ml/train" in "\n".join(details.device(row, []))
+    (*_, (title, pairs)) = sections(Overview("cluster", (row,)), [row.id])
+    assert (title, dict(pairs)["reserved for"]) == ("claim ml/c", "podgroups ml/train")
 
 
 def rows_of(number: int) -> Overview:
@@ -204,3 +289,37 @@ def rows_of(number: int) -> Overview:
     return Overview(
         "cluster", count_usage([slice_of("n1", devices)], [claim("c", ("n1", "gpu-2"), pods=("p",))]).devices
     )
+
+
+def test_only_pools_whose_slices_holders_or_nodes_changed_are_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted_pools: list[str] = []
+
+    class Counted(usage.PoolUsage):
+        def __init__(self, slices: Any, *rest: Any) -> None:
+            counted_pools.append(slices[0].pool[1])
+            super().__init__(slices, *rest)
+
+    monkeypatch.setattr(usage, "PoolUsage", Counted)
+    slices = [slice_of(f"n{i}", [{"name": "d0"}, {"name": "d1"}]) for i in range(100)]
+    claims = [claim(f"c{i}", (f"n{i}", "d0")) for i in range(50)]
+    nodes: list[JSON] = [{"metadata": {"name": f"n{i}"}} for i in range(100)]
+    counter = UsageCounter()
+
+    def again() -> list[str]:
+        counted_pools.clear()
+        found = counter.tally(slices, claims, nodes=nodes)
+        assert found == count_usage(slices, claims, nodes=nodes)
+        return sorted(counted_pools[: -len(slices)])  # without those of the comparison
+
+    assert len(again()) == 100
+    assert again() == []
+    claims[7] = claim("c7", ("n7", "d1"))
+    assert again() == ["n7"]
+    del claims[8]
+    assert again() == ["n8"]
+    slices[3] = slice_of("n3", [{"name": "d0"}])
+    assert again() == ["n3"]
+    nodes[9] = {"metadata": {"name": "n9"}, "spec": {"unschedulable": True}}
+    assert again() == ["n9"]
+    nodes[9] = {"metadata": {"name": "n9", "labels": {"a": "b"}}, "spec": {"unschedulable": True}}
+    assert again() == []

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Capacity, Device, Quantity, RequestPolicy, Taint, Version
 from dra_kubeletplugin.errors import InvalidObjectError
-from dra_kubeletplugin.resourceapi import schema, version
+from dra_kubeletplugin.resourceapi import version
+from dra_kubeletplugin.resourceapi.schemas.decoding import decode, decode_strictly
+from dra_kubeletplugin.resourceapi.schemas.shapes import dra_shape
 from dra_kubeletplugin.resourceapi.validation.names import LABEL, sanitize
 from dra_kubeletplugin.resourceapi.validation.slices import max_devices, validate_spec
+
+SLICE = dra_shape("ResourceSlice")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +104,7 @@ def test_a_device_has_the_api_s_form() -> None:
         "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
         "devices": [json],
     }
-    assert validate_spec(schema.decode({"metadata": {}, "spec": spec}, "ResourceSlice")["spec"], "spec") == []
+    assert validate_spec(decode_strictly({"metadata": {}, "spec": spec}, SLICE)["spec"], "spec") == []
 
 
 def test_a_list_attribute_is_typed_counts_each_item_and_halves_the_devices_of_a_slice() -> None:
@@ -145,7 +149,7 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
         assert str(e).startswith("device ") and "AttributeError" not in str(e) and "KeyError" not in str(e)
     else:
         spec = {"driver": "d.example.com", "devices": [device.json()]}
-        schema.decode({"spec": spec}, "ResourceSlice", strict=False)
+        decode({"spec": spec}, SLICE, [])
 
 
 @pytest.mark.parametrize(
@@ -157,7 +161,7 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
         ({"binding_conditions": "ready"}, "binding_conditions is str: use a list of str"),
         ({"extra": {"taints": [{}]}}, "taints[0].effect: Required value"),
         ({"extra": {"name": "other"}}, "extra: set `name` in Device(name=...), not in extra"),
-        ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field spec.devices.nodeName of type string"),
+        ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field Device.spec.devices.nodeName of type string"),
     ],
 )  # fmt: skip
 def test_a_field_of_another_type_is_named_with_what_to_give(given: dict[str, Any], says: str) -> None:
@@ -178,7 +182,7 @@ EMPTY_SPEC_ERRORS = ["spec.driver", "spec.pool.name", "spec.pool.resourceSliceCo
 @pytest.mark.parametrize("pool", ["", "p"])
 @pytest.mark.parametrize("driver", ["", "d.example.com"])
 def test_errors_of_an_empty_spec_have_the_order_of_the_server(driver: str, pool: str, node: str | None) -> None:
-    empty = schema.decode({"metadata": {"name": "s"}, "spec": {}}, "ResourceSlice")["spec"]
+    empty = decode_strictly({"metadata": {"name": "s"}, "spec": {}}, SLICE)["spec"]
     assert [f.field for f in validate_spec(empty, "spec")] == [*EMPTY_SPEC_ERRORS, "spec"]
     old = {**empty, "driver": driver, "pool": {**empty["pool"], "name": pool}} | ({"nodeName": node} if node else {})
     # The immutable fields that the update empties come after the pool, and before the choice of nodes.

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.localcluster.apiserver.admission.conditions import Condition, holds
 from dra_kubeletplugin.scheduling import cel
-from dra_kubeletplugin.scheduling.allocator.allocator import AllocationError, Allocator
-from dra_kubeletplugin.scheduling.allocator.faults import AllocationTimeout
+from dra_kubeletplugin.scheduling.allocator.faults import AllocationError, AllocationTimeout
 from dra_kubeletplugin.scheduling.cel.effort import EFFORT_LIMIT
 from dra_kubeletplugin.scheduling.cel.expressions import (
     ADMISSION_VARIABLES,
@@ -31,6 +30,7 @@ from dra_kubeletplugin.scheduling.cel.expressions import (
     Expression,
 )
 from dra_kubeletplugin.scheduling.cel.frame import Frame
+from tests.helpers.allocator import Allocator
 from tests.helpers.objects import claim, device_class, pod, slice_of
 
 DEVICE = cel.Device(
@@ -236,6 +236,7 @@ def test_the_local_schedulers_search_ends_with_the_expression() -> None:
             allocator.allocate(node, [claim("c")])
 
 
+@pytest.mark.full
 def test_a_search_looks_at_the_clock_before_each_expression() -> None:
     """The cluster's Filter has ten seconds, and one expression may take two: 64 of them took minutes."""
     node = {"metadata": {"name": "node-1", "labels": {}}}
@@ -318,6 +319,7 @@ def test_the_expression_that_exceeds_the_budget_of_its_policy_fails_and_so_does_
             expression.evaluate({}, tight)
 
 
+@pytest.mark.full
 def test_match_conditions_have_a_quarter_of_the_budget_of_validations() -> None:
     environment = CelEnvironment(ADMISSION_VARIABLES)
     costly = Expression("lists.range(100000).all(i, true)", environment)

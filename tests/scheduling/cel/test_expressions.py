@@ -64,14 +64,18 @@ def test_an_expression_that_costs_too_much_is_stopped() -> None:
 
 
 def test_an_expression_that_could_cost_too_much_is_refused_at_admission() -> None:
-    from dra_kubeletplugin.resourceapi import defaulting, schema
+    from dra_kubeletplugin.resourceapi import defaulting
+    from dra_kubeletplugin.resourceapi.schemas.decoding import decode_strictly
+    from dra_kubeletplugin.resourceapi.schemas.shapes import dra_shape
     from dra_kubeletplugin.resourceapi.validation.claims import validate_class
     from dra_kubeletplugin.testing.pods import device_class
 
     costly = device_class("c", "d")
     inner = 'device.attributes["d"].all(b, device.attributes["d"].all(c, device.attributes["d"].all(e, b != c)))'
     costly["spec"]["selectors"][0]["cel"]["expression"] = f'device.attributes["d"].all(a, {inner})'
-    faults = validate_class(defaulting.apply(schema.decode(costly, "DeviceClass"), "DeviceClass"), cel.compile_selector)
+    faults = validate_class(
+        defaulting.apply(decode_strictly(costly, dra_shape("DeviceClass")), "DeviceClass"), cel.compile_selector
+    )
     assert [(f.reason, f.field) for f in faults] == [("FieldValueForbidden", "spec.selectors[0].cel.expression")]
 
 

@@ -67,7 +67,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--tests", default="", help="run only tests below these paths, with commas between them")
     parser.add_argument("--aim", type=float, default=90, help="per cent that must be noticed")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=150, help="of tests for one change, at most")
+    parser.add_argument("--seconds", type=float, default=20, help="of tests for one change, at most")
     parser.add_argument("--minutes", type=float, default=90, help="for all; the changes that are left are not counted")
     return parser
 

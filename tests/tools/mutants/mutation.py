@@ -113,6 +113,7 @@ class _Finder(ast.NodeVisitor):
         self._functions = 0  # how many of them are functions
         self._lines: tuple[int, ...] = ()
         self._users: list[tuple[set[str], range]] = []  # of each function: the names in it, its lines
+        self._returns_none: set[ast.ExceptHandler] = set()
 
     # --- where we are ---------------------------------------------------------------------------
 
@@ -153,6 +154,7 @@ class _Finder(ast.NodeVisitor):
             elif default is not None:
                 self.visit(default)
         self._lines = outer
+        self._returns_none |= _returns_none_at_end(node)
         self._each(node.body)
         self._functions -= 1
         self._names.pop()
@@ -238,7 +240,9 @@ class _Finder(ast.NodeVisitor):
             self._replace(Operator.NUMBER, node, ast.Constant(node.value + 1))
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
-        if not all(isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and is_log_call(s.value)) for s in node.body):
+        if node not in self._returns_none and not all(
+            isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and is_log_call(s.value)) for s in node.body
+        ):
             outer, self._lines = self._lines, tuple(range(node.body[0].lineno, _end(node) + 1))
             self._replace(Operator.EXCEPT, node.body[0], ast.Pass(), until=node.body[-1], before=node.body)
             self._lines = outer
@@ -301,6 +305,17 @@ def _names_in(node: ast.AST) -> set[str]:
 
 def _body(node: Function) -> range:
     return range(node.body[0].lineno, _end(node) + 1)
+
+
+def _returns_none_at_end(node: Function) -> set[ast.ExceptHandler]:
+    """The handlers that only return None where the function ends, and so returns None, without them too."""
+    last = node.body[-1]
+    return {
+        handler
+        for handler in (last.handlers if isinstance(last, ast.Try) and not last.finalbody else ())
+        if isinstance(only := handler.body[0], ast.Return)
+        and (only.value is None or (isinstance(only.value, ast.Constant) and only.value.value is None))
+    }
 
 
 def _header(node: ast.stmt) -> tuple[int, ...]:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from .tracing import Tracer
+
 _plan = json.loads(Path(os.environ["MUTANTS_PLAN"]).read_text())
 _seconds: dict[str, float] = {}
 _outcome: dict[str, str] = {}
+_tracer = Tracer(_plan["trace"]) if _plan["trace"] else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests: dict[str, float] = _plan["tests"]
     if tests:
-        wanted = sorted((i for i in items if i.nodeid in tests), key=lambda i: list(tests).index(i.nodeid))
+        order = {test: i for i, test in enumerate(tests)}
+        wanted = sorted((i for i in items if i.nodeid in order), key=lambda i: order[i.nodeid])
         for item in wanted:
             item.add_marker(pytest.mark.timeout(15 + 4 * tests[item.nodeid]))
     else:
@@ -31,9 +34,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    if _plan["trace"]:
-        sys.modules["sitecustomize"].begin(item.nodeid)
-    return (yield)
+    if _tracer:
+        _tracer.restart()
+    result = yield
+    test = item.nodeid
+    known = {"test": test, "outcome": _outcome[test], "seconds": round(_seconds[test], 3)}
+    with Path(_plan["out"]).open("a") as f:
+        print(json.dumps(known | ({"lines": _tracer.lines()} if _tracer else {})), file=f)
+    return result
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -41,6 +49,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds[test] = _seconds.get(test, 0.0) + report.duration
     if report.outcome != "passed" or test not in _outcome:
         _outcome[test] = report.outcome
-    if report.when == "teardown":
-        with Path(_plan["out"]).open("a") as f:
-            print(json.dumps({"test": test, "outcome": _outcome[test], "seconds": round(_seconds[test], 3)}), file=f)

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from .mutation import Mutation
-from .tracing import hits
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = Path("src/dra_kubeletplugin")
 _HERE = Path("tests/tools/mutants")
 _HIDDEN = {".ci", ".github"}  # hidden folders that tests read
 _SUITE = 1800  # seconds that the measured run may take
+_MARKERS = "not full and not crash"  # tests that start processes see no change that was made for another
 
 
 class Fate(enum.Enum):
@@ -61,13 +61,15 @@ class Baseline:
     left_out: dict[str, str]  # test → failed or skipped
 
     def tests(self, change: Mutation) -> list[str]:
-        """Those that have a chance to notice, quickest first."""
+        """Those that have a chance to notice: first those of the module itself, quickest first."""
         if change.lines:
             found = {t for n in change.lines for t in self.ran.get(f"{change.path}:{n}", ())}
         else:
             folder = str(Path(change.path).parent)
             found = {t for at, tests in self.ran.items() if at.startswith(f"{folder}/") for t in tests}
-        return sorted(found, key=lambda t: (self.seconds[t], t))
+        module = Path(change.path)
+        own = f"tests/{module.parent}/test_{module.stem}"
+        return sorted(found, key=lambda t: (not t.startswith(own), self.seconds[t], t))
 
 
 def copy(source: Path, target: Path) -> None:
@@ -93,9 +95,6 @@ class Tree:
         self._log = self.folder / "log"
         self._running: subprocess.Popen[bytes] | None = None
         copy(source, self.root)
-        if trace:
-            (self.root / ".trace").mkdir()
-            shutil.copy(source / _HERE / "tracing.py", self.root / "src" / "sitecustomize.py")
 
     def stop(self) -> None:
         """Ends the run that is under way, which then answers nothing that counts."""
@@ -142,7 +141,8 @@ class Tree:
         self._runs += 1
         out, plan = self.folder / f"{self._runs}.jsonl", self.folder / "plan"
         out.touch()
-        plan.write_text(json.dumps({"tests": tests, "share": share, "trace": self.trace, "out": str(out)}))
+        trace = f"{self.root / PACKAGE}/" if self.trace else ""
+        plan.write_text(json.dumps({"tests": tests, "share": share, "trace": trace, "out": str(out)}))
         self.temporary.mkdir(exist_ok=True)
         env = os.environ | {
             "PYTHONPATH": f"{self.root / 'src'}:{self.root}",
@@ -164,6 +164,8 @@ class Tree:
             "tests.tools.mutants.pytest_plugin",
             "-p",
             "no:cacheprovider",
+            "-m",
+            _MARKERS,
         ]
         command += [
             "--hypothesis-seed=0",
@@ -216,7 +218,7 @@ def fingerprint(tree: Path) -> str:
 
 
 def measure(trees: Sequence[Tree], paths: Sequence[str] = ()) -> Baseline:
-    """Runs each test below ``paths`` once, by default every test, shared among the trees (one folder of traces each)."""
+    """Runs each test below ``paths`` once, shared among the trees. By default all tests that `make test` runs in one process."""
 
     def share(i: int) -> list[dict[str, Any]]:
         code, done = trees[i].pytest({}, _SUITE, (i, len(trees)), first=False, paths=paths)
@@ -232,9 +234,9 @@ def measure(trees: Sequence[Tree], paths: Sequence[str] = ()) -> Baseline:
                 tree.stop()
     passed = {d["test"]: d["seconds"] for d in done if d["outcome"] == "passed"}
     ran: dict[str, set[str]] = {}
-    for tree in trees:
-        for at, tests in hits(tree.root / ".trace").items():
-            ran.setdefault(at, set()).update(tests & passed.keys())
+    for d in done:
+        for at in d["lines"] if d["test"] in passed else ():
+            ran.setdefault(at, set()).add(d["test"])
     left_out = {d["test"]: d["outcome"] for d in done if d["outcome"] != "passed"}
     return Baseline(passed, {at: sorted(tests) for at, tests in ran.items()}, left_out)
 

@@ -1,66 +1,40 @@
-"""Which lines of the package a test runs, in every process that it starts.
+"""Which lines of the package a test runs in the process of the tests. Processes that a test starts are not watched.
 
-A copy of this file is ``sitecustomize.py`` in the tree that is measured, so that each of its processes begins with it. A line is
-written down when it is reached first: a process that is killed has lost nothing.
+Each line is reported once for each test, so the tests take a fifth longer than without. Source: PEP 669.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType
 
-_PACKAGE = f"{Path(__file__).parent}/dra_kubeletplugin/"
-FOLDER = Path(__file__).parents[1] / ".trace"
-_CURRENT = FOLDER / "current"
-_seen: set[tuple[str, int]] = set()
-_files: list[int] = []  # the last is written to; those before are kept open, for a thread that is about to write
+_TOOL = 4  # an id that neither debuggers nor coverage tools use
 
 
-def begin(test: str) -> None:
-    """What runs from here on, also in processes that are started, is this test's."""
-    part = _CURRENT.with_suffix(".part")
-    part.write_text(test)
-    part.rename(_CURRENT)
-    _open(test)
+class Tracer:
+    """Collects ``path:line`` below the folder ``package``. Python 3.12 and later."""
 
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._seen: set[str] = set()
+        self._monitoring = sys.monitoring
+        self._monitoring.use_tool_id(_TOOL, "mutants")
+        self._monitoring.register_callback(_TOOL, self._monitoring.events.LINE, self._reached)
+        self._monitoring.set_events(_TOOL, self._monitoring.events.LINE)
 
-def _open(test: str) -> None:
-    name = FOLDER / f"{os.getpid()}-{len(list(FOLDER.iterdir()))}.hits"
-    _files.append(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
-    os.write(_files[-1], f"{test}\n".encode())
-    _seen.clear()
-    if len(_files) > 8:
-        os.close(_files.pop(0))
+    def restart(self) -> None:
+        """Forgets the lines, so that each is reported again."""
+        self._seen = set()
+        self._monitoring.restart_events()
 
+    def lines(self) -> list[str]:
+        return sorted(self._seen)
 
-def _called(frame: FrameType, event: str, arg: Any) -> Any:
-    return _reached if frame.f_code.co_filename.startswith(_PACKAGE) else None
+    def close(self) -> None:
+        self._monitoring.set_events(_TOOL, 0)
+        self._monitoring.free_tool_id(_TOOL)
 
-
-def _reached(frame: FrameType, event: str, arg: Any) -> Any:
-    if event == "line":
-        at = (frame.f_code.co_filename, frame.f_lineno)
-        if at not in _seen:
-            _seen.add(at)
-            os.write(_files[-1], f"{at[0].removeprefix(_PACKAGE)}:{at[1]}\n".encode())
-    return _reached
-
-
-def hits(folder: Path) -> dict[str, set[str]]:
-    """``path:line`` → tests that ran it."""
-    out: dict[str, set[str]] = {}
-    for file in folder.glob("*.hits"):
-        test, *lines = file.read_text().splitlines()
-        for line in lines:
-            out.setdefault(line, set()).add(test)
-    return out
-
-
-if __name__ == "sitecustomize" and FOLDER.exists():
-    _open(_CURRENT.read_text() if _CURRENT.exists() else "")
-    threading.settrace(_called)
-    sys.settrace(_called)
+    def _reached(self, code: CodeType, line: int) -> object:
+        if code.co_filename.startswith(self._package):
+            self._seen.add(f"{code.co_filename[len(self._package) :]}:{line}")
+        return sys.monitoring.DISABLE  # until restart()

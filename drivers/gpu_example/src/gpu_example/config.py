@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from dra_kubeletplugin import Config
+from msgspec import Meta
 
 
 class TimeSlicingConfig(Config):
@@ -12,11 +13,7 @@ class TimeSlicingConfig(Config):
 
 
 class SpacePartitioningConfig(Config):
-    partition_count: int = 1
-
-    def check(self) -> None:
-        if self.partition_count < 0:
-            raise ValueError(f"partitionCount is {self.partition_count}: give 0 or more")
+    partition_count: Annotated[int, Meta(ge=0)] = 1
 
 
 class Sharing(Config):

@@ -100,8 +100,8 @@ class Gpu(Driver):
                 continue  # the fault ended after the folder was listed
             except OSError as e:
                 message = f"{file} cannot be read: {e.strerror}"
-            taint = Taint(key=f"{self.name}/broken", effect=NO_EXECUTE) if message.startswith(NO_EXECUTE) else None
-            fault = Health(healthy=False, message=message, taint=taint)
+            taints = [Taint(key=f"{self.name}/broken", effect=NO_EXECUTE)] if message.startswith(NO_EXECUTE) else []
+            fault = Health(healthy=False, message=message, taints=taints)
             # A fault of a GPU affects all its partitions.
             names = (
                 [d.name for d in self._devices(int(index), self.options.gpu_partitions)]

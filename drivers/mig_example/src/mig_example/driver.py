@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar, Literal
 
 from dra_kubeletplugin import (
     AllocatedDevice,
@@ -43,15 +44,25 @@ class MigConfig(Config):
 
     KIND = "MigConfig"
     API_VERSION = "mig.example.com/v1alpha1"
+    DEVICES: ClassVar = {"type": "mig"}
     memory_limit: Quantity | None = None
     """The most memory that one process may use; None for the whole memory of the partition."""
+
+
+class GpuConfig(Config):
+    """How the containers of a claim share its whole GPUs."""
+
+    KIND = "GpuConfig"
+    API_VERSION = "mig.example.com/v1alpha1"
+    DEVICES: ClassVar = {"type": "gpu"}
+    time_slice: Literal["Default", "Short", "Medium", "Long"] = "Default"
 
 
 class Mig(Driver):
     """Publishes all possible partitions of a node's GPUs and creates those that claims get."""
 
     name = "mig.example.com"
-    config = MigConfig
+    config = (MigConfig, GpuConfig)
 
     def start(self) -> None:
         self.gpus = Gpus(self.settings.plugin_dir / "instances")
@@ -77,7 +88,9 @@ class Mig(Driver):
             slots=MEMORY_SLICES,
             slot="memorySlice",
             kind="mig",
-            attributes={**standard, "productName": "A100 40GB", "parentUUID": self.gpus.uuid(name)},
+            attributes={**standard, "productName": "A100 40GB"},
+            part_attributes={"type": "mig", "parentUUID": self.gpus.uuid(name)},
+            whole_attributes={"type": "gpu", "uuid": self.gpus.uuid(name)},
         )
 
     # --- claims ---------------------------------------------------------------------------------
@@ -93,8 +106,10 @@ class Mig(Driver):
         env = self._environment(device, partition, identity)
         if partition.profile is None or device.admin_access:
             return device.prepared(ContainerEdits(env=env), data={"uuid": identity})
-        claim.on_undo("destroy", instance=identity)
-        self.gpus.create(identity, claim, device)
+        claim.shared_step("mig_mode", partition.parent)  # on until no claim has a partition of this GPU
+        claim.on_undo("destroy", gpu=partition.parent, instance=identity)
+        with self.hardware_lock(partition.parent):  # the library changes one partition of a GPU at a time
+            self.gpus.create(identity, partition.parent, claim, device)
         mount = Mount(
             host_path=str(self.gpus.path(identity)),
             container_path=f"/run/mig/{device.name}.json",
@@ -109,6 +124,8 @@ class Mig(Driver):
         if partition.profile:
             out[f"{name}_PROFILE"] = partition.profile.name
         config = device.config
+        if isinstance(config, GpuConfig):
+            out[f"{name}_TIME_SLICE"] = config.time_slice
         if isinstance(config, MigConfig) and config.memory_limit is not None:
             memory = device.device.capacity["memory"]
             assert isinstance(memory, Quantity)  # partitions() creates capacities as Quantity
@@ -122,9 +139,18 @@ class Mig(Driver):
     def unprepare(self, claim: PreparedClaim) -> None:
         """Does nothing: the framework calls ``undo_destroy`` for each partition that prepare created."""
 
-    def undo_destroy(self, claim: PreparedClaim, instance: str) -> None:
+    def undo_destroy(self, claim: PreparedClaim, gpu: str, instance: str) -> None:
         """Destroys a partition. Idempotent."""
-        self.gpus.destroy(instance)
+        with self.hardware_lock(gpu):
+            self.gpus.destroy(instance)
+
+    def setup_mig_mode(self, gpu: str) -> None:
+        """Called for the first partition of a GPU."""
+        self.gpus.set_mig(gpu, on=True)
+
+    def teardown_mig_mode(self, gpu: str) -> None:
+        """Called after the last partition of a GPU. Idempotent."""
+        self.gpus.set_mig(gpu, on=False)
 
     def recover(self) -> Iterator[RecoveredClaim]:
         """Each partition has the claim that it was created for."""

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredClaim
+from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredClaim, RetryableError, SharedStep
 
 
 class Gpus:
-    """The partitions that exist, each as a file."""
+    """The partitions that exist and the GPUs that are in MIG mode, each as a file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -25,10 +25,21 @@ class Gpus:
     def path(self, instance: str) -> Path:
         return self._folder / f"{instance}.json"
 
-    def create(self, instance: str, claim: Claim, device: AllocatedDevice) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+    def mode_path(self, gpu: str) -> Path:
+        return self._folder / f"{gpu}.mig"
+
+    def set_mig(self, gpu: str, *, on: bool) -> None:
+        if on:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self.mode_path(gpu).touch()
+        else:
+            self.mode_path(gpu).unlink(missing_ok=True)
+
+    def create(self, instance: str, gpu: str, claim: Claim, device: AllocatedDevice) -> None:
+        if not self.mode_path(gpu).exists():
+            raise RetryableError(f"{gpu} is not in MIG mode")
         owner = {"namespace": claim.namespace, "name": claim.name, "uid": claim.uid}
-        place = {"request": device.request, "pool": device.pool, "device": device.name}
+        place = {"request": device.request, "pool": device.pool, "device": device.name, "gpu": gpu}
         unfinished = self._folder / f".{instance}"
         unfinished.write_text(json.dumps(owner | place))
         unfinished.rename(self.path(instance))
@@ -42,5 +53,9 @@ class Gpus:
                 found = json.loads(path.read_text())
                 device = PreparedDevice(request=found["request"], pool=found["pool"], name=found["device"])
                 yield RecoveredClaim(
-                    uid=found["uid"], namespace=found["namespace"], name=found["name"], devices=[device]
+                    uid=found["uid"],
+                    namespace=found["namespace"],
+                    name=found["name"],
+                    devices=[device],
+                    shared_steps=[SharedStep("mig_mode", found["gpu"])],
                 )

@@ -67,6 +67,7 @@ class Pci(Driver):
     name = "pci.dra-kubeletplugin.dev"
     config = PciConfig
     options = PciOptions()
+    privileged = True  # binds functions to vfio-pci through sysfs
     # Events of disks and networks matter, because the functions that the host needs depend on them.
     subsystems = ("pci", "block", "net")
 
@@ -114,6 +115,8 @@ class Pci(Driver):
             raise PermanentError(f"{fn.address} cannot be prepared with VFIO: {obstacle}")
         if mode == "info" or obstacle or device.admin_access:
             return device.prepared(self._info_edits(fn), data={"mode": "info", "address": fn.address})
+        # The functions of a group cannot be isolated from each other. The claim's UID makes this step exclusive.
+        claim.shared_step("group", f"iommu-group-{fn.iommu_group}", claim=claim.uid)
         self._bind_vfio(claim, fn)
         edits = ContainerEdits(
             env=environment(fn, "vfio"),
@@ -154,6 +157,12 @@ class Pci(Driver):
         claim.on_undo("restore_driver", address=fn.address, driver=fn.driver)  # on disk before the next line
         self.native_drivers.save(fn.address, fn.driver)
         vfio.bind(self.host, fn)
+
+    def setup_group(self, group: str, claim: str) -> None:
+        """Does nothing: the record of the claim keeps other claims from the group."""
+
+    def teardown_group(self, group: str, claim: str) -> None:
+        """Does nothing, like :meth:`setup_group`."""
 
     def undo_restore_driver(self, claim: PreparedClaim, address: str, driver: str | None) -> None:
         """Binds a function to its former driver. Idempotent.

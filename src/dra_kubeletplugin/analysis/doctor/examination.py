@@ -11,7 +11,7 @@ from ...errors import DraError, describe
 from ...kube import ApiConfig, KubeClient
 from . import cluster, kubelet, machine, processes, published, records, runtimes, specs
 from .cluster import Permission
-from .findings import Finding, failure, unknown
+from .findings import Finding, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Examination:
         host_root: where the host's file system is mounted here.
         node: name of the Node object; empty checks all nodes' slices.
         devices: by driver, the devices that the driver's code finds on this machine.
-        driver_errors: reasons why drivers could not report their devices.
+        driver_findings: results of the drivers' own checks, and why drivers could not report their devices.
         timeout: seconds for a request to the API server.
     """
 
@@ -39,7 +39,7 @@ class Examination:
     dev_root: Path = Path("/dev")
     node: str = ""
     devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    driver_errors: Sequence[str] = ()
+    driver_findings: Sequence[Finding] = ()
     timeout: float = 10.0
 
 
@@ -48,18 +48,25 @@ async def examine(what: Examination) -> AsyncIterator[Finding]:
     if what.host:
         async for finding in _of_host(what):
             yield finding
-    for why in what.driver_errors:
-        yield failure("driver", why, "fix the error; `dra inspect DRIVER` shows where it was raised")
+    for finding in what.driver_findings:
+        yield finding
     if isinstance(what.api, str):
         yield unknown("API server", what.api)  # the text contains the options to use
         if what.host:
             async for finding in _safely("records", lambda: records.look(what.kubelet_root, what.cdi_root, None)):
                 yield finding
         return
+    devices = what.devices if what.host and what.node else {}
+    for driver in sorted(what.devices.keys() - devices.keys()):
+        yield unknown(
+            "slices",
+            f"the devices that {driver} finds here are not compared with its slices, which are of the cluster's nodes",
+            "on a node, add --node-name NODE",
+        )
     async with KubeClient(what.api, what.timeout) as client:
         looks: list[tuple[str, Callable[[], AsyncIterator[Finding]]]] = [
             ("API server", lambda: cluster.look(client, what.permissions)),
-            ("slices", lambda: published.look(client, what.node, what.devices)),
+            ("slices", lambda: published.look(client, what.node, devices)),
         ]
         if what.host:
             looks.append(("records", lambda: records.look(what.kubelet_root, what.cdi_root, client)))

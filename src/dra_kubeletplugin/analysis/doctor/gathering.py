@@ -187,4 +187,5 @@ def _row(row: Any) -> JSON:
         "updated": row.updated,
         "devices": devices,
         "steps": [s.get("step") for s in row.steps],
+        "shared": [{k: v for k, v in s.items() if k != "data"} for s in row.shared],
     }

@@ -4,20 +4,28 @@ Source: KEP-4381, ``ResourcePool``: the scheduler uses a pool only if all slices
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from ...base.text import counted, join_names
+from ...base.text import counted, join_names, natural
 from ...errors import ApiError
-from ...kube import KubeClient
+from ...kube import KubeClient, Resource
 from ...kube.decoding import Bare
+from ...kube.errors import ForbiddenError
 from ...kube.paging import as_json, read_all
 from ...kube.resource import NODES
+from ...resourceapi.generations import PoolKey, generation_of, key_of, newest
+from ...resourceapi.unhealthy_reason import reason_of
+from ...scheduling.framework.device_taint_rules import tainted
+from ..reader import served_rules
 from .findings import Finding, failure, ok, unknown, warning
 
 JSON = Mapping[str, Any]
+_RULE = "deviceTaintRule"  # a field of taints; taints of slices do not have it
+_BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
+_TAINTED_NODES = 8  # maximum number of nodes with a finding of their own
 
 
 async def look(
@@ -33,11 +41,14 @@ async def look(
         resource = await client.dra("resourceslices")
         slices = await read_all(client, resource, as_json, fields=f"spec.nodeName={node}" if node else "")
         names = None if node else set(await read_all(client, NODES, _name))
+        slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
+        others = await _others(client, resource, slices) if node else []
+        rules = await _rules(client)
+        slices = [dict(tainted(sl, rules)) for sl in slices]
     except ApiError as e:
         yield unknown("slices", e.message)
         return
-    slices = [s for s in slices if not node or s["spec"].get("nodeName") == node]
-    found = list(faults(slices, names))
+    found = list(faults(slices, names, others))
     for driver, there in (devices or {}).items():
         found += list(_compared(driver, there, slices))
     for fault in found:
@@ -60,24 +71,57 @@ async def look(
         yield ok("slices", f"{counted(count, 'device')} in {counted(len(slices), 'slice')} of {by}")
 
 
-def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
+async def _rules(client: KubeClient) -> list[dict[str, Any]]:
+    """Returns the DeviceTaintRules, whose taints name the rule; none if this account may not list them."""
+    resource = await served_rules(client)
+    try:
+        rules = await read_all(client, resource, as_json) if resource is not None else []
+    except ForbiddenError:
+        return []
+    for rule in rules:
+        rule["spec"]["taint"][_RULE] = str(rule["metadata"]["name"])
+    return rules
+
+
+async def _others(client: KubeClient, resource: Resource, slices: Sequence[JSON]) -> list[JSON]:
+    """Returns the other slices of pools that look incomplete: a slice of counters, for example, may have no ``nodeName``."""
+    missing = [key for key, of in _pools(slices).items() if len(now := newest(of, generation_of)) != _wanted(now)]
+    known = {s["metadata"]["uid"] for s in slices}
+    found: list[JSON] = []
+    for driver in sorted({driver for driver, _ in missing}):
+        found += await read_all(client, resource, as_json, fields=f"spec.driver={driver}")
+    return [s for s in found if key_of(s) in missing and s["metadata"]["uid"] not in known]
+
+
+def _pools(slices: Iterable[JSON]) -> dict[PoolKey, list[JSON]]:
+    pools: dict[PoolKey, list[JSON]] = {}
+    for s in slices:
+        pools.setdefault(key_of(s), []).append(s)
+    return pools
+
+
+def _wanted(slices: Sequence[JSON]) -> int:
+    return int(slices[0]["spec"]["pool"]["resourceSliceCount"])
+
+
+def faults(slices: Sequence[JSON], nodes: set[str] | None, others: Sequence[JSON] = ()) -> Iterator[Finding]:
     """Yields a finding for each problem of pools and devices.
 
     Args:
         nodes: names of the cluster's nodes; None if they are not known.
+        others: more slices of the same pools, which are not of the node that is checked.
     """
-    pools: dict[tuple[str, str], list[JSON]] = {}
-    for s in slices:
-        pools.setdefault((s["spec"]["driver"], s["spec"]["pool"]["name"]), []).append(s)
-    for (driver, name), members in sorted(pools.items()):
-        newest = max(s["spec"]["pool"]["generation"] for s in members)
-        now = [s for s in members if s["spec"]["pool"]["generation"] == newest]
-        wanted = now[0]["spec"]["pool"]["resourceSliceCount"]
+    pools, own = _pools([*slices, *others]), set(map(id, slices))
+    current: list[JSON] = []
+    for (driver, name), members in sorted(pools.items(), key=lambda pool: (pool[0][0], natural(pool[0][1]))):
+        now = newest(members, generation_of)
+        current += (s for s in now if id(s) in own)
+        wanted = _wanted(now)
         if len(now) != wanted:
             yield failure(
                 "slices",
-                f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {newest} exist, so none of its devices is "
-                "allocated",
+                f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {generation_of(now[0])} exist, "
+                "so none of its devices is allocated",
                 "its driver corrects this; if this stays, see the driver's log for rejected slices",
             )
         if old := len(members) - len(now):
@@ -101,7 +145,8 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
             s["spec"]["nodeName"]
             for s in slices
             if nodes is not None and s["spec"].get("nodeName") not in (None, "", *nodes)
-        }
+        },
+        key=natural,
     )
     if lost:
         yield warning(
@@ -109,27 +154,51 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None) -> Iterator[Finding]:
             f"slices for nodes that do not exist: {join_names(lost)}",
             "they are deleted with their owner; delete slices without an owner",
         )
-    tainted = [
-        f"{d['name']} of {s['spec']['driver']}: {t.get('key')}={t.get('value', '')}:{t.get('effect')}"
-        for s in slices for d in s["spec"].get("devices") or () for t in d.get("taints") or ()
-    ]  # fmt: skip
-    if tainted:
-        yield warning(
-            "slices",
-            f"{counted(len(tainted), 'taint')} on devices: {join_names(tainted)}",
-            "a taint comes from a health report, whose reason is in the driver's log, or the driver always sets it",
+    yield from _tainted(current)
+
+
+def _tainted(slices: Sequence[JSON]) -> Iterator[Finding]:
+    """Yields a finding for each node with devices whose taints keep new pods away. The last finding counts the other nodes."""
+    nodes: dict[str, dict[tuple[str, str], list[str]]] = {}  # names of devices by node, driver and taints
+    for s in slices:
+        for device in s["spec"].get("devices") or ():
+            taints = [t for t in device.get("taints") or () if t.get("effect") in _BLOCKING_EFFECTS]
+            if taints:
+                owner = device if s["spec"].get("perDeviceNodeSelection") else s["spec"]
+                reason = f" ({text})" if (text := reason_of(device)) else ""
+                key = s["spec"]["driver"], f"{join_names(map(_taint, taints))}{reason}"
+                nodes.setdefault(str(owner.get("nodeName") or ""), {}).setdefault(key, []).append(device["name"])
+    for node in sorted(nodes)[:_TAINTED_NODES]:
+        where = f"node {node}" if node else "devices of several nodes"
+        groups = (
+            f"{join_names(sorted(names, key=natural))} of {driver} {'has' if len(names) == 1 else 'have'} {taints}"
+            for (driver, taints), names in nodes[node].items()
         )
+        number = sum(map(len, nodes[node].values()))
+        them = "it" if number == 1 else "them"
+        text = f"{where}: {counted(number, 'device')} with a taint, so no new pod gets {them}: {join_names(groups)}"
+        look = f"kubectl describe node {node}" if node else "kubectl get events -A"
+        yield warning("slices", text, f"see the driver's events about it: {look}")
+    if (more := len(nodes) - _TAINTED_NODES) > 0:
+        text = f"{counted(more, 'more node')} with tainted devices"
+        yield warning("slices", text, "list the devices: dra top --once --filter tainted")
+
+
+def _taint(taint: JSON) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    rule = f" of DeviceTaintRule {taint[_RULE]}" if _RULE in taint else ""
+    return f"{taint.get('key')}{value}:{taint.get('effect')}{rule}"
 
 
 def _compared(driver: str, there: frozenset[str], slices: Sequence[JSON]) -> Iterator[Finding]:
     published = {d["name"] for s in slices if s["spec"]["driver"] == driver for d in s["spec"].get("devices") or ()}
-    if missing := sorted(there - published):
+    if missing := sorted(there - published, key=natural):
         yield failure(
             "slices",
             f"{driver} finds {join_names(missing)} here, but has not published them",
             "see its readiness (/readyz), which names devices that are left out",
         )
-    if gone := sorted(published - there):
+    if gone := sorted(published - there, key=natural):
         yield warning(
             "slices",
             f"{driver} has published {join_names(gone)}, but does not find them here",

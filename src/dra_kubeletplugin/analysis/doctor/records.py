@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...base.text import counted
+from ...base.text import counted, natural
 from ...cdi import ClaimSpecs
 from ...claims.record import Record, State, UnreadableRecord
 from ...claims.rollback_retries import retry_note
@@ -16,6 +16,7 @@ from ...claims.store.offline import read_rows
 from ...errors import ApiError, RecordsError
 from ...kube import KubeClient
 from ...kube.errors import NotFoundError
+from ...resourceapi.allocation import results_of
 from .findings import Finding, denied, failure, ok, unknown, warning
 
 _LONG = 600.0  # seconds that preparing, unpreparing, or noticing a deleted claim may take
@@ -127,9 +128,8 @@ def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
     level = failure if time.time() - r.updated > _LONG else warning
     if claim is None or claim["metadata"]["uid"] != r.uid:
         return level("records", f"{driver}: claim {r.shown} is prepared and no longer exists", todo)
-    status = claim.get("status") or {}
-    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
-    given = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in results if x.get("driver") == driver}
+    found = results_of(claim)
+    given = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in found if x.get("driver") == driver}
     held = {(d["pool"], d["device"], d.get("shareID")) for d in r.devices}
     if not given:
         return level("records", f"{driver}: claim {r.shown} is prepared and no longer allocated", todo)
@@ -143,4 +143,4 @@ def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
 
 
 def _names(devices: set[tuple[Any, ...]]) -> str:
-    return ", ".join(sorted(f"{pool}/{name}" for pool, name, _ in devices)) or "nothing"
+    return ", ".join(sorted((f"{pool}/{name}" for pool, name, _ in devices), key=natural)) or "nothing"

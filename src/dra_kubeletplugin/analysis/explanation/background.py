@@ -1,8 +1,12 @@
-"""Explains pods for a live display in the background: in a thread, one pod at a time, with at most a fifth of one core."""
+"""Explains pods for a live display in the background: in a thread, one pod at a time.
+
+Pods without a reason get at most half of one core. Later, reasons are renewed with at most a 50th of one core.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,9 +28,12 @@ from .explain import explain, explain_pod
 from .model import Explanation
 
 JSON = Mapping[str, Any]
-_REST = 4.0  # seconds of rest for each second of work; together at most a fifth of one core
+_REST = 1.0  # seconds of rest for each second of work on a pod without a reason
+_LONG_REST = 49.0  # the same, when a reason was renewed or only looked up
 _PAUSE = 0.2  # minimum seconds of rest
 _OLD = 5.0  # seconds after which a pod is explained again if the cluster changed
+_VIEW_AGE = 40.0  # seconds for which a view is used, for each second that it took to build it
+_FIRST = 60.0  # timeout in seconds for the first read of all objects
 _MAX_REASONS = 1000  # maximum number of reasons that are kept
 _NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
@@ -53,6 +60,7 @@ class BackgroundExplainer:
         self._view: SchedulerView | None = None
         # Version of the cluster for which _view was built, and the monotonic time at which it was built
         self._view_version, self._view_time = -1, 0.0
+        self._view_cost, self._view_pods = 0.0, frozenset[str]()  # the seconds that it took, and the UIDs of its pods
         self._lock = asyncio.Lock()
 
     def show(self, pods: Iterable[PodRow]) -> None:
@@ -61,14 +69,16 @@ class BackgroundExplainer:
 
     async def run(self) -> None:
         """Finds reasons. Never ends."""
+        await self._wait_listed()
         while True:
             started = time.monotonic()
             keys = {pod.uid: self._group_key(pod) for pod in self._shown}
             pod = self._next(keys, started)
+            rest = _REST if pod is not None and self._of(pod.uid, keys) is None else _LONG_REST
             if pod is not None:
                 await self._look(pod, keys[pod.uid])
             self._update_lines(keys)
-            await asyncio.sleep(max(_PAUSE, _REST * (time.monotonic() - started)))
+            await asyncio.sleep(max(_PAUSE, rest * (time.monotonic() - started)))
 
     async def whole(self, pod: PodRow) -> Explanation:
         """Explains a pod in full, like `dra explain`.
@@ -76,25 +86,36 @@ class BackgroundExplainer:
         Raises:
             QuestionError: the pod no longer exists.
         """
+        await self._wait_listed()
         async with self._lock:
             snapshot = await self._with_events(self._follower.snapshot(), pod)
             return await asyncio.to_thread(explain, snapshot, f"pod/{pod.name}", pod.namespace)
 
+    async def _wait_listed(self) -> None:
+        """Waits until running pods are known, because nodes look emptier without them. After a minute, the snapshot has a gap."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST):
+                await self._follower.wait_listed()
+
     async def _line(self, pod: PodRow) -> str:
         """Returns the summary of a pod's explanation. It tries no changes, and it reuses one scheduler view for several pods."""
         async with self._lock:
-            if self._view is None or (
-                self._view_version != self._follower.version and time.monotonic() - self._view_time > _OLD
-            ):
-                snapshot = self._follower.snapshot()
-                self._view_version, self._view_time = self._follower.version, time.monotonic()
+            if self._view is None or (self._view_version != self._follower.version and self._is_old(pod)):
+                snapshot, started = self._follower.snapshot(), time.monotonic()
+                self._view_version, self._view_pods = self._follower.version, frozenset(self._follower.objects(PODS))
                 self._view = await asyncio.to_thread(SchedulerView, snapshot)
+                self._view_time, self._view_cost = started, time.monotonic() - started
             obj = self._follower.objects(PODS).get(pod.uid)
             if obj is None:
                 return "the pod no longer exists"
             view = self._view.seen_with(await self._with_events(self._view.snapshot, pod))
             found = await asyncio.to_thread(explain_pod, view, pod_info.read(dict(obj)), changes=False)
             return clip(found.summary)
+
+    def _is_old(self, pod: PodRow) -> bool:
+        """Returns whether the view is too old, or does not have the pod. A large cluster's view is used for longer."""
+        age = time.monotonic() - self._view_time
+        return age > _OLD and (pod.uid not in self._view_pods or age > _VIEW_AGE * self._view_cost)
 
     async def _with_events(self, snapshot: Snapshot, pod: PodRow) -> Snapshot:
         """Adds events to the snapshot for a pod with a node, because the kubelet reports only in events."""
@@ -177,6 +198,3 @@ class BackgroundExplainer:
             return []
         info = pod_info.read(dict(obj))
         return [name for entry in entries(info) if (name := claim_name(info, entry))]
-
-
-__all__ = ["BackgroundExplainer"]

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...kube.resource import CLAIMS, TEMPLATES
+from ...resourceapi.allocation import results_of
 from ...scheduling.allocator.search import MAX_RESULTS
 from ...scheduling.framework import pod_info
 from ...scheduling.framework.binding import Readiness, state_of
-from ...scheduling.framework.claim_cache import is_allocated, reserved_for, results_of
+from ...scheduling.framework.claim_cache import is_allocated, reserved_for
 from ...scheduling.framework.pod_info import PodInfo
 from ..scheduler_view import SchedulerView, name_of, named_requests, users_of
 from .model import Reason, ReasonKind
@@ -34,11 +35,13 @@ def _of_pod(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
             ReasonKind.GATED, f"the pod has scheduling gates: {names}", "the component that set them must remove them"
         )
     name = str(pod.spec.get("schedulerName") or pod_info.DEFAULT_SCHEDULER)
-    if name != pod_info.DEFAULT_SCHEDULER and not _is_served(view, pod, name):
+    if name != pod_info.DEFAULT_SCHEDULER and not pod.node:
         text = f"the pod names the scheduler {name}, but no visible pod was scheduled by it"
-        yield Reason(
-            ReasonKind.SCHEDULER_NAME, text, f"start a scheduler named {name}, or create the pod without schedulerName"
-        )
+        change = f"start a scheduler named {name}, or create the pod without schedulerName"
+        if _is_served(view, pod, name):
+            text = f"the scheduler {name} has not placed the pod, and it decides by its own rules"
+            change = f"see the events of the pod and the log of the scheduler {name}"
+        yield Reason(ReasonKind.SCHEDULER_NAME, text, change)
     if pod.node:
         if view.snapshot.nodes and not any(n["metadata"]["name"] == pod.node for n in view.snapshot.nodes):
             text = f"the pod was placed on {pod.node}, which does not exist: it is not known whether the pod runs"
@@ -159,10 +162,14 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: JSON) -> Reason:
     here = [t for t in view.snapshot.templates if t["metadata"]["namespace"] == pod.namespace]
     template = next((t for t in here if t["metadata"]["name"] == name), None)
     refused = next((r for r in reversed(_events(view, pod, "FailedResourceClaimCreation"))), "")
-    if template is None and not view.snapshot.gap(TEMPLATES):
+    if template is None and _has_templates(view, pod.namespace):
         there = [t["metadata"]["name"] for t in here]
         text = f"ResourceClaimTemplate {pod.namespace}/{name} does not exist"
-        return Reason(ReasonKind.TEMPLATE_MISSING, text, f"make it in namespace {pod.namespace}{near(name, there)}")
+        return Reason(
+            ReasonKind.TEMPLATE_MISSING,
+            text,
+            f"make ResourceClaimTemplate {name} in namespace {pod.namespace}{near(name, there)}",
+        )
     if template is not None and not _may_be_admin(view, pod, template["spec"]["spec"]):
         return _unlabelled(pod, f"template {name}")
     if refused:
@@ -177,6 +184,12 @@ def _not_made(view: SchedulerView, pod: PodInfo, entry: JSON) -> Reason:
         text,
         "the claim controller (kube-controller-manager) creates it: see whether it runs",
     )
+
+
+def _has_templates(view: SchedulerView, namespace: str) -> bool:
+    """Returns whether the templates of a namespace were read."""
+    gap = view.snapshot.gap(TEMPLATES)
+    return gap is None or gap.read == namespace
 
 
 def _events(view: SchedulerView, pod: PodInfo, reason: str) -> list[str]:
@@ -270,14 +283,14 @@ def _may_be_admin(view: SchedulerView, pod: PodInfo, spec: JSON) -> bool:
 
 def _unlabelled(pod: PodInfo, what: str) -> Reason:
     text = f"{what} asks for admin access, and namespace {pod.namespace} does not have the label {ADMIN_LABEL}=true"
-    return Reason(ReasonKind.ADMIN_LABEL, text, f"kubectl label namespace {pod.namespace} {ADMIN_LABEL}=true")
+    command = f"kubectl label namespace {pod.namespace} {ADMIN_LABEL}=true"
+    return Reason(ReasonKind.ADMIN_LABEL, text, "an administrator has to label the namespace", command=command)
 
 
 def near(name: str, there: Iterable[str]) -> str:
-    """Returns a hint such as ``; there is a-b``: up to three similar names, else all names if they are at most three, else nothing."""
+    """Returns a hint such as ``; similar name: a-b``: up to three similar names, else all names if they are at most three."""
     known = sorted(set(there))
-    found = difflib.get_close_matches(name, known, 3) or (known if len(known) <= 3 else [])
-    return f"; there is {', '.join(found)}" if found else ""
-
-
-__all__ = ["claim_name", "entries", "near", "reasons"]
+    if similar := difflib.get_close_matches(name, known, 3):
+        return f"; similar {'names' if len(similar) > 1 else 'name'}: {', '.join(similar)}"
+    only = "there is only" if len(known) == 1 else "there are only"
+    return f"; {only} {', '.join(known)}" if 0 < len(known) <= 3 else ""

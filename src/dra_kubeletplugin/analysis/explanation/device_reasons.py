@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from ...base.text import join_names
-from ...resourceapi.quantity import Quantity, canonical, parse
+from ...base.text import counted, join_names
+from ...resourceapi.generations import PoolKey, generation_of, key_of, newest
+from ...resourceapi.quantity import Quantity, canonical, parse, text_beside
+from ...resourceapi.unhealthy_reason import ATTRIBUTE as UNHEALTHY
+from ...resourceapi.unhealthy_reason import reason_of
 from ...scheduling import cel
 from ...scheduling.allocator import capacity, selection
 from ...scheduling.allocator.faults import AllocationError
-from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId, PoolKey, key_of
+from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId
 from ...scheduling.allocator.results import PickedRequest
 from ...scheduling.allocator.search import plus
 from ...scheduling.allocator.taints import tolerates
-from ...scheduling.cel.parts import unmet
+from ...scheduling.cel.parts import excludes_driver, unmet
+from ...scheduling.framework import extended
 from ...scheduling.framework.claim_cache import UNUSED, DeviceUse
 from ...scheduling.framework.node_info import NodeInfo
 from ..scheduler_view import SchedulerView, describe_claim
@@ -24,6 +29,8 @@ from .model import ReasonKind
 
 JSON = Mapping[str, Any]
 _KEEPS_AWAY = {"NoSchedule", "NoExecute"}
+# A claim stays allocated while pods use it, also after its deletion.
+FREEING = "free such devices: delete the pods of these claims, or a claim that no pod uses"
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,9 @@ class DeviceFault:
     Args:
         detail: the part of the reason that differs from device to device.
         subject: the item that a trial would change: a part of a selector, a taint, a constraint, a capacity.
+        command: a command that makes the change, with ``{node}`` for the name of the node; empty if there is none.
         parts: the single reasons, if this one combines several.
+        of_node: whether ``detail`` differs also between nodes with equal devices, for example because it names claims.
     """
 
     kind: ReasonKind
@@ -42,6 +51,11 @@ class DeviceFault:
     detail: str = ""
     subject: str = ""
     parts: tuple[DeviceFault, ...] = ()
+    of_node: bool = False
+    command: str = ""
+
+    def command_on(self, node: str) -> str:
+        return self.command.replace("{node}", node)
 
 
 _NO_AMOUNT = DeviceFault(ReasonKind.CAPACITY, "its policy allows no amount that suffices", "ask for another amount")
@@ -61,10 +75,17 @@ class NodeDevices:
     def candidates(self) -> list[Candidate]:
         return [c for p in self.pools if not (p.invalid or p.incomplete) for c in p.candidates]
 
-    def broken(self) -> Iterator[DeviceFault]:
-        """Yields a fault for each pool of the node that cannot be used now."""
+    def broken(self, request: PickedRequest) -> Iterator[DeviceFault]:
+        """Yields a fault for each pool of the node that cannot be used now and that can have devices for the request.
+
+        As in the scheduler, a request for all devices waits for each pool of the node, of any driver.
+        """
+        every = request.spec.get("allocationMode") == "All"
+        selectors = () if every else tuple(_expressions(request))
         known = {p.key for p in self.pools}
         for pool in self.pools:
+            if _excluded(selectors, pool.driver):
+                continue
             if pool.invalid:
                 change = "the driver has to publish a pool that does not contradict itself"
                 yield DeviceFault(
@@ -72,8 +93,10 @@ class NodeDevices:
                 )
             elif pool.incomplete:
                 yield from _incomplete(pool.key, self.view)
-        for key in {key for sl in self.view.slices.local.get(self.node.name, ()) if (key := key_of(sl)) not in known}:
-            yield from _incomplete(key, self.view)
+        local = self.view.slices.local.get(self.node.name, ())
+        for key in dict.fromkeys(key for sl in local if (key := key_of(sl)) not in known):
+            if not _excluded(selectors, key[0]):
+                yield from _incomplete(key, self.view)
 
     # --- one device -----------------------------------------------------------------------------
 
@@ -87,7 +110,36 @@ class NodeDevices:
         held = list(self._held(request, candidate))
         # The holder of a device also consumes its counters, so they are not a second reason.
         taken = held or self._exhausted(request, candidate)
-        return [*_taints(request, candidate), *taken]
+        return [*self._taints(request, candidate, of_draft=claim.endswith(extended.DRAFT)), *taken]
+
+    def _taints(self, request: PickedRequest, candidate: Candidate, *, of_draft: bool) -> Iterator[DeviceFault]:
+        """``of_draft``: the request is for an extended resource, so it cannot have tolerations."""
+        taints = candidate.device.get("taints") or []
+        for taint in taints:
+            if taint["effect"] not in _KEEPS_AWAY or any(
+                tolerates(t, taint) for t in request.spec.get("tolerations") or []
+            ):
+                continue
+            shown, rule = taint_text(taint), self.rule_of(taint)
+            # A plugin adds the taint for bad health after the driver's own taints.
+            reason = reason_of(candidate.device) if taint is taints[-1] and not rule else ""
+            if reason or taint["key"] == UNHEALTHY:
+                # A plugin refuses to prepare an unhealthy device, so a toleration alone is not enough.
+                change = f"repair the device, so that its driver removes the taint {shown}"
+            else:
+                change = f"delete DeviceTaintRule {rule}" if rule else "the driver has to remove the taint"
+                if not of_draft:
+                    change = f"the request has to tolerate {shown}, or {change}"
+                elif not rule:
+                    change = f"{change} {shown}"
+            text = f"it has the taint {shown}, which is not tolerated"
+            detail = f"of DeviceTaintRule {rule}" if rule else reason
+            yield DeviceFault(ReasonKind.DEVICE_TAINT, text, change, detail, taint_subject(shown, rule))
+
+    def rule_of(self, taint: JSON) -> str:
+        """Returns the name of the DeviceTaintRule that adds a taint; empty if the driver published it."""
+        # A rule's taint is the same object on each device.
+        return next((str(r["metadata"]["name"]) for r in self.view.snapshot.rules if r["spec"]["taint"] is taint), "")
 
     @staticmethod
     def _not_taken(request: PickedRequest, candidate: Candidate) -> list[DeviceFault]:
@@ -104,8 +156,9 @@ class NodeDevices:
             yield DeviceFault(
                 ReasonKind.HELD,
                 "another claim holds it",
-                "claims that hold such devices must be deleted",
+                FREEING,
                 self._holders(candidate.id),
+                of_node=True,
             )
 
     def _exhausted(self, request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
@@ -118,10 +171,11 @@ class NodeDevices:
                 taken = (used or {}).get(name)
                 if plus(taken, amount) > has:
                     remaining = canonical(has - taken) if taken is not None else canonical(has)
+                    wanted = text_beside(amount, has)
                     detail = f"{remaining} of {canonical(has)} left; {self._holders(candidate.id)}"
-                    text = f"too little of its {_short(name)} is left for {canonical(amount)}"
-                    change = f"ask for less {_short(name)}, or delete a claim that shares it"
-                    yield DeviceFault(ReasonKind.CAPACITY, text, change, detail, name)
+                    text = f"too little of its {_short(name)} is left for {wanted}"
+                    change = f"ask for less {_short(name)}, or delete the pods of a claim that shares it"
+                    yield DeviceFault(ReasonKind.CAPACITY, text, change, detail, name, of_node=True)
         if used is None and (candidate.multiple or not request.admin):
             yield from self._counters(candidate)
 
@@ -137,10 +191,11 @@ class NodeDevices:
             if short:
                 text = "counters that it shares with other devices are exhausted"
                 holders = self._takers(candidate, counter_set, short)
-                detail = f"it needs {join_names(short.values(), 2)} of counter set {counter_set}; {holders}"
-                yield DeviceFault(
-                    ReasonKind.COUNTERS, text, "claims that hold devices of the same counters must be deleted", detail
-                )
+                rest = f" and {counted(len(short) - 2, 'more counter')}" if len(short) > 2 else ""
+                needs = ", ".join([*short.values()][:2]) + rest
+                detail = f"it needs {needs} of counter set {counter_set}; {holders}"
+                change = FREEING
+                yield DeviceFault(ReasonKind.COUNTERS, text, change, detail, of_node=True)
 
     def _free_counters(self, candidate: Candidate) -> Mapping[tuple[str, str], Quantity]:
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
@@ -171,16 +226,29 @@ class NodeDevices:
 
 def _incomplete(key: PoolKey, view: SchedulerView) -> Iterator[DeviceFault]:
     """Yields a fault if slices of the pool's newest generation are missing."""
-    slices = view.slices.by_pool.get(key, ())
-    newest = max(int(s["spec"]["pool"].get("generation", 0)) for s in slices)
-    current = [s for s in slices if int(s["spec"]["pool"].get("generation", 0)) == newest]
+    current = newest(view.slices.by_pool.get(key, ()), generation_of)
     wanted = int(current[0]["spec"]["pool"]["resourceSliceCount"])
     if len(current) != wanted:
-        detail = f"pool {key[0]}/{key[1]}, generation {newest}: {len(current)} of {wanted} slices"
-        change = "the driver has to publish the rest of the pool: see its log where that takes long"
+        detail = f"pool {key[0]}/{key[1]}, generation {generation_of(current[0])}: {len(current)} of {wanted} slices"
+        change = f"driver {key[0]} has to publish the rest of the pool: see its log if that takes long"
         yield DeviceFault(
             ReasonKind.POOL_INCOMPLETE, "a pool is being updated: not all of its slices are there", change, detail
         )
+
+
+def _expressions(request: PickedRequest) -> Iterator[str]:
+    """Yields the selectors of the class and of the request."""
+    for spec in (request.device_class["spec"], request.spec):
+        yield from (s["cel"]["expression"] for s in spec.get("selectors") or [])
+
+
+def _excluded(selectors: Iterable[str], driver: str) -> bool:
+    """Returns whether one of the selectors matches no device of a driver."""
+    for expression in selectors:
+        with contextlib.suppress(cel.CompileError):
+            if excludes_driver(expression, driver):
+                return True
+    return False
 
 
 def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
@@ -253,16 +321,9 @@ def _too_small(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceF
             )
 
 
-def _taints(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
-    for taint in candidate.device.get("taints") or []:
-        if taint["effect"] in _KEEPS_AWAY and not any(
-            tolerates(t, taint) for t in request.spec.get("tolerations") or []
-        ):
-            shown = taint_text(taint)
-            change = f"the request has to tolerate {shown}, or the driver has to remove the taint"
-            yield DeviceFault(
-                ReasonKind.DEVICE_TAINT, f"it has the taint {shown}, which is not tolerated", change, subject=shown
-            )
+def taint_subject(shown: str, rule: str) -> str:
+    """Returns a text that identifies a taint together with its origin: two rules, or a rule and the driver, may set equal taints."""
+    return f"{shown} of {rule}" if rule else shown
 
 
 def taint_text(taint: JSON) -> str:
@@ -284,6 +345,3 @@ def _takes(device: JSON, counter_set: str, counters: Collection[str]) -> bool:
 def _short(name: str) -> str:
     """Returns a capacity's name without its domain."""
     return name.rpartition("/")[2]
-
-
-__all__ = ["DeviceFault", "NodeDevices", "taint_text"]

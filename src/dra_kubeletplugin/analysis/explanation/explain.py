@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...base.text import join_names
+from ...base.text import join_names, natural
 from ...errors import QuestionError
 from ...kube.resource import CLAIMS, PODS
+from ...resourceapi.allocation import results_of
+from ...resourceapi.quantity import parse as parse_quantity
+from ...resourceapi.quantity import text_beside
 from ...scheduling.framework import pod_info
-from ...scheduling.framework.claim_cache import is_allocated, reserved_for, results_of
+from ...scheduling.framework.claim_cache import is_allocated, reserved_for
 from ...scheduling.framework.extended import wanted
-from ...scheduling.framework.pod_info import PodInfo, is_extended
-from ..scheduler_view import SchedulerView, is_finished, name_of, users_of
+from ...scheduling.framework.pod_info import PodInfo, is_finished
+from ..scheduler_view import SchedulerView, name_of, users_of
 from ..snapshot import KINDS, Snapshot
+from ..waiting_pods import asks, waiting_pods
 from . import cluster_reasons
-from .model import ClaimState, Explanation, ExplanationState, HeldDevice, Reason, ReasonKind
-from .node_feasibility import examine_nodes
+from .model import NOT_BLOCKING, ClaimState, Explanation, ExplanationState, HeldDevice, Reason, ReasonKind
+from .node_feasibility import examine_nodes, extended_resources
 from .summary import summarize, undecided
 
 JSON = dict[str, Any]
 Progress = Callable[[int, int], None]
 _PODS = {"pod", "pods", "po"}
 _CLAIMS = {"claim", "claims", "resourceclaim", "resourceclaims"}
-_NOT_BLOCKING = {ReasonKind.GATED, ReasonKind.SCHEDULER_NAME}  # with these reasons, nodes are examined too
 
 
 def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explanation:
@@ -47,7 +51,7 @@ def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explan
 
 
 def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda done, of: None) -> list[Explanation]:
-    """Explains all pods that ask for devices and have no node.
+    """Explains all pods that wait for devices, oldest first: the pods that `dra top` shows too.
 
     Changes are not tried; :func:`explain` does that.
 
@@ -56,23 +60,12 @@ def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda
         progress: called with the number of explained pods and the number of all pods.
     """
     view = SchedulerView(snapshot)
-    requesting = []
-    for obj in snapshot.pods:
-        if is_finished(obj) or obj["spec"].get("nodeName") or namespace not in {"", obj["metadata"]["namespace"]}:
-            continue
-        pod = pod_info.read(obj)
-        if asks(pod):
-            requesting.append(pod)
+    pods = waiting_pods(snapshot, namespace)
     out = []
-    for number, pod in enumerate(requesting, 1):
+    for number, pod in enumerate(pods, 1):
         out.append(_finished(view, explain_pod(view, pod, changes=False)))
-        progress(number, len(requesting))
+        progress(number, len(pods))
     return out
-
-
-def asks(pod: PodInfo) -> bool:
-    """Returns whether a pod asks for devices or for an extended resource, which a device may provide."""
-    return bool(cluster_reasons.entries(pod)) or any(map(is_extended, pod.requests))
 
 
 def parse(what: str) -> tuple[str, str]:
@@ -119,6 +112,19 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
     raise QuestionError(f"there is no {kind} {name} in namespace {namespace}{more}")
 
 
+def objects_of(snapshot: Snapshot, kind: str, name: str, namespace: str) -> Iterator[JSON]:
+    """Yields the objects whose selectors decide which devices a pod or a claim gets: its claims, and all classes."""
+    names = {name} if kind == "claim" else set()
+    for pod in snapshot.pods if kind == "pod" else ():
+        if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
+            info = pod_info.read(pod)
+            names = {cluster_reasons.claim_name(info, entry) for entry in cluster_reasons.entries(info)}
+    yield from snapshot.classes
+    for claim in snapshot.claims:
+        if claim["metadata"]["namespace"] == namespace and claim["metadata"]["name"] in names:
+            yield claim
+
+
 # --- a pod ----------------------------------------------------------------------------------------
 
 
@@ -134,8 +140,15 @@ def _pod(view: SchedulerView, obj: JSON) -> Explanation:
 def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> Explanation:
     """Explains a pod like :func:`explain`. The pod does not have to be in the view's snapshot."""
     claims = tuple(_states(view, pod))
+    message, since = _cluster_message(view, pod)
     known = Explanation(
-        f"pod {pod.key}", ExplanationState.WAITS, "", node=pod.node, claims=claims, message=_cluster_message(view, pod)
+        f"pod {pod.key}",
+        ExplanationState.WAITS,
+        "",
+        node=pod.node,
+        claims=claims,
+        message=message,
+        message_time=since,
     )
     phase = str((pod.pod.get("status") or {}).get("phase") or "Pending")
     if is_finished(pod.pod):
@@ -146,12 +159,13 @@ def explain_pod(view: SchedulerView, pod: PodInfo, *, changes: bool = True) -> E
         return replace(known, state=ExplanationState.RUNS, summary=f"it runs on {pod.node}")
     if pod.node:
         return _placed(known, reasons)
-    if any(r.kind not in _NOT_BLOCKING for r in reasons):
+    if any(r.kind not in NOT_BLOCKING for r in reasons):
         return replace(known, reasons=reasons, summary=reasons[0].text)
     gap = view.snapshot.gap(CLAIMS)
     if gap and gap.read != pod.namespace and cluster_reasons.entries(pod):
         return undecided(replace(known, reasons=reasons))
-    feasibility = examine_nodes(view, pod, changes=changes)
+    # No change of a node helps while the pod waits for another reason.
+    feasibility = examine_nodes(view, pod, changes=changes and not reasons)
     known = replace(
         known, reasons=(*reasons, *feasibility.reasons), groups=feasibility.groups, changes=feasibility.changes
     )
@@ -177,18 +191,39 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
     )
 
 
-def _cluster_message(view: SchedulerView, pod: PodInfo) -> str:
-    """Returns the message of the scheduler or the kubelet on why the pod waits; empty if there is none."""
+def _cluster_message(view: SchedulerView, pod: PodInfo) -> tuple[str, str]:
+    """Returns the message of the scheduler or the kubelet on why the pod waits, and its time; both empty if there is none.
+
+    For a pod that runs, older messages are about a state that has ended.
+    """
     about = [e for e in view.snapshot.events if (e.get("involvedObject") or {}).get("uid") == pod.uid]
     warnings = [e for e in about if e.get("type") == "Warning"]
     if pod.node:
-        warnings = [e for e in warnings if e.get("reason") != "FailedScheduling"]
+        started = _started(pod.pod)
+        warnings = [e for e in warnings if e.get("reason") != "FailedScheduling" and _time(e) >= started]
     else:
         for condition in (pod.pod.get("status") or {}).get("conditions") or []:
             if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-                return str(condition.get("message") or condition.get("reason") or "")
-    last = max(warnings or [{}], key=lambda e: str(e.get("lastTimestamp") or e.get("eventTime") or ""))
-    return str(last.get("message") or "")
+                return str(condition.get("message") or condition.get("reason") or ""), ""
+    last = max(warnings, key=_time, default={})
+    return str(last.get("message") or ""), _time(last)
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    """Returns when an event was last seen, in seconds and UTC, so that texts compare like times."""
+    series = event.get("series") or {}
+    time = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
+    return re.sub(r"\.[0-9]+Z$", "Z", str(time))
+
+
+def _started(pod: JSON) -> str:
+    """Returns when the last container of a running or ended pod started; empty for a pod that waits."""
+    status = pod.get("status") or {}
+    if str(status.get("phase") or "Pending") == "Pending":
+        return ""
+    states = [s.get("state") or {} for s in status.get("containerStatuses") or []]
+    times = [str((s.get("running") or s.get("terminated") or {}).get("startedAt") or "") for s in states]
+    return max([*times, str(status.get("startTime") or "")])
 
 
 def _states(view: SchedulerView, pod: PodInfo) -> Iterator[ClaimState]:
@@ -199,7 +234,13 @@ def _states(view: SchedulerView, pod: PodInfo) -> Iterator[ClaimState]:
     if wanted(pod, view.cache.extended, view.cache.classes):
         claim = view.cache.claims.extended_of(pod.uid)
         name = str(claim["metadata"]["name"]) if claim else ""
-        yield _state(view, "extended resources", name, "", claim)
+        state = _state(view, "extended resources", name, "", claim)
+        status = (pod.pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
+        resources = extended_resources(status.get("requestMappings") or [])
+        devices = (
+            replace(d, resource=r, container=c) for d in state.devices for r, c in [resources.get(d.request, ("", ""))]
+        )
+        yield replace(state, devices=tuple(devices))
 
 
 def _state(view: SchedulerView, entry: str, name: str, template: str, claim: JSON | None) -> ClaimState:
@@ -217,12 +258,26 @@ def _devices(view: SchedulerView, claim: JSON) -> Iterator[HeldDevice]:
         ]
         newest = max(here, key=lambda s: int(s["spec"]["pool"].get("generation", 0)), default=None)
         detail = [f"share {r['shareID'][:8]}"] if r.get("shareID") else []
-        detail += [f"{name.rpartition('/')[2]} {amount}" for name, amount in (r.get("consumedCapacity") or {}).items()]
+        detail += _consumed(r, newest)
         detail += ["admin access"] if r.get("adminAccess") else []
         detail += [] if newest else ["it is no longer in a slice"]
         node = str((newest or {"spec": {}})["spec"].get("nodeName") or "")
         name = str(newest["metadata"]["name"]) if newest else ""
         yield HeldDevice(r["request"], r["driver"], r["pool"], r["device"], node, name, ", ".join(detail))
+
+
+def _consumed(result: JSON, sl: JSON | None) -> list[str]:
+    """Returns the amounts that a share has, such as ``bandwidth 4G of 10G``."""
+    devices = (sl or {"spec": {}})["spec"].get("devices") or []
+    capacity = next((d.get("capacity") or {} for d in devices if d["name"] == result["device"]), {})
+    out = []
+    for name, amount in (result.get("consumedCapacity") or {}).items():
+        short, shown = name.rpartition("/")[2], str(amount)
+        if name in capacity:
+            has = parse_quantity(capacity[name]["value"])
+            shown = f"{text_beside(parse_quantity(shown), has)} of {has}"
+        out.append(f"{short} {shown}")
+    return out
 
 
 # --- a claim --------------------------------------------------------------------------------------
@@ -234,7 +289,7 @@ def _claim(view: SchedulerView, claim: JSON) -> Explanation:
     state = _state(view, name, name, "", claim)
     known = Explanation(f"claim {namespace}/{name}", ExplanationState.WAITS, "", claims=(state,))
     if is_allocated(claim):
-        nodes = sorted({d.node for d in state.devices} - {""})
+        nodes = sorted({d.node for d in state.devices} - {""}, key=natural)
         users = join_names(users_of(claim)) or "no pod"
         where = f" on {', '.join(nodes)}" if nodes else ""
         text = f"it is allocated{where} and reserved for {users}"
@@ -284,6 +339,3 @@ def _pod_with(claim: JSON) -> JSON:
 
 def _finished(view: SchedulerView, found: Explanation) -> Explanation:
     return replace(found, gaps=view.snapshot.gaps, notes=(*found.notes, *map(str, view.snapshot.unread)))
-
-
-__all__ = ["explain", "explain_pod", "find", "parse", "waiting"]

@@ -60,6 +60,12 @@ class ReasonKind(StrEnum):
     KUBELET = "kubelet"
 
 
+NOT_BLOCKING = frozenset({ReasonKind.GATED, ReasonKind.SCHEDULER_NAME})
+"""Kinds of a pod's reasons with which nodes are examined too."""
+OF_DEVICES = frozenset({ReasonKind.CONSTRAINT, ReasonKind.COUNTERS, ReasonKind.COMPETITION, ReasonKind.TIMEOUT})
+"""Kinds of a node's reasons that are about its devices together."""
+
+
 class ExplanationState(StrEnum):
     RUNS = "runs"
     ENDED = "ended"  # the pod does not run again; the summary contains success or failure
@@ -85,6 +91,7 @@ class Reason:
     Args:
         text: the obstacle; the same for all nodes.
         change: the change that would remove it.
+        command: a command that makes the change on the first of the nodes, to paste; empty if there is none.
         devices: number of devices in the node group with this obstacle; 0 if it is an obstacle of nodes or of the pod.
     """
 
@@ -93,6 +100,7 @@ class Reason:
     change: str
     devices: int = 0
     examples: tuple[Example, ...] = ()
+    command: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,7 @@ class RequestOnNodes:
         wanted: the number of devices; None for all that match.
         usable: the largest number of usable devices on one node of the group.
         devices: the number of devices examined on all nodes of the group.
+        resource, container: for an extended resource, its name and the containers that request it; else empty.
     """
 
     claim: str
@@ -112,6 +121,17 @@ class RequestOnNodes:
     usable: int
     devices: int
     reasons: tuple[Reason, ...]
+    resource: str = ""
+    container: str = ""
+
+    @property
+    def shown(self) -> str:
+        return shown_request(self.request, self.resource, self.container)
+
+
+def shown_request(request: str, resource: str, container: str) -> str:
+    """Returns the words for a request: its name in the claim, or the extended resource as the pod's author wrote it."""
+    return f"{resource} in container {container}" if resource else f"request {request}"
 
 
 @dataclass(frozen=True)
@@ -126,16 +146,22 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class SuggestedChange:
-    """A change that would be enough. ``nodes`` is the number of nodes on which it was tried and would be enough."""
+    """A change that would be enough: with it, the pod could be scheduled.
+
+    Args:
+        nodes: the number of nodes on which it was tried and would be enough.
+        command: a command that makes the change on the first of these nodes, to paste; empty if there is none.
+    """
 
     text: str
     nodes: int
     example: str
+    command: str = ""
 
 
 @dataclass(frozen=True)
 class HeldDevice:
-    """A device that a claim has."""
+    """A device that a claim has. ``resource`` and ``container`` are set for an extended resource."""
 
     request: str
     driver: str
@@ -144,6 +170,12 @@ class HeldDevice:
     node: str
     slice: str
     detail: str
+    resource: str = ""
+    container: str = ""
+
+    @property
+    def shown(self) -> str:
+        return shown_request(self.request, self.resource, self.container) if self.resource else self.request
 
 
 @dataclass(frozen=True)
@@ -165,8 +197,10 @@ class Explanation:
     Args:
         reasons: obstacles on any node.
         groups: nodes grouped by their reasons; groups that fit, or lack least, come first.
-        changes: changes that were tried; each one alone would be enough.
+        changes: changes that were tried; each one alone would be enough. Empty if the pod has ``reasons``.
+        apart: the result of the nodes if the pod had none of ``reasons``; empty if nodes were not examined.
         message: the message of the scheduler or the kubelet about the pod.
+        message_time: when the cluster last reported the message, RFC 3339; empty if it is not known.
         notes: parts that were not examined, and other remarks.
     """
 
@@ -178,7 +212,9 @@ class Explanation:
     groups: tuple[NodeGroup, ...] = ()
     changes: tuple[SuggestedChange, ...] = ()
     claims: tuple[ClaimState, ...] = ()
+    apart: str = ""
     message: str = ""
+    message_time: str = ""
     notes: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -34,7 +35,8 @@ class NodeFilters:
     """The scheduler's filters for one pod.
 
     Args:
-        by_class: extended resources that a DeviceClass provides: resource → class.
+        by_class: extended resources of the pod that a DeviceClass provides: resource → class.
+        known: names of extended resources in the cluster, for suggestions.
     """
 
     def __init__(
@@ -43,18 +45,40 @@ class NodeFilters:
         nodes: list[NodeInfo],
         namespaces: Mapping[str, Mapping[str, str]],
         by_class: Mapping[str, str],
+        known: Collection[str] = (),
     ) -> None:
         self.pod = pod
         self._by_class = by_class
+        self._known = known
         self._affinity = PodAffinity(pod, nodes, namespaces)
         self._spread = Spread(pod, nodes)
+        self._selecting = tuple(pod.spec.get("nodeSelector") or ())
+        self._required = pod.affinity("nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
+
+    def key(self, node: NodeInfo) -> Hashable:
+        """Returns a value that is equal for nodes with equal faults."""
+        too_little = filters.fit(self.pod, node, self._by_class) is not None
+        return (
+            node.restrictions,
+            tuple((f.text, f.detail) for f in self._resources(node)) if too_little else (),
+            tuple(node.labels.get(key) for key in self._selecting),
+            self._required is None or node_selectors.selector_matches(node.node, self._required),
+            bool(self.pod.ports and filters.ports(self.pod, node)),
+            self._spread.rejects(node) if self._spread.matters else None,
+            self._affinity.rejects(node) if self._affinity.matters else None,
+        )
 
     def faults(self, node: NodeInfo) -> Iterator[DeviceFault]:
         """Yields reasons in the order of the scheduler, which reports only the first."""
         pod = self.pod
         cordoned = filters.unschedulable(pod, node)
         if cordoned:
-            yield DeviceFault(ReasonKind.CORDONED, "the node is unschedulable", f"kubectl uncordon {_NODE}")
+            yield DeviceFault(
+                ReasonKind.CORDONED,
+                "the node is unschedulable",
+                "make the node schedulable again",
+                command="kubectl uncordon {node}",
+            )
         # The node controller removes this taint together with the field.
         yield from self._taints(node, without=filters.UNSCHEDULABLE_TAINT["key"] if cordoned else "")
         if pod.has_affinity or pod.spec.get("nodeSelector"):
@@ -72,9 +96,11 @@ class NodeFilters:
         for taint in (t for t in node.taints if t["key"] != without):
             if taint["effect"] in _KEEPS_AWAY and not any(tolerates(t, taint) for t in self.pod.tolerations):
                 shown = taint_text(taint)
-                change = f"the pod has to tolerate {shown}, or: kubectl taint node {_NODE} {shown}-"
                 yield DeviceFault(
-                    ReasonKind.NODE_TAINT, f"the node has the taint {shown}, which the pod does not tolerate", change
+                    ReasonKind.NODE_TAINT,
+                    f"the node has the taint {shown}, which the pod does not tolerate",
+                    f"the pod has to tolerate {shown}, or the taint has to be removed",
+                    command=f"kubectl taint node {{node}} {shown}-",
                 )
 
     def _selection(self, node: NodeInfo) -> Iterator[DeviceFault]:
@@ -87,9 +113,8 @@ class NodeFilters:
                 "another nodeSelector, or the label",
                 has,
             )
-        required = self.pod.affinity("nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
-        if required is not None and not node_selectors.selector_matches(node.node, required):
-            text = f"the required node affinity is not met: {_terms(required)}"
+        if self._required is not None and not node_selectors.selector_matches(node.node, self._required):
+            text = f"the required node affinity is not met: {_terms(self._required)}"
             yield DeviceFault(ReasonKind.NODE_AFFINITY, text, "another node affinity, or labels that meet it")
 
     def _resources(self, node: NodeInfo) -> Iterator[DeviceFault]:
@@ -109,7 +134,9 @@ class NodeFilters:
             if wanted <= free or (not has and name in self._by_class):
                 continue
             if is_extended(name) and not has:
-                text = f"the node has no {name}, and no DeviceClass provides it"
+                similar = difflib.get_close_matches(name, self._known, 1, _SIMILAR)
+                hint = f" (there is {similar[0]})" if similar else ""
+                text = f"the node has no {name}, and no DeviceClass provides it{hint}"
                 change = f"a DeviceClass with extendedResourceName {name}, or a device plugin that has it"
                 yield DeviceFault(ReasonKind.EXTENDED, text, change)
             else:
@@ -117,15 +144,23 @@ class NodeFilters:
                 ways = [f"less {name}"] if free > 0 or not has else []
                 ways += ["delete pods"] if wanted <= has else []
                 change = ", or ".join(ways) or f"less {name}, and delete pods"
-                yield DeviceFault(ReasonKind.RESOURCES, f"the node has too little {name}", change, detail)
+                text, most = f"the node has too little {name}", _most(node, name)
+                yield DeviceFault(ReasonKind.RESOURCES, text, change, detail, subject=most)
 
 
-_NODE = "NODE"
+_SIMILAR = 0.8  # similarity of the names of extended resources, from 0 to 1
 _LARGE = 1 << 63  # a float is too small for some larger quantities
 
 
 def _fault_of(rejection: Rejection, change: str) -> DeviceFault:
     return DeviceFault(_KINDS[rejection.plugin], rejection.reasons[0], change)
+
+
+def _most(node: NodeInfo, name: str) -> str:
+    """Returns the pod with the largest request, such as ``pod ml/train requests 4 cpu``; empty if no pod requests the resource."""
+    pod = max(node.pods.values(), key=lambda p: p.requests.get(name, 0), default=None)
+    amount = pod.requests.get(name, 0) if pod else 0
+    return f"pod {pod.key} requests {_amount(name, amount)} {name}" if pod and amount else ""
 
 
 def _amount(name: str, amount: int) -> str:

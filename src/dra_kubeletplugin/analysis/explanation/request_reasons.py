@@ -10,9 +10,10 @@ from ...scheduling.allocator import selection
 from ...scheduling.allocator.faults import AllocationError
 from ...scheduling.allocator.pools import Candidate
 from ...scheduling.allocator.results import PickedRequest
+from ...scheduling.framework import extended
 from ..scheduler_view import name_of
 from .device_reasons import DeviceFault, NodeDevices
-from .model import ReasonKind
+from .model import ReasonKind, shown_request
 
 JSON = dict[str, Any]
 Place = tuple[str, DeviceFault]  # a device and one reason against it
@@ -21,14 +22,14 @@ _NONE = DeviceFault(
     "no device is published for the node",
     "run a driver that publishes devices there, and check its log",
 )
-_NO_MATCH = DeviceFault(
-    ReasonKind.NO_DEVICES, "no device of the node is large enough and matches the selectors", "add such devices"
-)
 
 
 @dataclass
 class RequestReasons:
-    """The result of one request, or of one alternative of it, on one node. ``wanted`` is None if all matching devices are requested."""
+    """The result of one request, or of one alternative of it, on one node. ``wanted`` is None if all matching devices are requested.
+
+    ``resource`` and ``container`` are set for an extended resource.
+    """
 
     claim: str
     request: str
@@ -38,30 +39,45 @@ class RequestReasons:
     devices: int = 0
     faults: list[Place] = field(default_factory=list)
     enough: bool = False
+    resource: str = ""
+    container: str = ""
+
+    @property
+    def shown(self) -> str:
+        return shown_request(self.request, self.resource, self.container)
 
 
 def examine(
-    devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]
+    devices: NodeDevices,
+    claims: Sequence[JSON],
+    classes: Mapping[str, Mapping[str, Any]],
+    resources: Mapping[str, tuple[str, str]] | None = None,
 ) -> list[list[RequestReasons]]:
-    """Returns a list for each request: a result for each alternative, or one result if the request has no alternatives."""
+    """Returns a list for each request: a result for each alternative, or one result if the request has no alternatives.
+
+    Args:
+        resources: extended resources and their containers, by request of the draft claim.
+    """
     out = []
     for claim in claims:
-        for options in _options(claim, classes):
-            out.append([_examine(devices, name_of(claim), option) for option in options])
+        known = (resources or {}) if extended.is_draft(claim) else {}
+        for options in options_of(claim, classes):
+            of_claim = name_of(claim)
+            out.append([_examine(devices, of_claim, o, known.get(o.full_name, ("", ""))) for o in options])
     return out
 
 
 def failing(devices: NodeDevices, claims: Sequence[JSON], classes: Mapping[str, Mapping[str, Any]]) -> Iterator[Place]:
     """Yields devices for which a selector cannot be evaluated."""
     for claim in claims:
-        for request in (option for options in _options(claim, classes) for option in options):
+        for request in (option for options in options_of(claim, classes) for option in options):
             for candidate in devices.candidates:
                 for fault in devices.faults(name_of(claim), request, candidate):
                     if fault.kind is ReasonKind.SELECTOR_ERROR:
                         yield f"{devices.node.name}/{candidate.id.device}", fault
 
 
-def _options(claim: JSON, classes: Mapping[str, Mapping[str, Any]]) -> Iterator[list[PickedRequest]]:
+def options_of(claim: JSON, classes: Mapping[str, Mapping[str, Any]]) -> Iterator[list[PickedRequest]]:
     for request in (claim["spec"].get("devices") or {}).get("requests") or []:
         if request.get("exactly"):
             yield [_picked(request["name"], "", request["exactly"], classes)]
@@ -73,12 +89,14 @@ def _picked(name: str, parent: str, spec: JSON, classes: Mapping[str, Mapping[st
     return PickedRequest(name, parent, spec, classes[spec["deviceClassName"]], int(spec.get("count") or 1))
 
 
-def _examine(devices: NodeDevices, claim: str, request: PickedRequest) -> RequestReasons:
+def _examine(devices: NodeDevices, claim: str, request: PickedRequest, resource: tuple[str, str]) -> RequestReasons:
     every = request.spec.get("allocationMode") == "All"
     out = RequestReasons(
         claim, request.full_name, request.device_class["metadata"]["name"], None if every else request.count
     )
+    out.resource, out.container = resource
     of_class: list[Place] = []
+    unmatched: list[Place] = []  # for a request for all devices, which only the devices that match can refuse
     matched = 0
     for candidate in devices.candidates:
         where = f"{devices.node.name}/{candidate.id.device}"
@@ -90,16 +108,18 @@ def _examine(devices: NodeDevices, claim: str, request: PickedRequest) -> Reques
             out.usable += 1
         elif found[0].kind is ReasonKind.CLASS_SELECTOR:
             of_class.append((where, found[0]))
-        elif not every or matches:
+        elif every and not matches:
+            unmatched.append((where, _one(found)))
+        else:
             out.faults.append((where, _one(found)))
-    broken = list(devices.broken())
+    broken = list(devices.broken(request))
+    if not matched:
+        out.faults += unmatched
     out.faults += [(devices.node.name, fault) for fault in broken]
     if not out.usable and not out.faults:
         out.faults = of_class  # devices of other classes are shown only if there are no devices of this class
     if every:
         out.enough = matched > 0 and out.usable == matched and not broken
-        if not matched and not out.faults:
-            out.faults = [(devices.node.name, _NO_MATCH)] if out.devices else []
     else:
         out.enough = out.usable >= request.count
     if not out.devices and not out.faults:
@@ -107,7 +127,7 @@ def _examine(devices: NodeDevices, claim: str, request: PickedRequest) -> Reques
     if out.enough:
         out.faults = []
     elif not out.faults or _too_few(devices, out, len(of_class)):
-        text = f"the node has fewer than {request.count} devices for request {request.full_name}"
+        text = f"the node has fewer than {request.count} devices for {out.shown}"
         detail = f"{out.devices - len(of_class)} of class {out.device_class}"
         out.faults.insert(0, (devices.node.name, DeviceFault(ReasonKind.TOO_FEW, text, "ask for fewer", detail)))
     return out
@@ -144,4 +164,5 @@ def _one(found: list[DeviceFault]) -> DeviceFault:
         "; and ".join(dict.fromkeys(f.change for f in found)),
         ", ".join(dict.fromkeys(f.detail for f in found if f.detail)),
         parts=tuple(found),
+        of_node=any(f.of_node for f in found),
     )

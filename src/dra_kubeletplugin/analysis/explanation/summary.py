@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...base.text import counted, join_names
-from ...kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES
+from ...kube.resource import CLAIMS, CLASSES, NODES, PODS, SLICES, TAINT_RULES
 from ..snapshot import Gap
-from .model import Explanation, ExplanationState, NodeGroup, ReasonKind
+from .grouping import OTHER_DEVICES, OTHER_NODES, device_distance, distance, request_distance, short_requests
+from .model import NOT_BLOCKING, OF_DEVICES, Explanation, ExplanationState, NodeGroup, ReasonKind
 
 # If one of these kinds may not be read, more nodes seem to fit than really do.
-_OCCUPYING = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural}
+_OCCUPYING = {CLAIMS.plural, CLASSES.plural, NODES.plural, PODS.plural, TAINT_RULES.plural}
 _UNREAD = "the result depends on objects that could not be read"
 
 
@@ -19,15 +20,27 @@ def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
     """Returns the explanation of a waiting pod with its state and summary."""
     unread = {g.resource for g in gaps}
     if known.reasons:
-        return replace(known, summary=known.reasons[0].text)
+        return replace(known, summary=known.reasons[0].text, apart=_apart(known, unread))
     if SLICES.plural in unread:
         return undecided(known)
     if known.nodes:
         return _fits(known, incomplete=bool(unread & _OCCUPYING))
-    late = [r.text for g in known.groups for r in g.reasons if r.kind is ReasonKind.TIMEOUT]
-    if late:
-        return replace(known, state=ExplanationState.UNKNOWN, summary=late[0])
+    if late := _late(known.groups):
+        return replace(known, state=ExplanationState.UNKNOWN, summary=late)
     return replace(known, summary=_refused(known.groups))
+
+
+def _apart(known: Explanation, unread: Collection[str]) -> str:
+    """Returns a sentence about the nodes for a pod that waits for another reason; empty if nodes were not examined."""
+    if not known.groups or unread or any(r.kind not in NOT_BLOCKING for r in known.reasons):
+        return ""
+    if known.nodes:
+        return f"apart from that, {_taking(known)}"
+    return f"apart from that, no node would take it now: {_late(known.groups) or _refused(known.groups)}"
+
+
+def _late(groups: Iterable[NodeGroup]) -> str:
+    return next((r.text for g in groups for r in g.reasons if r.kind is ReasonKind.TIMEOUT), "")
 
 
 def undecided(known: Explanation) -> Explanation:
@@ -36,27 +49,61 @@ def undecided(known: Explanation) -> Explanation:
 
 
 def _fits(known: Explanation, *, incomplete: bool) -> Explanation:
-    number = sum(len(g.nodes) for g in known.groups)
-    shown = f"{len(known.nodes)} of {counted(number, 'node')} would take it now: {join_names(known.nodes)}"
+    shown = _taking(known)
     if incomplete:
         return replace(known, state=ExplanationState.UNKNOWN, summary=f"as far as can be seen, {shown}")
     return replace(known, state=ExplanationState.FITS, summary=shown)
 
 
+def _taking(known: Explanation) -> str:
+    number = _nodes(known.groups)
+    return f"{len(known.nodes)} of {counted(number, 'node')} would take it now: {join_names(known.nodes)}"
+
+
 def _refused(groups: tuple[NodeGroup, ...]) -> str:
-    number = sum(len(g.nodes) for g in groups)
-    largest = max(groups, key=lambda g: len(g.nodes))
-    if number == 1:
-        return f"the only node does not take it: {_main(largest)}"
-    share = "on all of them" if len(groups) == 1 else f"on {len(largest.nodes)} of them"
-    return f"none of {number} nodes takes it; {share}: {_main(largest)}"
+    """Returns the cause on the nodes that are nearest to taking the pod, their number, and the main cause of the other nodes.
+
+    If the request selects no device of the other nodes, the text does not repeat the selector.
+    """
+    number = _nodes(groups)
+    nearest = min(map(distance, groups), default=0)
+    cause = _cause([g for g in groups if distance(g) == nearest])
+    others = [g for g in groups if cause not in dict(_causes(g))]
+    if not others:
+        return f"{cause}, on the only node" if number == 1 else f"{cause}, on all {number} nodes"
+    having = number - _nodes(others)
+    if nearest < OTHER_DEVICES and all(device_distance(g) >= OTHER_DEVICES for g in others):
+        rest = "the other node has" if number - having == 1 else f"the other {number - having} have"
+        return f"{cause}, on {having} of {number} nodes; {rest} no such device"
+    next_cause = _cause(others)
+    more = _nodes(g for g in others if next_cause in dict(_causes(g)))
+    return f"{cause}, on {having} of {number} nodes; on {more} more: {next_cause}"
 
 
-def _main(group: NodeGroup) -> str:
-    """Returns the first reason of the group as a sentence."""
-    for reason in group.reasons:
-        return reason.text
-    for request in group.requests:
-        for reason in request.reasons:
-            return f"too few devices for request {request.request} ({reason.text})" if reason.devices else reason.text
-    return ""
+def _nodes(groups: Iterable[NodeGroup]) -> int:
+    return sum(len(g.nodes) for g in groups)
+
+
+def _cause(groups: Sequence[NodeGroup]) -> str:
+    """Returns the cause of most nodes. Of equally frequent causes, devices come before nodes."""
+    causes: dict[str, tuple[int, bool]] = {}  # the number of nodes, and whether it is about devices
+    for group in groups:
+        for text, of_devices in _causes(group):
+            causes[text] = (causes.get(text, (0, False))[0] + len(group.nodes), of_devices)
+    return max(causes, key=lambda text: causes[text], default="")
+
+
+def _causes(group: NodeGroup) -> Iterator[tuple[str, bool]]:
+    """Yields the reasons of the nodes, and the reason of the first request without devices.
+
+    If selected devices have another reason, such as a claim that holds them, the selector is not the reason.
+    """
+    yield from ((reason.text, reason.kind in OF_DEVICES) for reason in group.reasons)
+    for options in short_requests(group)[:1]:
+        request = min(options, key=request_distance)
+        selected = [r for r in request.reasons if r.kind not in OTHER_NODES | {ReasonKind.SELECTOR}]
+        reason = (selected or request.reasons)[0]
+        text = f"too few devices for {request.shown} ({reason.text})" if reason.devices else reason.text
+        if reason.kind is ReasonKind.CLASS_SELECTOR:
+            text = f"there is no device of class {request.device_class} for {request.shown}"
+        yield text, True

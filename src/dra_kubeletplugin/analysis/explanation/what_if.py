@@ -9,18 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...resourceapi.allocation import results_of
 from ...resourceapi.quantity import Quantity, canonical, parse
 from ...scheduling.allocator.constraints import attribute_of
-from ...scheduling.allocator.faults import AllocationError
+from ...scheduling.allocator.faults import AllocationError, AllocationTimeout, NodeFault
 from ...scheduling.allocator.pools import AllocatorPool, Candidate, DeviceId
 from ...scheduling.allocator.search import Search, SearchState, plus
 from ...scheduling.cel.parts import without
-from ...scheduling.framework.claim_cache import UNUSED, results_of, taken_by
-from ..scheduler_view import describe_claim
-from .device_reasons import DeviceFault, NodeDevices, taint_text
+from ...scheduling.framework import extended
+from ...scheduling.framework.claim_cache import UNUSED, taken_by
+from ..scheduler_view import describe_claim, name_of
+from .device_reasons import FREEING, DeviceFault, NodeDevices, taint_subject, taint_text
 from .model import ReasonKind
+from .request_reasons import RequestReasons, options_of
 
 JSON = dict[str, Any]
 LIMIT = 1.0  # seconds for one trial; a trial that takes longer counts as failed
@@ -33,6 +36,24 @@ NOT_TOGETHER = DeviceFault(
     "ask for fewer devices, or add some",
 )
 Edit = Callable[[JSON], JSON]
+
+
+class Enough(NamedTuple):
+    """A change that was tried on one node with success.
+
+    Args:
+        example: the objects that the change concerns on this node.
+        claims: the changed claims; None if the claims stay as they are.
+        removes: the text of a node's reason that the change removes on all nodes; empty if it changes one node only.
+        less: what the change asks less of, and how much remains; a change to more of the same is better.
+    """
+
+    text: str
+    example: str = ""
+    command: str = ""
+    claims: Sequence[JSON] | None = None
+    removes: str = ""
+    less: tuple[str, Any] | None = None
 
 
 class WhatIf:
@@ -57,6 +78,22 @@ class WhatIf:
             gone: UIDs of claims that are treated as deleted.
             device: a change that is applied to each device.
         """
+        try:
+            return self._search(self.claims if claims is None else claims, gone, device)
+        except AllocationError:
+            return False
+
+    def ends_in_error(self) -> bool:
+        """Returns whether the scheduler's search on this node ends with an error, so that no node can take the pod."""
+        try:
+            self._search(self.claims, (), None)
+        except (NodeFault, AllocationTimeout):
+            return False
+        except AllocationError:
+            return True
+        return False
+
+    def _search(self, claims: Sequence[JSON], gone: Collection[str], device: Edit | None) -> bool:
         in_use: set[DeviceId] = set()
         shares: dict[DeviceId, dict[str, Quantity]] = {}
         if gone:
@@ -72,10 +109,7 @@ class WhatIf:
         classes = self.devices.view.cache.classes
         state = SearchState(classes, in_use, shares, lambda: "", self._limit)
         pools = [_changed(p, device) for p in self.devices.pools] if device else self.devices.pools
-        try:
-            return Search(state, pools, self.claims if claims is None else claims).run()
-        except AllocationError:
-            return False
+        return Search(state, pools, claims).run()
 
     # --- all requests together ------------------------------------------------------------------
 
@@ -104,60 +138,93 @@ class WhatIf:
             yield NOT_TOGETHER
 
     def _constraint(self, claim: JSON, constraint: JSON) -> DeviceFault:
-        change = f"without this constraint of claim {claim['metadata']['name']} the devices would do; or other devices are needed"
-        shown = _shown(constraint)
-        return DeviceFault(
-            ReasonKind.CONSTRAINT, f"no choice of devices satisfies {shown}", change, self._values(constraint), shown
-        )
+        shown, values = _shown(constraint), self._values(claim, constraint)
+        change = f"without the constraint {shown} of claim {claim['metadata']['name']} the devices would do"
+        text = f"no choice of devices satisfies {shown}"
+        return DeviceFault(ReasonKind.CONSTRAINT, text, change, values, shown, of_node=True)
 
-    def _values(self, constraint: JSON) -> str:
-        """Describes the values of a constraint's attribute on the free devices, with the number of devices for each value."""
+    def _values(self, claim: JSON, constraint: JSON) -> str:
+        """Describes the values of a constraint's attribute, with the number of devices for each value.
+
+        Only devices count that one of the constraint's requests could get now.
+        """
         name = str(constraint.get("matchAttribute") or constraint.get("distinctAttribute"))
-        use = self.devices.view.cache.claims.use
-        free = [c for c in self.devices.candidates if c.id not in use.get((c.id.driver, c.id.pool), UNUSED).devices]
-        values = Counter(str(next(iter(v.values()))) for c in free if (v := attribute_of(c, name)))
+        only = constraint.get("requests") or ()
+        every = [o for options in options_of(claim, self.devices.view.cache.classes) for o in options]
+        requests = [o for o in every if not only or o.full_name in only or (o.parent or o.name) in only]
+        usable = [
+            c for c in self.devices.candidates if any(not self.devices.faults(name_of(claim), r, c) for r in requests)
+        ]
+        values = Counter(str(next(iter(v.values()))) for c in usable if (v := attribute_of(c, name)))
         counts = ", ".join(f"{value} on {n}" for value, n in values.most_common(_VALUES))
         more = ", ..." if len(values) > _VALUES else ""
-        return f"values of the free devices: {counts}{more}" if values else "no free device has the attribute"
+        return f"values of the usable devices: {counts}{more}" if values else "no usable device has the attribute"
 
     # --- suggested changes ----------------------------------------------------------------------
 
-    def enough(self, fault: DeviceFault) -> Iterator[tuple[str, str]]:
-        """Yields changes, each of which alone removes a fault and lets the claims fit, and an example for each."""
+    def enough(self, fault: DeviceFault) -> Iterator[Enough]:
+        """Yields changes, each of which alone removes a fault and lets the claims fit."""
         if fault.parts:
             if all(part.kind in _FREED for part in fault.parts):
                 yield from self._freeing
-            elif self._without_all(fault.parts):
-                yield fault.change, ""
+            elif claims := self._without_all(fault.parts):
+                yield Enough(fault.change, claims=claims)
             return
         match fault.kind:
             case ReasonKind.HELD | ReasonKind.COUNTERS:
                 yield from self._freeing
             case ReasonKind.DEVICE_TAINT:
-                if self.fits(device=_untainted(fault.subject)):
-                    yield fault.change, ""
+                yield from self._without_taint(fault)
             case ReasonKind.SELECTOR:
-                if fault.subject and self.fits([_edited(c, _without_part(fault.subject)) for c in self.claims]):
-                    yield fault.change, ""
+                claims = [_edited(c, _without_part(fault.subject)) for c in self.claims]
+                if fault.subject and self.fits(claims):
+                    yield Enough(fault.change, claims=claims)
             case ReasonKind.CAPACITY:
                 yield from self._less(fault.subject)
                 yield from self._freeing
             case ReasonKind.CONSTRAINT:
                 named = {(i, k) for i, k, c in _constraints(self.claims) if _shown(c) == fault.subject}
-                if self.fits(_dropped(self.claims, named)):
-                    yield fault.change, ""
+                if self.fits(claims := _dropped(self.claims, named)):
+                    yield Enough(fault.change, claims=claims)
 
-    def _without_all(self, parts: Sequence[DeviceFault]) -> bool:
-        """Returns whether removing several taints and parts of selectors would be enough; False for other kinds of faults."""
-        claims, tainted = self.claims, []
+    def _without_taint(self, fault: DeviceFault) -> Iterator[Enough]:
+        """Yields the change for a taint. A request for an extended resource cannot tolerate it, so only its removal may be enough."""
+        if not self.fits(device=self._untainted(fault.subject)):
+            return
+        _, tolerable, removal = fault.change.partition(", or ")
+        if not tolerable or self.fits([_edited(c, _tolerating(fault.subject)) for c in self.claims]):
+            yield Enough(fault.change)
+        elif removal.endswith("the taint"):
+            yield Enough(f"{removal} {fault.subject}")
+        else:
+            yield Enough(removal)
+
+    def _without_all(self, parts: Sequence[DeviceFault]) -> list[JSON]:
+        """Returns the claims without parts of selectors, if they fit when several taints are removed too; else an empty list."""
+        claims, tolerant, tainted = self.claims, self.claims, []
         for part in parts:
             if part.kind is ReasonKind.DEVICE_TAINT:
                 tainted.append(part.subject)
+                tolerant = [_edited(c, _tolerating(part.subject)) for c in tolerant]
             elif part.kind is ReasonKind.SELECTOR and part.subject:
                 claims = [_edited(c, _without_part(part.subject)) for c in claims]
+                tolerant = [_edited(c, _without_part(part.subject)) for c in tolerant]
             else:
-                return False
-        return self.fits(claims, device=_untainted(*tainted))
+                return []
+        # The change leaves the choice between tolerations and the removal of taints, so each of them must be enough.
+        if any(", or " in part.change for part in parts if part.kind is ReasonKind.DEVICE_TAINT) and not self.fits(
+            tolerant
+        ):
+            return []
+        return claims if self.fits(claims, device=self._untainted(*tainted)) else []
+
+    def _untainted(self, *subjects: str) -> Edit:
+        """Returns an edit that removes taints, named as in :func:`taint_subject`."""
+
+        def stays(taint: JSON) -> bool:
+            return taint_subject(taint_text(taint), self.devices.rule_of(taint)) not in subjects
+
+        return lambda device: {**device, "taints": [t for t in device.get("taints") or [] if stays(t)]}
 
     @cached_property
     def _holders(self) -> dict[str, JSON]:
@@ -167,8 +234,8 @@ class WhatIf:
         return {str(c["metadata"]["uid"]): c for i in ids for c in view.holders(i)}
 
     @cached_property
-    def _freeing(self) -> list[tuple[str, str]]:
-        """The deletion of claims that would be enough: of one claim, or else of several claims that all must be deleted."""
+    def _freeing(self) -> list[Enough]:
+        """The release of claims that would be enough: of one claim, or else of several claims that all must be released."""
         every = [uid for uid in self._holders if uid not in self._own]
         if not every or not self.fits(gone=every):
             return []
@@ -177,22 +244,34 @@ class WhatIf:
             fewer = [other for other in gone if other != uid]
             if fewer and self.fits(gone=fewer):
                 gone = fewer
-        return [
-            (
-                "claims that hold such devices must be deleted",
-                " and ".join(describe_claim(self._holders[uid]) for uid in gone),
-            )
-        ]
+        holders = " and ".join(describe_claim(self._holders[uid]) for uid in gone)
+        return [Enough(FREEING, holders)]
 
-    def _less(self, name: str) -> Iterator[tuple[str, str]]:
+    def fewer(self, request: RequestReasons) -> Iterator[Enough]:
+        """Yields the largest number of devices of one request with which the claims fit, if that is less than wanted."""
+        fitting, most = 0, min(request.usable, (request.wanted or 0) - 1)
+        while fitting < most:  # a smaller number always fits too
+            number = (fitting + most + 1) // 2
+            if self.fits(_with_count(self.claims, request, number)):
+                fitting = number
+            else:
+                most = number - 1
+        if fitting:
+            what = f"of {request.shown}" if request.resource else f"in {request.shown}"
+            claims = _with_count(self.claims, request, fitting)
+            text = f"ask for {fitting} instead of {request.wanted} {what}"
+            yield Enough(text, claims=claims, less=(f"{request.claim} {what}", fitting))
+
+    def _less(self, name: str) -> Iterator[Enough]:
         """Yields the largest amount of a capacity that would be available, if that is less than requested."""
         short = name.rpartition("/")[2]
         for amount in self._amounts(name)[:_VALUES]:
-            if self.fits([_edited(c, _at_most(name, amount)) for c in self.claims]):
-                yield f"ask for at most {canonical(amount)} of {short}", ""
+            if self.fits(claims := [_edited(c, _at_most(name, amount)) for c in self.claims]):
+                text = f"ask for at most {canonical(amount)} of {short}"
+                yield Enough(text, claims=claims, less=(short, amount))
                 return
-        if self.fits([_edited(c, _without_request(name)) for c in self.claims]):
-            yield f"ask for no {short}", ""
+        if self.fits(claims := [_edited(c, _without_request(name)) for c in self.claims]):
+            yield Enough(f"ask for no {short}", claims=claims)
 
     def _amounts(self, name: str) -> list[Quantity]:
         """Returns the remaining amounts of a capacity on the devices, largest first."""
@@ -206,6 +285,21 @@ class WhatIf:
         return sorted((amount for amount in remaining if amount > parse("0")), reverse=True)
 
 
+def _with_count(claims: Sequence[JSON], request: RequestReasons, number: int) -> list[JSON]:
+    """Returns the claims with another number of devices in one request."""
+    out = []
+    for claim in claims:
+        devices = claim["spec"].get("devices") or {}
+        changed = [
+            {**r, "exactly": {**r["exactly"], "count": number}}
+            if name_of(claim) == request.claim and r["name"] == request.request and r.get("exactly")
+            else r
+            for r in devices.get("requests") or []
+        ]
+        out.append({**claim, "spec": {**claim["spec"], "devices": {**devices, "requests": changed}}})
+    return out
+
+
 def _changed(pool: AllocatorPool, edit: Edit) -> AllocatorPool:
     def candidate(c: Candidate) -> Candidate:
         return Candidate(c.id, edit(dict(c.device)), c.slice, c.for_node, c.matches)
@@ -217,15 +311,20 @@ def _without(key: str) -> Edit:
     return lambda obj: {k: v for k, v in obj.items() if k != key}
 
 
-def _untainted(*taints: str) -> Edit:
-    def edit(device: JSON) -> JSON:
-        return {**device, "taints": [t for t in device.get("taints") or [] if taint_text(t) not in taints]}
-
-    return edit
+def _tolerating(subject: str) -> Edit:
+    """Returns an edit by which a request tolerates a taint, named as in :func:`taint_subject`."""
+    key, _, effect = subject.partition(" of ")[0].rpartition(":")
+    toleration = {"key": key.partition("=")[0], "operator": "Exists", "effect": effect}
+    return lambda request: {**request, "tolerations": [*(request.get("tolerations") or []), toleration]}
 
 
 def _edited(claim: JSON, edit: Edit) -> JSON:
-    """Returns the claim with ``edit`` applied to each of its requests and alternatives."""
+    """Returns the claim with ``edit`` applied to each of its requests and alternatives.
+
+    The claim for extended resources stays as it is, because a pod requests only numbers of them.
+    """
+    if extended.is_draft(claim):
+        return claim
     requests = []
     devices = claim["spec"].get("devices") or {}
     for request in devices.get("requests") or []:

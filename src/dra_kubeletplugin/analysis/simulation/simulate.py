@@ -7,22 +7,26 @@ resources from the snapshot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import QuestionError
+from ...kube.resource import NODES
+from ...resourceapi.allocation import results_of
+from ...resourceapi.usage.rows import counted
+from ...resourceapi.usage.usage import count_usage
 from ...scheduling.framework import devices as pod_devices
 from ...scheduling.framework import extended, pod_info, scoring
 from ...scheduling.framework.binding import TIMEOUT
-from ...scheduling.framework.claim_cache import results_of
 from ...scheduling.framework.cycle import Cycle
 from ...scheduling.framework.devices import PodClaims
 from ...scheduling.framework.pod_info import PodInfo
-from ...scheduling.framework.status import Rejection, SchedulerError
+from ...scheduling.framework.status import Plugin, Rejection, SchedulerError
+from ..explanation import cluster_reasons
 from ..explanation.explain import explain_pod
-from ..explanation.model import Explanation
+from ..explanation.model import NOT_BLOCKING, Explanation
 from ..explanation.node_feasibility import not_looked_at
 from ..scheduler_view import SchedulerView
 from ..snapshot import KINDS, Gap, Snapshot
@@ -30,6 +34,7 @@ from .workloads import SimulatedWorkload, allocated, checked, claim_for, workloa
 
 JSON = dict[str, Any]
 MAX_MORE = 1000  # pods that are tried in addition to the requested ones
+_CHANGEABLE = {Plugin.SPREAD, Plugin.POD_AFFINITY}  # plugins that accept a node again after another pod was placed
 Progress = Callable[[int, int], None]
 
 
@@ -50,6 +55,7 @@ class Fit:
         more: how many further pods would fit; None if they were not counted.
         limited: whether counting stopped at the limit, so that even more pods may fit.
         stopped: the explanation for the first pod that did not fit; None if all fit.
+        no_more: the explanation, without changes, for the first further pod that did not fit; None if none was tried or all fit.
     """
 
     workload: str
@@ -58,6 +64,7 @@ class Fit:
     more: int | None
     limited: bool
     stopped: Explanation | None
+    no_more: Explanation | None = None
 
     @property
     def fits(self) -> bool:
@@ -71,12 +78,16 @@ class Fit:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The result. ``devices`` counts all published devices, ``free`` counts devices without a holder after the simulation."""
+    """The result. ``free`` to ``unavailable`` count the devices after the simulation, as :class:`~..Count` defines the words."""
 
     workloads: tuple[Fit, ...]
     nodes: int
     devices: int
     free: int
+    held: int = 0
+    shared: int = 0
+    blocked: int = 0
+    unavailable: int = 0
     notes: tuple[str, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -118,7 +129,7 @@ def _with(snapshot: Snapshot, objects: Iterable[JSON]) -> Snapshot:
     for plural, known in snapshot.objects.items():
         there[plural] = {_key(o): o for o in known}
     for obj in objects:
-        there[KINDS[obj["kind"]].plural][_key(obj)] = obj
+        there.setdefault(KINDS[obj["kind"]].plural, {})[_key(obj)] = obj
     found = {plural: list(known.values()) for plural, known in there.items()}
     return Snapshot.by_plural(found, snapshot.gaps, snapshot.unread, live=snapshot.live)
 
@@ -141,30 +152,34 @@ class _Simulator:
         fits = [self._place_all(w, pods[w.shown], total) for w in wanted]
         if fill:
             fits = [self._with_more(w, fit) for w, fit in zip(wanted, fits, strict=True)]
-        every = {
-            (s["spec"]["driver"], s["spec"]["pool"]["name"], d["name"])
-            for s in self.view.snapshot.slices
-            for d in s["spec"].get("devices") or []
-        }
-        held = {
-            (r["driver"], r["pool"], r["device"])
-            for c in self.view.claims
-            for r in results_of(c)
-            if not r.get("adminAccess")
-        }
-        unseen = (n for w in wanted for p in pods[w.shown][:1] for n in not_looked_at(pod_info.read(p)))
-        notes = tuple(dict.fromkeys((*map(str, self.view.snapshot.unread), *unseen)))
-        return Simulation(tuple(fits), len(nodes), len(every), len(every - held), notes, self.view.snapshot.gaps)
+        known = self.view.snapshot
+        usage = count_usage(known.tainted_slices, self.view.claims, nodes=None if known.gap(NODES) else known.nodes)
+        after = counted(usage.devices)
+        unseen = (n for w in wanted for p in pods[w.shown][:1] for n in self._notes(w, pod_info.read(p)))
+        notes = tuple(dict.fromkeys((*map(str, known.unread), *unseen)))
+        return Simulation(
+            tuple(fits), len(nodes), after.devices, after.free, after.held, after.shared, after.blocked, after.unavailable,
+            notes, known.gaps,
+        )  # fmt: skip
+
+    def _notes(self, workload: SimulatedWorkload, pod: PodInfo) -> Iterator[str]:
+        """Yields what the simulation does not consider: features that are not examined, and gates and schedulers that place pods later."""
+        yield from not_looked_at(pod)
+        for reason in cluster_reasons.reasons(self.view, pod):
+            if reason.kind in NOT_BLOCKING:
+                yield f"{workload.shown}: {reason.text}"
 
     def _place_all(self, workload: SimulatedWorkload, pods: Sequence[JSON], total: int) -> Fit:
         placed: list[Placement] = []
         stopped: Explanation | None = None
+        rejecting: set[str] = set()
         for pod in pods:
             self._done += 1
             self._progress(self._done, total)
             if stopped is not None and not workload.per_node:
                 continue  # the workload's pods are alike, and no device is freed, so no further pod fits
-            found, why = self._place(pod, ExitStack())
+            of_workload = set() if workload.per_node else rejecting
+            found, why = self._place(pod, ExitStack(), of_workload, changes=True)
             if found is not None:
                 placed.append(found)
             stopped = stopped or why
@@ -176,35 +191,44 @@ class _Simulator:
             return fit
         more = 0
         why = None
+        rejecting: set[str] = set()
         with ExitStack() as undo:
             while fit.fits and more < MAX_MORE and why is None:
-                found, why = self._place(workload.pod(workload.count + more), undo)
+                found, why = self._place(workload.pod(workload.count + more), undo, rejecting, changes=False)
                 more += found is not None
                 self._progress(more, MAX_MORE)
-        return replace(fit, more=more, limited=more >= MAX_MORE, stopped=fit.stopped or why)
+        return replace(fit, more=more, limited=more >= MAX_MORE, no_more=why)
 
     # --- one pod --------------------------------------------------------------------------------
 
-    def _place(self, pod: JSON, undo: ExitStack) -> tuple[Placement | None, Explanation | None]:
+    def _place(
+        self, pod: JSON, undo: ExitStack, rejecting: set[str], *, changes: bool
+    ) -> tuple[Placement | None, Explanation | None]:
         """Places a pod. Returns the placement, or the explanation of why it fits nowhere.
 
         Args:
             undo: gets the calls that undo the placement. The placement stays if the stack is never closed.
+            rejecting: nodes that rejected an earlier pod of the workload, and so reject this pod. Gets more such nodes.
+            changes: whether the explanation tries changes that would be enough.
         """
         pod = self._with_claims(pod, undo)
         info = pod_info.read(pod)
         cache = self.view.cache
         claims = pod_devices.read(info, cache.claims, cache.classes, cache.extended, TIMEOUT)
-        if isinstance(claims, Rejection):
-            return None, explain_pod(self.view, info)
+        blocking = any(r.kind not in NOT_BLOCKING for r in cluster_reasons.reasons(self.view, info))
+        if blocking or isinstance(claims, Rejection):
+            return None, explain_pod(self.view, info, changes=changes)
         snapshot = cache.snapshot()
         cycle = Cycle(info, snapshot, claims, self.view.allocations())
         try:
-            feasible = cycle.feasible()
+            feasible = cycle.feasible(without=rejecting)
         except SchedulerError:
             feasible = []
+        if all(e.get("resourceClaimTemplateName") for e in info.spec.get("resourceClaims") or ()):
+            # A placement only takes resources, so these nodes reject every further pod that has claims of its own.
+            rejecting.update(name for name, r in cycle.rejected.items() if r.plugin not in _CHANGEABLE)
         if not feasible:
-            return None, explain_pod(self.view, info)
+            return None, explain_pod(self.view, info, changes=changes)
         node = scoring.best(
             info, feasible, snapshot.nodes, snapshot.namespaces, claims.score, has_alternatives=claims.has_alternatives
         )
@@ -222,6 +246,7 @@ class _Simulator:
                 continue
             claim = claim_for(pod, entry, template)
             self.view.set_claim(claim)
+            self.view.kept.add(str(claim["metadata"]["uid"]))
             undo.callback(self.view.remove_claim, claim)
             made.append({"name": entry["name"], "resourceClaimName": claim["metadata"]["name"]})
         return {**pod, "status": {**pod["status"], "resourceClaimStatuses": made}}
@@ -241,12 +266,10 @@ class _Simulator:
             allocation = results.get(index) or claim["status"]["allocation"]
             after = allocated(claim, allocation, pod)
             self.view.set_claim(after)
+            self.view.kept.add(str(after["metadata"]["uid"]))
             if extended.is_draft(before):
                 undo.callback(self.view.remove_claim, after)
             else:
                 undo.callback(self.view.set_claim, before)
             shown += [f"{r['request']}: {r['driver']}/{r['pool']}/{r['device']}" for r in results_of(after)]
         return shown
-
-
-__all__ = ["Fit", "Placement", "Simulation", "simulate"]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...errors import QuestionError, describe
-from ...resourceapi import schema
 from ...resourceapi.defaulting import apply, now
+from ...resourceapi.schemas import decoding, shapes
 from ...scheduling import cel
 from ...scheduling.framework import filters, pod_info
 from ...scheduling.framework.node_info import NodeInfo
@@ -203,7 +203,7 @@ def checked(objects: Sequence[JSON], namespace: str = "default") -> list[JSON]:
 def _validated(obj: JSON, kind: str) -> JSON:
     name = obj["metadata"].get("name")
     try:
-        decoded = schema.decode(read(obj, READ[kind]), kind)
+        decoded = decoding.decode_strictly(read(obj, READ[kind]), shapes.dra_shape(kind))
         faults = RULES[kind](apply(decoded, kind), _COMPILE)
     except (ValueError, KeyError, TypeError) as e:
         raise QuestionError(f"{kind} {name}: {describe(e)}") from None

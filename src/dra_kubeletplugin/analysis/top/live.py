@@ -1,4 +1,7 @@
-"""An overview of a cluster, kept current by watches. It is rebuilt at most once a second, with reasons for the pods on the screen."""
+"""An overview of a cluster, kept current by watches, with reasons for the pods on the screen.
+
+It is rebuilt at most once a second, and in a large cluster more rarely, so that it takes at most a 25th of one core.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from ..watcher import ClusterWatcher
 from .overview import overview
 
 EVERY = 1.0  # minimum seconds between two rebuilds
+_REST = 24.0  # seconds without a rebuild for each second of CPU time of the last one
 _FIRST = 60.0  # timeout in seconds for the first read of all objects
 
 
@@ -41,7 +45,7 @@ class LiveOverview:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Watches the cluster inside the context. The context begins when every kind was read or refused, or after a minute.
+        """Watches the cluster inside the context. The context begins when every kind that rows show was read or refused, or after a minute.
 
         Raises:
             QuestionError: the cluster has no DRA.
@@ -53,11 +57,15 @@ class LiveOverview:
             try:
                 with contextlib.suppress(TimeoutError):  # `gaps` has the kinds that were not read in time
                     async with asyncio.timeout(_FIRST):
-                        await self.follower.wait_listed()
+                        await self.follower.wait_devices()
                 yield
             finally:
                 for job in jobs:
                     job.cancel()
+
+    def rest(self, used: float) -> None:
+        """Delays the next rebuild, because the last one and its display took ``used`` seconds of CPU time."""
+        self._next = max(self._next, time.monotonic() + _REST * used)
 
     def current(self) -> Overview:
         """Returns the overview. It is the same object until something visible changes."""
@@ -72,6 +80,3 @@ class LiveOverview:
             text = f"{printable(fault)} (since {time.strftime('%H:%M:%S', time.localtime(since))})" if fault else ""
             self._made = replace(self._made, unavailable=text)
         return self._made
-
-
-__all__ = ["LiveOverview"]

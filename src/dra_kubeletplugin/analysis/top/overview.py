@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ...errors import clip, describe
+from ...base.text import natural
+from ...errors import clip
 from ...kube.resource import NODES
 from ...resourceapi import node_selectors
-from ...resourceapi.usage.rows import DeviceRow, DeviceUse, NodeRow, Overview, PodRow, counted
+from ...resourceapi.usage.nodes import unschedulable
+from ...resourceapi.usage.rows import (
+    TAKEN,
+    CounterRow,
+    DeviceRow,
+    NodeRow,
+    Overview,
+    PodRow,
+    card_shares,
+    counted,
+    occupancy,
+)
 from ...resourceapi.usage.usage import Reaches, UsageCounter
-from ...scheduling.framework import pod_info
-from ...scheduling.framework.extended import class_names, wanted
 from ..explanation.cluster_reasons import entries
 from ..snapshot import Snapshot
+from ..waiting_pods import extended_requests, waiting_pods
 
 JSON = dict[str, Any]
-_MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
-_WAITS = {"", "Pending"}
-_AWAY = {"node.kubernetes.io/not-ready": "not ready", "node.kubernetes.io/unreachable": "unreachable"}
 
 
 def overview(
@@ -36,19 +44,21 @@ def overview(
     by_name = {str(n["metadata"]["name"]): n for n in snapshot.nodes}
     one = by_name.get(node) or {"metadata": {"name": node, "labels": {}}}
     reaches: Reaches | None = (lambda sl, d: _reaches(one, sl, d)) if node else None
-    found = (counter or UsageCounter()).tally(snapshot.slices, snapshot.claims, reaches)
+    found = (counter or UsageCounter()).tally(
+        snapshot.tainted_slices, snapshot.claims, reaches, None if snapshot.gap(NODES) else snapshot.nodes
+    )
     notes = [*map(str, snapshot.unread), *found.notes]
     if node and node not in by_name and snapshot.gap(NODES) is None:
         notes.append(f"there is no node {node}")
     waiting = tuple(_waiting(snapshot, node, reasons or {}, notes))
-    names = [node] if node else sorted({*by_name, *(d.node for d in found.devices if d.node)})
+    names = [node] if node else sorted({*by_name, *(d.node for d in found.devices if d.node)}, key=natural)
     return Overview(
         title=f"node {node}" if node else "cluster",
         devices=found.devices,
         sets=found.sets,
-        nodes=tuple(_nodes(names, by_name, found.devices)),
+        nodes=tuple(_nodes(names, by_name, found.devices, found.sets)),
         waiting=waiting,
-        count=counted(found.devices, len(waiting)),
+        count=counted(found.devices, found.sets, len(waiting)),
         gaps=tuple(g.why for g in snapshot.gaps),
         notes=tuple(notes),
     )
@@ -59,53 +69,38 @@ def _reaches(node: JSON, sl: Mapping[str, Any], device: Mapping[str, Any]) -> bo
     return node_selectors.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
 
 
-def _nodes(names: Collection[str], by_name: Mapping[str, JSON], devices: Collection[DeviceRow]) -> Iterator[NodeRow]:
-    number: dict[str, int] = {}
-    held: dict[str, int] = {}
+def _nodes(
+    names: Collection[str],
+    by_name: Mapping[str, JSON],
+    devices: Collection[DeviceRow],
+    sets: Collection[CounterRow],
+) -> Iterator[NodeRow]:
+    rows: dict[str, list[DeviceRow]] = {}
+    shares = card_shares(sets)
     for device in devices:
-        number[device.node] = number.get(device.node, 0) + 1
-        held[device.node] = held.get(device.node, 0) + (device.use in {DeviceUse.HELD, DeviceUse.SHARED})
+        rows.setdefault(device.node, []).append(device)
     for name in names:
-        yield NodeRow(name, number.get(name, 0), held.get(name, 0), _unschedulable(by_name.get(name) or {}))
-
-
-def _unschedulable(node: Mapping[str, Any]) -> str:
-    spec = node.get("spec") or {}
-    states = [_AWAY[t["key"]] for t in spec.get("taints") or [] if t.get("key") in _AWAY]
-    states += ["cordoned"] if spec.get("unschedulable") else []
-    return ", ".join(dict.fromkeys(states))
+        of = rows.get(name, [])
+        held = sum(1 for d in of if d.use in TAKEN)
+        why = unschedulable(by_name.get(name) or {})
+        yield NodeRow(name, len(of), held, why, occupancy(of, shares))
 
 
 def _waiting(snapshot: Snapshot, node: str, reasons: Mapping[str, str], notes: list[str]) -> Iterator[PodRow]:
-    """Yields pods that request devices and do not run yet, oldest first."""
-    explicit = class_names(snapshot.classes)
-    classes = {str(c["metadata"]["name"]) for c in snapshot.classes}
-    waiting = [p for p in snapshot.pods if str((p.get("status") or {}).get("phase") or "") in _WAITS]
-    for obj in sorted(waiting, key=_age):
-        meta = obj["metadata"]
-        try:
-            pod = pod_info.read(obj)
-            requests = [*map(_entry, entries(pod)), *wanted(pod, explicit, classes)]
-        except _MALFORMED as e:
-            notes.append(f"pod {meta['namespace']}/{meta['name']} cannot be read, and is left out: {describe(e)}")
-            continue
-        if not requests or pod.terminating or (node and pod.node and pod.node != node):
+    """Yields the rows of waiting pods. For a node, these are the pods that are placed there or nowhere."""
+    for pod in waiting_pods(snapshot, notes=notes):
+        if node and pod.node and pod.node != node:
             continue
         yield PodRow(
             namespace=pod.namespace,
             name=pod.name,
             uid=pod.uid,
             node=pod.node,
-            since=str(meta.get("creationTimestamp") or ""),
-            requests=tuple(requests),
-            message=_message(obj),
+            since=pod.created,
+            requests=(*map(_entry, entries(pod)), *extended_requests(pod)),
+            message=_message(pod.pod),
             reason=reasons.get(pod.uid, ""),
         )
-
-
-def _age(pod: Mapping[str, Any]) -> tuple[str, str, str]:
-    meta = pod["metadata"]
-    return str(meta.get("creationTimestamp") or ""), str(meta["namespace"]), str(meta["name"])
 
 
 def _entry(entry: Mapping[str, Any]) -> str:
@@ -116,6 +111,3 @@ def _message(pod: Mapping[str, Any]) -> str:
     conditions = (pod.get("status") or {}).get("conditions") or []
     failed = [c for c in conditions if c.get("type") == "PodScheduled" and c.get("status") == "False"]
     return clip((failed[0].get("message") or failed[0].get("reason") or "") if failed else "")
-
-
-__all__ = ["Overview", "overview"]

@@ -318,6 +318,3 @@ def _head_and_body(response: Response) -> tuple[h11.Event, ...]:
         headers["Transfer-Encoding"] = "chunked"
     head = h11.Response(status_code=response.status, headers=list(headers.items()))
     return (head, h11.Data(data=response.body), h11.EndOfMessage()) if response.stream is None else (head,)
-
-
-__all__ = ["CLOSE_TIMEOUT", "Reader", "Session", "within"]

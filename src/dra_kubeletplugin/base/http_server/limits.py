@@ -233,17 +233,3 @@ def _within_descriptors(connections: int | None) -> int | None:
     if connections is None or soft == resource.RLIM_INFINITY:
         return connections
     return min(connections, max(1, soft // 2))
-
-
-__all__ = [
-    "GRACE",
-    "LIVENESS",
-    "MAX_BODY",
-    "PROBES",
-    "READINESS",
-    "SLOW",
-    "ClientConnection",
-    "Connections",
-    "Limits",
-    "Phase",
-]

@@ -58,6 +58,3 @@ def busy(text: str) -> RefusedError:
     error = refusal(429, f"{text}: retry after 1 s")
     error.response.headers["Retry-After"] = "1"
     return error
-
-
-__all__ = ["Handler", "RefusedError", "Request", "Response", "Tunnel", "busy", "refusal"]

@@ -61,6 +61,3 @@ def _is_loopback(text: str) -> bool | None:
         return None
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
-
-
-__all__ = ["host_of", "is_from_here", "is_own_page", "leads_here"]

@@ -48,6 +48,3 @@ def _retrieve(task: asyncio.Task[T]) -> None:
     """Retrieves the job's error, because asyncio would log it if all callers were cancelled."""
     if not task.cancelled():
         task.exception()
-
-
-__all__ = ["SharedRun"]

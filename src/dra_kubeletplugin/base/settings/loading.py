@@ -37,7 +37,7 @@ def load(
     values, faults = values_of(kind.options(), given or {}, os.environ if environ is None else environ)
     if faults:
         raise SettingsError(*faults)
-    for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root"):
+    for name in ("kubelet_root", "cdi_root", "sysfs_root", "dev_root", "proc_root"):
         if name in values:
             values[name] = values[name].absolute()
     return kind(**values)

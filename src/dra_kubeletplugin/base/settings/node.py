@@ -89,6 +89,22 @@ class Settings:
     dev_root: Path = option(
         "--dev-root", "DEV_ROOT", Path("/dev"), "Folder where the host's /dev is mounted.", Path, to=Audience.NODE
     )
+    proc_root: Path = option(
+        "--proc-root",
+        "PROC_ROOT",
+        Path("/proc"),
+        "Folder where the host's /proc is mounted. A container's own /proc has the kernel's files too, but no other processes.",
+        Path,
+        to=Audience.NODE,
+    )
+    process_supervisor: str = option(
+        "--process-supervisor",
+        "PROCESS_SUPERVISOR",
+        "",
+        "Unix socket of the process supervisor that starts the processes of claims; a name without '/' is in the driver's folder. "
+        "Without it, the plugin starts them itself.",
+        to=Audience.NODE,
+    )
     http_address: str = option(
         "--http-address",
         "HTTP_ADDRESS",
@@ -272,6 +288,8 @@ class Settings:
             out.append(f"--sysfs-root (SYSFS_ROOT) {self.sysfs_root} is not a folder")
         if not self.dev_root.is_dir():
             out.append(f"--dev-root (DEV_ROOT) {self.dev_root} is not a folder: mount the host's /dev there")
+        if self.proc_root != Path("/proc") and not self.proc_root.is_dir():
+            out.append(f"--proc-root (PROC_ROOT) {self.proc_root} is not a folder: mount the host's /proc there")
         return out + self.common_faults()
 
     def common_faults(self) -> list[str]:

@@ -1,21 +1,18 @@
-"""Counters, gauges and histograms in Prometheus' text format.
+"""The metrics of a plugin or controller, as a page in Prometheus' text format.
 
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/, "Text-based format", version 0.0.4. The official library
-is not used, because it costs 2.2 MiB of resident memory (it contains an HTTP server and client). The tests parse this module's
-output with that library.
+The official library is not used, because it costs 2.2 MiB of resident memory (it contains an HTTP server and client). The tests parse
+this module's output with that library.
 """
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from .exposition import Family, Kind, Read, Values
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +40,14 @@ _COUNTERS = {
         "Calls of the driver's bind() and unbind() by the controller, by operation and result: ok, failed or retried.",
         ["operation", "result"],
     ),
+    "claim_process_ends_total": ("Processes of prepared claims that ended by themselves.", []),
     "kubelet_calls_total": ("Calls of the kubelet, by gRPC method.", ["method"]),
 }
 _GAUGES = {
     "claims_in_flight": ("Claims that are being prepared, unprepared or rolled back now.", []),
     "rollbacks_failing": ("Claims whose rollback failed and is retried. Their devices stay held.", []),
     "prepared_claims": ("Claims that are prepared on this node.", []),
+    "claim_processes": ("Processes of prepared claims that run.", []),
     "devices": ("Devices of the driver, by health.", ["health"]),
     "devices_not_published": (
         "Devices and counter sets that are not published: the API server would reject them, or a feature gate is off.",
@@ -61,6 +60,7 @@ _GAUGES = {
     ),
     "slices": ("Published ResourceSlices.", []),
     "pools": ("Published pools.", []),
+    "driver_check_failing": ("1 for each of the driver's own checks that finds a problem.", ["check"]),
     "feature_gate_disabled": (
         "1 for each feature gate that this driver uses and that is off in the API server.",
         ["gate"],
@@ -76,10 +76,7 @@ _HISTOGRAMS = {
     "request_duration_seconds": ("Duration of the kubelet's prepare and unprepare calls.", ["operation"]),
     "registration_duration_seconds": ("Time from the start until the kubelet registered the plugin.", []),
 }
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0, math.inf)
-
-Values = tuple[str, ...]
-Read = Callable[[], float | None]
+Source = Callable[[], Iterable[str]]  # returns lines of the page
 
 
 def page() -> str:
@@ -89,6 +86,7 @@ def page() -> str:
         "",
         "Generated from `src/dra_kubeletplugin/base/telemetry/metrics.py` by `make docs`. `/metrics` of plugin and controller",
         "serves them in Prometheus' text format, if `HTTP_ADDRESS` is set. Names do not depend on the driver.",
+        "A driver can have [metrics of its own](monitoring.md#metrics-of-a-driver).",
         "[Monitoring](monitoring.md) has alerts and a dashboard that use them.",
         "",
         "| name | type | labels | meaning |",
@@ -101,33 +99,6 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-class Kind(Enum):
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass
-class _Distribution:
-    """Number of observations per bucket; each observation counts in the first bucket that it fits."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * len(_BUCKETS))
-    sum: float = 0.0
-
-
-@dataclass
-class _Family:
-    """All series of one name, by label values."""
-
-    name: str
-    kind: Kind
-    help: str
-    labels: list[str]
-    values: dict[Values, float] = field(default_factory=dict)
-    reads: dict[Values, Read] = field(default_factory=dict)
-    distributions: dict[Values, _Distribution] = field(default_factory=dict)
-
-
 class Metrics:
     """All metrics of one plugin. Safe to use from any thread.
 
@@ -136,15 +107,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, Family] = {}
+        self._sources: list[Source] = []
         self._complained: set[str] = set()
         for kind, table in ((Kind.COUNTER, _COUNTERS), (Kind.GAUGE, _GAUGES), (Kind.HISTOGRAM, _HISTOGRAMS)):
             for name, (text, labels) in table.items():
-                family = self._families[name] = _Family(PREFIX + name, kind, text, labels)
-                if kind is not Kind.HISTOGRAM and not labels:
-                    family.values[()] = 0.0  # 0 before the first event, so that rates are correct
-                elif not labels:
-                    family.distributions[()] = _Distribution()
+                self._families[name] = Family(PREFIX + name, kind, text, labels)
+
+    def add(self, source: Source) -> None:
+        """Adds the lines of ``source`` to the page. It must not raise."""
+        self._sources.append(source)
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
         family, key = self._find(name, labels, Kind.COUNTER)
@@ -169,9 +141,7 @@ class Metrics:
     def observe(self, name: str, value: float, **labels: str) -> None:
         family, key = self._find(name, labels, Kind.HISTOGRAM)
         with self._lock:
-            distribution = family.distributions.setdefault(key, _Distribution())
-            distribution.counts[bisect.bisect_left(_BUCKETS, value)] += 1
-            distribution.sum += value
+            family.observe(key, value)
 
     @contextlib.contextmanager
     def timed(self, name: str, **labels: str) -> Iterator[None]:
@@ -185,18 +155,16 @@ class Metrics:
         """Returns all metrics as a page of type :data:`CONTENT_TYPE`."""
         lines: list[str] = []
         for family in self._families.values():
-            lines.append(f"# HELP {family.name} {_escaped(family.help)}")
-            lines.append(f"# TYPE {family.name} {family.kind.value}")
+            lines += family.header()
             # Measured outside the lock, because a ``read`` function may itself change a metric.
             measured = self._measured(family)
             with self._lock:
-                for key, value in (family.values | measured).items():
-                    lines.append(_sample(family.name, family.labels, key, value))
-                for key, distribution in family.distributions.items():
-                    lines += _buckets(family, key, distribution)
+                lines += family.lines(measured)
+        for source in self._sources:
+            lines += source()
         return ("\n".join(lines) + "\n").encode(errors="backslashreplace")
 
-    def _find(self, name: str, labels: Mapping[str, str], kind: Kind) -> tuple[_Family, Values]:
+    def _find(self, name: str, labels: Mapping[str, str], kind: Kind) -> tuple[Family, Values]:
         family = self._families.get(name)
         if family is None or family.kind is not kind:
             raise ValueError(f"no {kind.value} is named {name!r}")
@@ -204,7 +172,7 @@ class Metrics:
             raise ValueError(f"{name} has labels {family.labels}, not {sorted(labels)}")
         return family, tuple(str(labels[label]) for label in family.labels)
 
-    def _measured(self, family: _Family) -> dict[Values, float]:
+    def _measured(self, family: Family) -> dict[Values, float]:
         out = {}
         for key, read in list(family.reads.items()):
             try:
@@ -217,32 +185,3 @@ class Metrics:
             if value is not None:
                 out[key] = float(value)
         return out
-
-
-def _buckets(family: _Family, key: Values, distribution: _Distribution) -> Iterator[str]:
-    labels = [*family.labels, "le"]
-    total = 0
-    for bound, count in zip(_BUCKETS, distribution.counts, strict=True):
-        total += count
-        yield _sample(f"{family.name}_bucket", labels, (*key, _number(bound)), total)
-    yield _sample(f"{family.name}_sum", family.labels, key, distribution.sum)
-    yield _sample(f"{family.name}_count", family.labels, key, total)
-
-
-def _sample(name: str, labels: list[str], key: Values, value: float) -> str:
-    pairs = ",".join(f'{label}="{_quoted(text)}"' for label, text in zip(labels, key, strict=True))
-    return f"{name}{'{' + pairs + '}' if pairs else ''} {_number(value)}"
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return "NaN" if math.isnan(value) else repr(float(value))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _quoted(text: str) -> str:
-    return _escaped(text).replace('"', r"\"")

@@ -7,7 +7,7 @@ only the last one counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,33 @@ def parse(text: str, source: str) -> tuple[Any, Mapping[Place, int]]:
 
     lines: dict[Place, int] = {}
 
+    def pairs(node: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """Yields key, key node and value node: first the pairs that ``<<`` merges, then the mapping's own, which replace them."""
+        own: dict[Any, tuple[Any, Any]] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise SettingsError(f"{source}:{line}: a key must be a word or a number")
+            if key_node.tag == loader.MERGE:
+                for merged in reversed(value_node.value) if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                    if not isinstance(merged, yaml.MappingNode):
+                        raise SettingsError(f"{source}:{line}: '<<' merges only mappings")
+                    yield from pairs(merged)
+                continue
+            key = _scalar(key_node)
+            if key in own:
+                raise SettingsError(f"{source}:{line}: duplicate key {key!r}")
+            own[key] = key_node, value_node
+        for key, nodes in own.items():
+            yield key, *nodes
+
     def value(node: Any, place: Place) -> Any:
         lines[place] = node.start_mark.line + 1
         if len(lines) > _MAX_VALUES:
             raise SettingsError(f"{source}:{lines[place]}: more than {_MAX_VALUES} values: write the aliases out")
         if isinstance(node, yaml.MappingNode):
             out: dict[Any, Any] = {}
-            for key_node, value_node in node.value:
-                if not isinstance(key_node, yaml.ScalarNode):
-                    raise SettingsError(f"{source}:{key_node.start_mark.line + 1}: a key must be a word or a number")
-                key = _scalar(key_node)
-                if key in out:
-                    raise SettingsError(f"{source}:{key_node.start_mark.line + 1}: duplicate key {key!r}")
+            for key, key_node, value_node in pairs(node):
                 out[key] = value(value_node, (*place, key))
                 lines[*place, key] = key_node.start_mark.line + 1
             return out

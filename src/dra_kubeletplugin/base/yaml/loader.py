@@ -22,6 +22,7 @@ _MAX_DEPTH = 200
 # Characters that the aliases of a document may repeat; a value counts as one more. A few lines could otherwise exceed the memory.
 _MAX_FROM_ALIASES = 1_000_000
 _TAG = "tag:yaml.org,2002:"
+MERGE = f"{_TAG}merge"  # the tag of the key ``<<``
 _WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
 for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
     _WORDS |= {form: ("bool", _boolean) for word in _spellings for form in (word, word.capitalize(), word.upper())}
@@ -115,7 +116,7 @@ class _Builder:
         own: list[tuple[yaml.Node, yaml.Node]] = []
         first: dict[str, int] = {}
         for key, value in node.value:
-            if key.tag == f"{_TAG}merge":
+            if key.tag == MERGE:
                 merged += self._merged(value)
                 continue
             own.append((key, value))

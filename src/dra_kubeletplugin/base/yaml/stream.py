@@ -44,6 +44,7 @@ _MESSAGES = {  # texts of libyaml for the most common mistakes
     "did not find expected ',' or '}'": "a '{' that is not closed",
     "did not find expected node content": "a value is missing, or a '[' or '{' is not closed",
     "found unexpected end of stream": "a quote that is not closed",
+    "exceeded maximum nesting depth": "nested too deeply",  # from libyaml 0.2.6 on
 }
 _DIRECTIVE = "did not find expected <document start>"  # libyaml's text for a %YAML or %TAG directive
 

@@ -1,9 +1,9 @@
-"""The journal of record changes: one append-only file, which all instances of the plugin share under one lock.
+"""The journal of record changes: one append-only file, which all instances of the plugin share. They lock its folder.
 
 Each instance keeps all records in memory and reads the lines that others appended before it decides anything. Compaction and repair
-replace the file: a new file gets the journal's name only when it is complete, and has a higher generation. In its lock file, each
-instance notes the generation of the journal that it has open. So an instance that finds a missing or older file waits for a living
-instance that has a newer one.
+replace the file: a new file gets the journal's name only when it is complete, and has a higher generation. In its own file
+(`instances.py`), each instance notes the generation of the journal that it has open. So an instance that finds a missing or older
+journal waits for a living instance that has a newer one.
 
 A damaged file is kept under another name. The new file has all lines that can be read, the records in flight, and those that the notes
 beside CDI files describe; then the driver's ``recover()`` is called.
@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ...base.files import NOT_NOW
-from ...base.flock import FileLock
+from ...base.flock import FolderLock
 from ...base.telemetry.metrics import Metrics
 from ...base.text import counted
 from ...cdi import ClaimSpecs
@@ -30,12 +30,11 @@ from ...errors import RecordsBusyError, RecordsError, describe, printable
 from ..claim_files import record_of
 from ..holders import HeldByError
 from ..instances import Instance, InstanceLock
-from ..record import SUPERSEDED, InFlightRecords, Record, Row, State
+from ..record import SUPERSEDED, UNDONE, UNPROVEN, InFlightRecords, Record, Row, State
 from .journal_file import JournalFile, new_header, sync_folder, write_new
 from .records import RECOVER, Records
 
 log = logging.getLogger(__name__)
-LOCK = ".records.lock"
 _REMOVED = "it was removed"
 _POLL = 0.01  # seconds between checks whether another instance has written the file again
 _SMALL = 1 << 20  # bytes; a smaller journal is not compacted
@@ -71,7 +70,7 @@ class Journal:
     _followed: int = dataclasses.field(default=1, init=False)
 
     def __post_init__(self) -> None:
-        self._lock = FileLock(self.path.with_name(LOCK))
+        self._lock = FolderLock(self.path.parent)
 
     @contextlib.contextmanager
     def locked(self, wait: float, *, write: bool = True) -> Iterator[JournalFile]:
@@ -130,7 +129,6 @@ class Journal:
         if self.is_current() and self.file and not self.file.was_touched():
             return
         with self.locked(self.wait, write=False) as file:
-            file.was_touched()
             if not file.is_intact():
                 file.fault = "its content was overwritten"
                 self._refresh()
@@ -178,7 +176,8 @@ class Journal:
 
     def _check_all_followed(self) -> None:
         """Raises :class:`RecordsBusyError` if another instance has not read the file since a repair that may have lost records."""
-        repaired = self.file.header.repaired if self.file else 0
+        assert self.file
+        repaired = self.file.header.repaired
         if repaired > self._followed:
             for other in self.process.others():
                 if other.generation is None or 0 < other.generation < repaired:
@@ -203,7 +202,7 @@ class Journal:
         # An instance whose file cannot be read may have a newer journal open.
         newer = [o for o in self.process.others() if o.generation is None or o.generation > own]
         newer.sort(key=lambda other: other.generation or 0)
-        least = max([own + 1 if known else 0, *(other.generation or 0 for other in newer)])
+        least = max([own + bool(known), *(other.generation or 0 for other in newer)])
         found, fault = None, _REMOVED
         with contextlib.suppress(FileNotFoundError):
             found = JournalFile(self.path)
@@ -280,6 +279,8 @@ class Journal:
             in_flight = [r for r in self.in_flight.records() if not isinstance(records.read(r.uid), Record)]
             self._add(records, in_flight)
             rebuilt = self._rebuild(records, complete=complete)
+            if not complete:
+                self._mark_unproven(records)
             if rebuilt or not complete:
                 records.set_meta(RECOVER, "pending")
             if source and fault == _REMOVED:
@@ -306,6 +307,13 @@ class Journal:
             rebuilt = [r for r in noted if r is not None and not _is_as_new(records.read(r.uid), r)]
         self._add(records, sorted(rebuilt, key=lambda r: r.created, reverse=True), rebuilt=True)
         return rebuilt
+
+    def _mark_unproven(self, records: Records) -> None:
+        """Marks claims without a note, so that no other claim relies on their shared steps: the last lines of each may be lost."""
+        for row in map(records.read, records.uids()):
+            if isinstance(row, Record) and row.shared and record_of(self.specs, row.uid) is None:
+                row.doc = {**row.doc, UNPROVEN: True}
+                records.update(row, row.fence)
 
     def _add_known(self, file: JournalFile, known: JournalFile) -> None:
         """Adds the claims of ``known`` that ``file`` lacks.
@@ -403,10 +411,12 @@ def _is_as_new(row: Row | None, noted: Record) -> bool:
 
     It then shows the prepare that the note describes as complete, or a later state such as its rollback.
     """
-    return isinstance(row, Record) and row.created >= noted.created and row.state is not State.PREPARING
+    if not isinstance(row, Record) or row.created < noted.created or row.state is State.PREPARING:
+        return False
+    return bool(row.doc.get(UNDONE)) or not noted.doc.get(UNDONE)
 
 
-def acquire(lock: FileLock, path: Path, deadline: float) -> None:
+def acquire(lock: FolderLock, path: Path, deadline: float) -> None:
     """Takes the lock of the journal at ``path``. Raises ``OSError``, or :class:`RecordsBusyError` at ``deadline``."""
     try:
         lock.acquire(deadline)

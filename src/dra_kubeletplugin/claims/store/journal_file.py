@@ -28,12 +28,10 @@ class JournalFile:
         self.records = Records()
         self.header = _NONE
         self.fault = ""
-        self.end = self.live = self.size = 0
-        self.is_superseded = False
+        self.end = self._checksum = 0
+        self.is_superseded = self._lacks_newline = False
         self.ended: set[str] = set()  # UIDs that a line of this file has deleted
-        self._checksum = 0
         self._foreign: list[bytes] = []  # lines of a newer version
-        self._lacks_newline = False
         self._checked = 0  # modification time at the last comparison
         self._fd = forks.open_file(path, flags)
         try:

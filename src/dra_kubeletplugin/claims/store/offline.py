@@ -6,10 +6,10 @@ import os
 import time
 from pathlib import Path
 
-from ...base.flock import FileLock
+from ...base.flock import FolderLock
 from ...errors import RecordsError
 from ..record import Row
-from .journal import LOCK, acquire, as_records_error
+from .journal import acquire, as_records_error
 from .journal_file import JournalFile
 
 
@@ -31,7 +31,7 @@ def forget(path: Path, wait: float, uid: str) -> None:
 
     Raises :class:`RecordsError`.
     """
-    lock = FileLock(path.with_name(LOCK))
+    lock = FolderLock(path.parent)
     try:
         acquire(lock, path, time.monotonic() + wait)
         file = JournalFile(path)

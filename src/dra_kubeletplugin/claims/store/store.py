@@ -270,6 +270,3 @@ def _one(records: Records, operation: Operation[object]) -> object:
     except Exception as e:
         records.undo(before)
         return without_frames(e) if isinstance(e, DraError) else e
-
-
-__all__ = ["FollowUp", "Mode", "RecordStore"]

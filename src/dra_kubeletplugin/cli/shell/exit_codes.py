@@ -12,6 +12,7 @@ class Exit(IntEnum):
     NEGATIVE = 1
     USAGE = 2
     UNKNOWN = 3
+    NOT_STRICT = 4
     HUNG_UP = 129
     INTERRUPTED = 130
     BROKEN_PIPE = 141
@@ -23,7 +24,8 @@ MEANINGS = {
     Exit.NEGATIVE: "negative result: invalid, failed, waiting, not fitting or declined; or a server failed while it ran",
     Exit.USAGE: "wrong options, files or settings, or a question that cannot be answered: a message names the cause and what to do",
     Exit.UNKNOWN: "unknown: objects that decide the result could not be read, or the search took too long; or the stop of a server "
-    "exceeded its time limit",
+    "exceeded its time limit; or the driver of `dra conformance` never became ready",
+    Exit.NOT_STRICT: "`dra conformance run --strict`: a check of level SHOULD failed",
     Exit.HUNG_UP: "ended by SIGHUP",
     Exit.INTERRUPTED: "ended by Ctrl-C",
     Exit.BROKEN_PIPE: "the output was not read to its end, as in `dra claims | head -1`",

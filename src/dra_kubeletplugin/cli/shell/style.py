@@ -16,6 +16,10 @@ class Style:
         dumb = os.environ.get("TERM", "") in {"", "dumb"} or "NO_COLOR" in os.environ
         return cls(stream.isatty() and not dumb)
 
+    def paint(self, code: str, text: str) -> str:
+        """Returns the text with the code of an SGR sequence, such as ``1;31``."""
+        return self._wrap(code, text)
+
     def _wrap(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.coloured else text
 

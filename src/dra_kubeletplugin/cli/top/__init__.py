@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...analysis.explanation.explain import explain_pod
+from ...analysis.files import snapshot_of
+from ...analysis.reader import with_events_of_waiting
 from ...analysis.scheduler_view import SchedulerView
-from ...analysis.top.arranging import matching, matching_pods
+from ...analysis.snapshot import Snapshot
 from ...analysis.top.live import LiveOverview
 from ...analysis.top.overview import overview
+from ...base.gc_tuning import without_collections
 from ...errors import SettingsError, clip
 from ...kube import ApiConfig, KubeClient
+from ...resourceapi.usage.arranging import matching, matching_pods
 from ...resourceapi.usage.rows import Overview
 from ...scheduling.framework import pod_info
 from ..cluster_access import TIMEOUT, config_of, namespace_of, read_cluster
+from ..manifest_args import from_files
 from ..shell.exit_codes import Exit
-from ..shell.output import TEXT, put
+from ..shell.output import TEXT, write
+from ..shell.parsing import terminal_columns
 from ..shell.progress import Progress
 from ..shell.style import Style
 from .table import table
 
+_NO_LIMIT = 10_000  # columns
 _EXPLAIN_SECONDS = 10.0  # seconds after which no further waiting pod is explained
 _ABSENT = (
     "dra top draws its screen with textual, which is not installed: pip install 'dra-kubeletplugin[top]', "
@@ -34,14 +44,16 @@ _ABSENT = (
 
 def top(args: argparse.Namespace) -> int:
     """Prints the table or runs the live screen. Raises :class:`DraError`."""
-    config = config_of(args)
-    namespace = namespace_of(args, config)
-    if args.once or args.output != TEXT:
+    if args.once or args.files or args.output != TEXT:
         with Progress() as progress:
-            found = _read_overview(config, namespace, args.node, progress)
+            found = explained_overview(_snapshot(args, progress), args.node, progress)
         devices, pods = matching(found.devices, args.filter), matching_pods(found.waiting, args.filter)
         shown = replace(found, devices=tuple(devices), waiting=tuple(pods))
-        put(shown, args.output, lambda shown: table(shown, Style.of(sys.stdout)))
+        if args.output != TEXT:
+            write(shown, args.output)
+            return Exit.SUCCESS
+        whole = bool(args.filter or args.node)
+        print("\n".join(table(shown, Style.of(sys.stdout), _columns(), whole=whole)))
         return Exit.SUCCESS
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise SettingsError("dra top needs a terminal: add --once for a table, or -o json")
@@ -49,12 +61,24 @@ def top(args: argparse.Namespace) -> int:
         import textual  # noqa: F401  an extra of the package
     except ImportError:
         raise SettingsError(_ABSENT) from None
-    asyncio.run(_run_screen(config, namespace, args))
+    config = config_of(args)
+    asyncio.run(_run_screen(config, namespace_of(args, config), args))
     return Exit.SUCCESS
 
 
-def _read_overview(config: ApiConfig, namespace: str, node: str, progress: Progress) -> Overview:
-    snapshot = read_cluster(config, namespace, progress)
+def _columns() -> int:
+    """Returns the width of the table. A pipe without COLUMNS gets whole lines, because programs read them."""
+    return terminal_columns() if sys.stdout.isatty() or os.environ.get("COLUMNS") else _NO_LIMIT
+
+
+def _snapshot(args: argparse.Namespace, progress: Progress) -> Snapshot:
+    if args.files:
+        return snapshot_of(from_files(args.files))
+    config = config_of(args)
+    return read_cluster(config, namespace_of(args, config), progress, then=with_events_of_waiting)
+
+
+def explained_overview(snapshot: Snapshot, node: str, progress: Callable[[str], None]) -> Overview:
     found = overview(snapshot, node)
     view, pods = SchedulerView(snapshot), {str(p["metadata"]["uid"]): p for p in snapshot.pods}
     end = time.monotonic() + _EXPLAIN_SECONDS
@@ -79,8 +103,9 @@ async def _run_screen(config: ApiConfig, namespace: str, args: argparse.Namespac
 
     # The screen shows faults instead of the log.
     logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())
-    async with KubeClient(config, TIMEOUT) as client:
+    async with contextlib.AsyncExitStack() as stack:
+        client = await stack.enter_async_context(KubeClient(config, TIMEOUT))
         live = LiveOverview(client, args.node, namespace)
-        async with live.running():
-            screen = Top(live, config.server, args.filter)
-            await screen.run_async(mouse=True)
+        with without_collections():
+            await stack.enter_async_context(live.running())
+        await Top(live, config.server, args.filter).run_async(mouse=True)

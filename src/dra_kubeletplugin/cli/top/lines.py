@@ -1,80 +1,101 @@
-"""Formats rows as terminal lines: a sign for each colour, so that colours are not needed, and bars in steps of an eighth."""
+"""Formats lines of the usage for a terminal of any width, as pieces of text with their styles.
+
+The screen and the table of `dra top` use the same pieces. The bars have steps of an eighth.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 
-from rich.cells import cell_len, set_cell_size
-from rich.text import Text
+from ...resourceapi.usage import texts
+from ...resourceapi.usage.arranging import Group
+from ...resourceapi.usage.cards import Line, LineKind
+from ...resourceapi.usage.rows import PodRow
+from ...resourceapi.usage.texts import Tone
+from ..shell.age import age
 
-from ...analysis.top.arranging import Group
-from ...resourceapi.usage.rows import BAD, CounterRow, DeviceRow, DeviceUse, HealthRow, Meter, PodRow
-from .plain import age, health, holder
-
-SIGNS = {
-    DeviceUse.FREE: "○",
-    DeviceUse.HELD: "●",
-    DeviceUse.SHARED: "◐",
-    DeviceUse.BLOCKED: "◌",
-    DeviceUse.VANISHED: "✕",
-}
-STYLES = {
-    DeviceUse.FREE: "green",
-    DeviceUse.HELD: "cyan",
-    DeviceUse.SHARED: "cyan",
-    DeviceUse.BLOCKED: "yellow",
-    DeviceUse.VANISHED: "bold red",
-}
+Piece = tuple[str, str]  # text, and its style in the words of rich
+STYLES = {Tone.NONE: "dim", Tone.GOOD: "green", Tone.HELD: "cyan", Tone.WARN: "yellow", Tone.BAD: "bold red"}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 10
-_WIDE = 110  # from this number of columns, every cell has its full width
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line. ``key`` identifies the same object across updates."""
-
-    key: str
-    row: Group | CounterRow | DeviceRow | PodRow
-    folded: bool = False
+_INDENT = 4
+_LEAST = 12  # columns that a cut cell keeps
+_GAP = 2
+_OPTIONAL = ("driver", "root", "numa")  # in the order in which they are left out of a narrow terminal
+_CUT = ("health", "holder", "name", "node")
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Widths of the columns that depend on content; the last column gets the remaining width."""
+    """Widths of the columns with the gap after them; 0 for a column that is left out."""
 
-    group: int = 18
-    name: int = 8
+    group: int = 0
+    use: int = 0
+    name: int = 0
+    health: int = 0
+    holder: int = 0
     node: int = 0
-    driver: int = 0
+    numa: int = 0
     root: int = 0
-    health: int = 10
-    holder: int = 12
+    driver: int = 0
 
     @classmethod
-    def of(cls, groups: Sequence[Group], whole: int, *, node: bool) -> Widths:
-        """Returns widths for a screen of ``whole`` columns. ``node``: whether to show the node. A single driver is not shown."""
+    def of(cls, groups: Iterable[Group], shown: Iterable[Line], whole: int, *, node: bool, driver: bool) -> Widths:
+        """Returns widths for a terminal of ``whole`` columns.
 
-        def widest(texts: Iterable[str], least: int, most: int) -> int:
-            return max(least, min(max(map(len, texts), default=0) + 2, most))
+        Args:
+            shown: the lines of unfolded groups.
+            node: whether the lines show the node, because the title of the group does not.
+            driver: whether there are several drivers.
+        """
+        most: dict[str, int] = dict.fromkeys((f.name for f in fields(cls)), 0)
+        for line in shown:
+            of_device = line.kind is LineKind.DEVICE
+            sizes = {
+                "use": cells(line.use) + 2 if line.use else 0, "holder": cells(line.holder),
+                "name": cells(line.name) + 2 * line.depth if of_device else 0, "health": cells(line.health) if of_device else 0,
+                "node": cells(line.node) if node else 0, "numa": cells(line.numa) + 5 if line.numa else 0,
+                "root": cells(line.root), "driver": cells(line.driver) if driver else 0,
+            }  # fmt: skip
+            for name, size in sizes.items():
+                most[name] = max(most[name], size)
+        most = {name: size + _GAP if size else 0 for name, size in most.items()}
+        # A long title leaves space for the bar and the number of held cards.
+        most["group"] = max((cells(g.title) for g in groups), default=0) + _GAP
+        most["group"] = min(most["group"], max(_LEAST, whole - _BAR - 40))
+        return cls(**_fitting(most, whole - _INDENT))
 
-        rows = [r for g in groups for r in g.devices]
-        wide, driver = whole >= _WIDE, len({r.driver for r in rows}) > 1
-        return cls(
-            group=widest((g.title for g in groups), 18, 60),
-            name=widest((r.name for r in rows), 8, 30),
-            node=widest((r.node or r.reach for r in rows), 0, 22) if node else 0,
-            driver=widest((r.driver for r in rows), 0, 40) if driver else 0,
-            root=widest((r.root for r in rows), 0, 14) if any(r.root for r in rows) else 0,
-            health=widest(map(health, rows), 2, 26 if wide else 18),
-            holder=widest(map(holder, rows), 12, 40 if wide else 26),
-        )
+
+def _fitting(widths: dict[str, int], remaining: int) -> dict[str, int]:
+    """Leaves out optional columns, then cuts the widest column, until all columns fit."""
+
+    def total() -> int:
+        return sum(size for name, size in widths.items() if name != "group")
+
+    for name in _OPTIONAL:
+        if total() > remaining:
+            widths[name] = 0
+    while total() > remaining and (widest := max(_CUT, key=widths.__getitem__)) and widths[widest] > _LEAST:
+        widths[widest] -= 1
+    return widths
 
 
-def _cell(text: str, width: int) -> str:
-    """Pads or cuts the text, with at least one space before the next column."""
-    return set_cell_size(text, width) if cell_len(text) < width else set_cell_size(text, width - 2) + "… "
+def cells(text: str) -> int:
+    """Returns the columns that a text takes in a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cell(text: str, width: int, *, middle: bool = False) -> str:
+    """Pads or cuts a text to ``width`` columns, of which the last two are a gap."""
+    remaining = width - _GAP
+    if cells(text) > remaining:
+        while cells(text) > remaining:
+            text = texts.cut_middle(text, len(text) - 1) if middle else text.rstrip("…")[:-1] + "…"
+    return text + " " * (width - cells(text))
 
 
 def bar(share: float, width: int = _BAR) -> str:
@@ -84,59 +105,50 @@ def bar(share: float, width: int = _BAR) -> str:
     return ("█" * whole + part).ljust(width)[:width]
 
 
-def colour(share: float) -> str:
-    return "red" if share > 1 else "yellow" if share >= 0.9 else "cyan"
+def _share(share: float) -> list[Piece]:
+    return [("▕", ""), (bar(share), "yellow" if share >= 0.9 else "cyan"), ("▏ ", "")]
 
 
-def group_line(entry: Entry, group: Group, width: int) -> Text:
-    number = len(group.devices)
-    share = group.held / number if number else 0.0
-    text = Text("▸ " if entry.folded else "▾ ", style="bold")
-    text.append(_cell(group.title, width), style="bold")
-    text.append("▕").append(bar(share), style="cyan").append("▏")
-    text.append(f" {group.held} of {number} held", style="dim")
-    if group.bad:
-        text.append(f"  ▲ {group.bad} not well", style="bold red")
-    return text
+def group_line(group: Group, width: int, *, folded: bool = False) -> list[Piece]:
+    pieces = [("▸ " if folded else "▾ ", "bold"), (cell(group.title, width, middle=True), "bold")]
+    pieces += [*_share(group.occupancy.share), (group.held_text, "dim")]
+    return [*pieces, (f"  ▲ {group.bad} not well", "bold red")] if group.bad else pieces
 
 
-def device_line(row: DeviceRow, widths: Widths) -> Text:
-    """Formats a device. The most important cells come first, because a narrow screen cuts the end of the line."""
-    text = Text("    ")
-    text.append(f"{SIGNS[row.use]} {row.use:<8}", style=STYLES[row.use])
-    text.append(_cell(row.name, widths.name))
-    bad = row.health in BAD or row.use is DeviceUse.VANISHED or any(h.conditions for h in row.holders)
-    style = "bold red" if bad else "yellow" if row.taints else "green" if row.health is HealthRow.HEALTHY else "dim"
-    text.append(_cell(health(row), widths.health), style=style)
-    text.append(_cell(holder(row), widths.holder))
-    for meter in row.meters:
-        _meter(text, meter)
-    text.append(f"NUMA {row.numa:<3}" if row.numa else " " * 8, style="dim")
-    for value, width in ((row.root, widths.root), (row.node or row.reach, widths.node), (row.driver, widths.driver)):
-        if width:
-            text.append(_cell(value, width), style="dim")
-    return text
+def device_line(line: Line, widths: Widths) -> list[Piece]:
+    """Formats a card, a device, or parts of a card. The end of the line has the cells that a narrow terminal can miss."""
+    if line.kind is LineKind.CARD:
+        places = [f"NUMA {line.numa}" if widths.numa and line.numa else "", line.root if widths.root else ""]
+        places += [line.node if widths.node else "", line.driver if widths.driver else ""]
+        name = (" " * _INDENT + line.name + "  ", "bold")
+        return [name, *_share(line.share), ("  ".join([*line.meters, *filter(None, places)]), "dim")]
+    indent = " " * (_INDENT + 2 * line.depth)
+    use = cell(f"{line.sign} {line.use}", widths.use)
+    pieces = [(indent + use, STYLES[line.use_tone])]
+    if line.kind is LineKind.PARTS:
+        return [*pieces, (line.health + "  " if line.health else "", STYLES[line.tone]), (line.name, "")]
+    pieces.append((cell(line.name, widths.name - 2 * line.depth, middle=True), ""))
+    pieces.append((cell(line.holder, widths.holder, middle=True) if widths.holder else "", ""))
+    pieces.append((cell(line.health, widths.health) if widths.health else "", STYLES[line.tone]))
+    pieces += [(f"{meter}  ", "dim") for meter in line.meters]
+    for text, width in (
+        (line.node, widths.node),
+        (f"NUMA {line.numa}" if line.numa else "", widths.numa),
+        (line.root, widths.root),
+        (line.driver, widths.driver),
+    ):
+        pieces.append((cell(text, width, middle=True) if width else "", "dim"))
+    return pieces
 
 
-def set_line(row: CounterRow) -> Text:
-    text = Text("    ┊ ", style="dim")
-    text.append(f"{row.name}  ")
-    for meter in row.meters:
-        _meter(text, meter)
-    return text
+def pod_width(rows: Iterable[PodRow]) -> int:
+    """Returns the width of the names of pods, at most 34, so that the reasons have space."""
+    return min(34, max((cells(f"{r.namespace}/{r.name}") + _GAP for r in rows), default=0))
 
 
-def _meter(text: Text, meter: Meter) -> None:
-    text.append(f"{meter.name} ", style="dim").append("▕").append(bar(meter.share, 8), style=colour(meter.share))
-    text.append(f"▏{meter.used}/{meter.total}  ", style="dim")
-
-
-def pod_line(row: PodRow, now: float) -> Text:
-    text = Text("  ")
-    text.append(_cell(f"{row.namespace}/{row.name}", 34), style="bold")
-    text.append(f"{age(row.since, now):>5}  ", style="dim")
-    if row.reason:
-        text.append(row.reason, style="yellow")
-    else:
-        text.append(f"{row.message or 'not explained yet'} …", style="dim italic")
-    return text
+def pod_line(row: PodRow, now: float, width: int) -> list[Piece]:
+    head = [
+        (f"  {cell(f'{row.namespace}/{row.name}', width, middle=True)}", "bold"),
+        (f"{age(row.since, now):>5}  ", "dim"),
+    ]
+    return [*head, (row.reason, "yellow") if row.reason else (f"{row.message or 'not explained yet'} …", "dim italic")]

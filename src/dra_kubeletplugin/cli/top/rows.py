@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.style import Style
@@ -16,9 +17,21 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ...base.terminal import on_one_line
-from .lines import Entry
+from ...resourceapi.usage.arranging import Group
+from ...resourceapi.usage.cards import Line
+from ...resourceapi.usage.rows import PodRow
+from .lines import Piece
 
 _CURSOR = Style(bold=True, reverse=True)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line. ``key`` identifies the same object across updates."""
+
+    key: str
+    row: Group | Line | PodRow
+    folded: bool = False
 
 
 class Rows(ScrollView, can_focus=True):
@@ -40,7 +53,7 @@ class Rows(ScrollView, can_focus=True):
             self.entry = entry
             super().__init__()
 
-    def __init__(self, line: Callable[[Entry], Text], id: str) -> None:
+    def __init__(self, line: Callable[[Entry], Sequence[Piece]], id: str) -> None:
         super().__init__(id=id)
         self.entries: Sequence[Entry] = ()
         self._line = line
@@ -69,7 +82,7 @@ class Rows(ScrollView, can_focus=True):
         width = self.size.width
         if number >= len(self.entries):
             return Strip.blank(width, self.rich_style)
-        text = self._line(self.entries[number])
+        text = Text.assemble(*self._line(self.entries[number]))
         text.plain = on_one_line(text.plain)  # same length, so that styles keep their positions
         strip = Strip(text.render(self.app.console)).apply_style(self.rich_style)
         if number == self.cursor and self.has_focus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import ClassVar, TypeVar
@@ -17,20 +17,32 @@ from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, Static
 from textual.worker import Worker, WorkerState
 
-from ...analysis.top.arranging import Group, Grouping, Order, arranged, matching, matching_pods
 from ...analysis.top.live import EVERY, LiveOverview
 from ...base.terminal import on_one_line
-from ...base.text import counted
 from ...errors import QuestionError
-from ...resourceapi.usage.rows import CounterRow, DeviceRow, Overview, PodRow
+from ...resourceapi.usage import texts
+from ...resourceapi.usage.arranging import (
+    FOLD_ABOVE,
+    Group,
+    Grouping,
+    Order,
+    arranged,
+    matching,
+    matching_pods,
+    waiting_title,
+)
+from ...resourceapi.usage.cards import Line
+from ...resourceapi.usage.cards import lines as lines_of
+from ...resourceapi.usage.details import Section, sections
+from ...resourceapi.usage.rows import CounterRow, DeviceRow, Overview, PodRow, SetKey
+from ...resourceapi.usage.view import notes, sets_by_key, tiles
 from ..explain_text import text as explanation
 from ..shell.style import Style
-from . import details, lines
-from .lines import Entry, Widths
-from .rows import Rows
+from . import lines
+from .lines import Piece, Widths
+from .rows import Entry, Rows
 
 Choice = TypeVar("Choice", bound=StrEnum)
-_MANY = 24  # number of groups above which all groups start folded
 _HELP = """\
 The screen shows the state of the cluster. It never changes the cluster.
 
@@ -43,9 +55,8 @@ The screen shows the state of the cluster. It never changes the cluster.
   c            fold or unfold all groups
   p            pause          q         quit
 
-  ○ free       ● held by a claim          ◐ held, and others may share it
-  ◌ free, but other partitions hold the counters that it needs
-  ✕ held, and it is no longer in a slice    ▲ tainted, or something is wrong
+  The bar of a card is the used part of its counters. Below the card, parts with the
+  same state share a line. Of numbered counters, slots 1100 means: two of four are used.
 
   The reason of a pod on the screen is computed as by `dra explain`.
   Until it is ready, Kubernetes' message is shown in dim letters."""
@@ -105,7 +116,9 @@ class Top(App[None]):
         self.backwards = self.paused = False
         self._folded: set[str] = set()
         self._fold_all: bool | None = None  # None until the number of groups is known
-        self._widths = Widths()
+        self._widths, self._pod_width = Widths(), 0
+        self._groups: Sequence[Group] = ()
+        self._arranged_by: tuple[Grouping, Order, bool] | None = None  # how _groups are arranged
         self._minute = -1
 
     def compose(self) -> ComposeResult:
@@ -131,10 +144,12 @@ class Top(App[None]):
         pods = self.query_one("#pods", Rows)
         self._live.reasons.show([e.row for e in pods.seen if isinstance(e.row, PodRow)])
         minute = int(time.time() // 10)  # ages change without new data
+        started = time.thread_time()
         found = self.shown if self.paused and self.shown else self._live.current()
         if found is not self.shown:
             self.shown = found
             self._arrange()
+            self._live.rest(time.thread_time() - started)
         elif minute != self._minute:
             pods.refresh()
         self._minute = minute
@@ -146,26 +161,31 @@ class Top(App[None]):
             return
         text = self.query_one("#filter", Input).value
         rows = matching(found.devices, text)
-        groups = arranged(rows, self.grouping, self.order, backwards=self.backwards)
+        how = (self.grouping, self.order, self.backwards)
+        before = self._groups if how == self._arranged_by else ()
+        groups = arranged(
+            rows, self.grouping, self.order, sets=found.sets, backwards=self.backwards, before=before
+        )  # fmt: skip
+        self._groups, self._arranged_by = groups, how
         if self._fold_all is None:
-            self._fold_all = len(groups) > _MANY
-        self._widths = Widths.of(groups, self.size.width, node=self.grouping is Grouping.DRIVER)
-        with_sets = self.grouping in {Grouping.NODE, Grouping.SET}
-        sets = {(s.driver, s.pool, s.name): s for s in found.sets} if with_sets else {}
+            self._fold_all = len(groups) > FOLD_ABOVE
+        sets = sets_by_key(found.sets)
         entries = [e for g in groups for e in self._of_group(g, sets)]
+        shown = [e.row for e in entries if isinstance(e.row, Line)]
+        drivers = self.grouping is not Grouping.DRIVER and len({r.driver for r in rows}) > 1
+        node = self.grouping is Grouping.DRIVER
+        self._widths = Widths.of(groups, shown, self.size.width, node=node, driver=drivers)
         self.query_one("#devices", Rows).put(entries)
         pods = matching_pods(found.waiting, text)
+        self._pod_width = lines.pod_width(pods)
         self.query_one("#pods", Rows).put([Entry(f"pod {p.uid}", p) for p in pods])
         self._write_head(found, rows, pods, text)
 
-    def _of_group(self, group: Group, sets: dict[tuple[str, str, str], CounterRow]) -> Iterable[Entry]:
+    def _of_group(self, group: Group, sets: Mapping[SetKey, CounterRow]) -> Iterable[Entry]:
         folded = (group.title in self._folded) is not bool(self._fold_all)
         yield Entry(f"group {group.title}", group, folded)
-        if folded:
-            return
-        drawn = {(r.driver, r.pool, name): None for r in group.devices for name in r.sets} if sets else {}
-        yield from (Entry(f"set {key}", sets[key]) for key in drawn if key in sets)
-        yield from (Entry(f"device {r.id}", r) for r in group.devices)
+        if not folded:
+            yield from (Entry(line.key, line) for line in lines_of(group.devices, sets))
 
     def _write_head(self, found: Overview, rows: Sequence[DeviceRow], pods: Sequence[PodRow], filtered: str) -> None:
         n = found.count
@@ -178,36 +198,28 @@ class Top(App[None]):
             head.append(f"‖ paused at {time.strftime('%H:%M:%S', time.localtime(found.at))}", style="bold yellow")
         else:
             head.append("● live", style="green")
-        head.append(f"\n{counted(n.devices, 'device')}  ", style="bold").append(f"● {n.held} held  ", style="cyan")
-        head.append(f"○ {n.free} free  ", style="green")
-        head.append(f"◌ {n.blocked} blocked  ", style="yellow" if n.blocked else "dim")
-        head.append(f"▲ {n.bad} not well", style="bold red" if n.bad else "dim")
-        head.append(
-            f"   by {self.grouping}, sorted by {self.order}{' backwards' if self.backwards else ''}", style="dim"
-        )
+        head.append("\n")
+        for tile in tiles(replace(n, waiting=None)):
+            style = lines.STYLES[tile.tone] if tile.number != "0" else "dim"
+            head.append(f"{tile}  ", style="bold" if tile.tone is texts.Tone.NONE else style)
+        head.append(f" by {self.grouping}, sorted by {self.order}{' backwards' if self.backwards else ''}", style="dim")
         if filtered:
             head.append(f"   {len(rows)} match {filtered!r}", style="yellow")
         self.query_one("#head", Static).update(head)
-        notes = [f"▲ {n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable][:2]
-        notes = [*found.gaps, *found.notes, *notes]
-        self.query_one("#notes", Static).update(Text("\n".join(map(on_one_line, notes))))
-        self.query_one("#notes").display = bool(notes)
-        number = {0: "no pod waits", 1: "1 pod waits"}.get(len(pods), f"{len(pods)} pods wait")
-        self.query_one("#title", Static).update(Text(f"{number} for devices", style="bold"))
+        text = "\n".join(map(on_one_line, notes(found)))
+        self.query_one("#notes", Static).update(Text(text))
+        self.query_one("#notes").display = bool(text)
+        self.query_one("#title", Static).update(Text(waiting_title(len(pods), n.waiting), style="bold"))
 
-    def _device_line(self, entry: Entry) -> Text:
-        match entry.row:
-            case Group() as group:
-                return lines.group_line(entry, group, self._widths.group)
-            case CounterRow() as found:
-                return lines.set_line(found)
-            case DeviceRow() as row:
-                return lines.device_line(row, self._widths)
-        raise AssertionError("pods have a list of their own")
+    def _device_line(self, entry: Entry) -> Sequence[Piece]:
+        if isinstance(entry.row, Group):
+            return lines.group_line(entry.row, self._widths.group, folded=entry.folded)
+        assert isinstance(entry.row, Line)
+        return lines.device_line(entry.row, self._widths)
 
-    def _pod_line(self, entry: Entry) -> Text:
+    def _pod_line(self, entry: Entry) -> Sequence[Piece]:
         assert isinstance(entry.row, PodRow)
-        return lines.pod_line(entry.row, time.time())
+        return lines.pod_line(entry.row, time.time(), self._pod_width)
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -219,11 +231,10 @@ class Top(App[None]):
             case Group() as group:
                 self._folded ^= {group.title}
                 self._arrange()
-            case DeviceRow() as row:
-                self.push_screen(Sheet(row.id, [*details.device(row, self.shown.sets if self.shown else ())]))
-            case CounterRow() as found:
-                notes = [f"{m.name}: {m.used} of {m.total} used" for m in found.meters]
-                self.push_screen(Sheet(f"{found.driver}/{found.pool}/{found.name}", notes))
+            case Line() as line:
+                found = sections(self.shown, line.devices) if self.shown else []
+                title = line.devices[0] if len(line.devices) == 1 else line.name
+                self.push_screen(Sheet(title, [*_section_lines(found)]))
             case PodRow() as pod:
                 self.run_worker(self._explain(pod), exclusive=True, exit_on_error=False)
 
@@ -241,7 +252,8 @@ class Top(App[None]):
             )
 
     def action_help(self) -> None:
-        self.push_screen(Sheet("keys and signs", _HELP.splitlines()))
+        signs = [f"  {sign.ljust(15)}{meaning}" for sign, meaning in texts.signs()]
+        self.push_screen(Sheet("keys and signs", [*_HELP.splitlines(), "", *signs]))
 
     def action_filter(self) -> None:
         shown = self.query_one("#filter", Input)
@@ -285,9 +297,13 @@ class Top(App[None]):
         self.look()
 
 
+def _section_lines(found: Iterable[Section]) -> Iterator[str]:
+    for title, pairs in found:
+        yield from ("", title) if title else ()
+        width = max(len(name) for name, _ in pairs)
+        yield from (f"  {name.ljust(width)}  {value}" for name, value in pairs)
+
+
 def _after(now: Choice, kind: type[Choice]) -> Choice:
     known = list(kind)
     return known[(known.index(now) + 1) % len(known)]
-
-
-__all__ = ["Sheet", "Top"]

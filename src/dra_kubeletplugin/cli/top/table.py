@@ -1,48 +1,73 @@
-"""`dra top --once`: prints the rows of the screen as a table, for pipes and simple terminals."""
+"""`dra top --once`: prints the lines of the screen once, for pipes and simple terminals."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 
-from ...analysis.top.arranging import arranged
-from ...base.text import counted
-from ...resourceapi.usage.rows import DeviceRow, Overview
-from ..shell.output import columns
+from ...base.terminal import on_one_line
+from ...resourceapi.usage.arranging import FOLD_ABOVE, Group, arranged, waiting_title
+from ...resourceapi.usage.cards import lines
+from ...resourceapi.usage.rows import Overview, PodRow
+from ...resourceapi.usage.view import notes, sets_by_key, tiles
+from ..shell.age import age
 from ..shell.style import Style
-from .plain import age, health, holder
+from .lines import Piece, Widths, device_line, group_line
 
-_HEAD = ("NODE", "DEVICE", "USE", "HEALTH", "NUMA", "PCIE ROOT", "HOLDER", "CLAIM", "DRIVER")
+_NO_BREAK = "\u00a0"
+_CODES = {"bold red": "1;31", "bold": "1", "dim": "2", "green": "32", "yellow": "33", "cyan": "36"}
 
 
-def table(found: Overview, style: Style) -> Iterator[str]:
-    n = found.count
-    yield style.bold(
-        f"{counted(n.devices, 'device')}: {n.held} held, {n.free} free, {n.blocked} blocked, {n.bad} not well"
-    )
-    rows = [r for group in arranged(found.devices) for r in group.devices]
-    yield from _aligned([_HEAD, *map(_cells, rows)], style)
-    if found.sets:
-        cells = [
-            (s.node, s.name, m.name, f"{m.used}/{m.total}", f"{m.share:.0%}") for s in found.sets for m in s.meters
-        ]
+def table(found: Overview, style: Style, width: int, *, whole: bool = False) -> Iterator[str]:
+    """Yields the lines. All texts of the cluster are made printable.
+
+    Args:
+        width: columns of the terminal. A longer line would break rows, so it is cut in its cells.
+        whole: whether all devices have lines. Otherwise the groups of a large cluster have a line each, as on the screen.
+    """
+    numbers = ", ".join(str(t).replace(" ", _NO_BREAK) for t in tiles(found.count))
+    yield from (line.replace(_NO_BREAK, " ") for line in textwrap.wrap(numbers, width))
+    yield from (f"note: {on_one_line(line)}" for line in notes(found))
+    groups = arranged(found.devices, sets=found.sets)
+    if whole or len(groups) <= FOLD_ABOVE:
+        yield from _devices(found, groups, style, width)
+    else:
+        yield f"note: {len(groups)} groups have a line each: --node NAME or --filter WORDS shows devices, -o json shows all"
         yield ""
-        yield from _aligned([("NODE", "COUNTER SET", "COUNTER", "TAKEN", "SHARE"), *cells], style)
-    if pods := found.waiting:
+        widths = Widths.of(groups, (), width, node=False, driver=False)
+        yield from (_painted(group_line(group, widths.group, folded=True), style, width) for group in groups)
+    if found.count.waiting:
         yield ""
-        yield from _aligned([
-            ("WAITING POD", "AGE", "REASON"), *((f"{p.namespace}/{p.name}", age(p.since), p.reason or p.message) for p in pods),
-        ], style)  # fmt: skip
-    unschedulable = (f"{n.name} is {n.unschedulable}" for n in found.nodes if n.unschedulable)
-    yield from (f"note: {line}" for line in (*found.gaps, *found.notes, *unschedulable))
+        yield style.bold(waiting_title(len(found.waiting), found.count.waiting))
+        yield from _pods(found.waiting, width)
 
 
-def _cells(r: DeviceRow) -> tuple[str, ...]:
-    return (
-        r.node or r.reach, r.name, r.use, health(r), r.numa, r.root, holder(r), ", ".join(dict.fromkeys(h.claim for h in r.holders)),
-        r.driver,
-    )  # fmt: skip
+def _devices(found: Overview, groups: Sequence[Group], style: Style, width: int) -> Iterator[str]:
+    sets = sets_by_key(found.sets)
+    by_group = [tuple(lines(g.devices, sets)) for g in groups]
+    shown = [line for members in by_group for line in members]
+    drivers = len({d.driver for d in found.devices}) > 1
+    widths = Widths.of(groups, shown, width, node=False, driver=drivers)
+    for group, members in zip(groups, by_group, strict=True):
+        yield ""
+        yield _painted(group_line(group, widths.group), style, width)
+        yield from (_painted(device_line(line, widths), style, width) for line in members)
 
 
-def _aligned(rows: Sequence[Sequence[str]], style: Style) -> Iterable[str]:
-    head, *rest = columns(rows)
-    return [style.bold(head), *rest]
+def _pods(pods: Sequence[PodRow], width: int) -> Iterator[str]:
+    for pod in pods:
+        head = f"  {pod.namespace}/{pod.name}  {age(pod.since)}  "
+        yield from textwrap.wrap(
+            on_one_line(head + (pod.reason or pod.message or "not explained yet")), max(width, 40), subsequent_indent=" " * 6,
+            break_on_hyphens=False, break_long_words=False,
+        )  # fmt: skip
+
+
+def _painted(pieces: Sequence[Piece], style: Style, width: int) -> str:
+    out, remaining = "", width
+    for piece, name in pieces:
+        text = on_one_line(piece)  # same length
+        part = text if len(text.rstrip()) <= remaining else text[: max(0, remaining - 1)] + "…"[:remaining]
+        remaining = max(0, remaining - len(part))
+        out += style.paint(_CODES[name], part) if name in _CODES and part.strip() else part
+    return out.rstrip()

@@ -1,23 +1,21 @@
 """ResourceSlices: packs devices into slices, and keeps the API server's slices equal to the inventory."""
 
 from .leadership import Leadership, WriteLock
-from .pack import SliceContent, pack
+from .pack import pack
 from .publisher import Publisher
 from .rejection_events import RejectionEvents
 from .scope import ClusterScope, NodeScope, Scope
-from .status import PoolStatus, PublisherStatus
+from .status import PublisherStatus
 from .taint_times import TaintTimes
 
 __all__ = [
     "ClusterScope",
     "Leadership",
     "NodeScope",
-    "PoolStatus",
     "Publisher",
     "PublisherStatus",
     "RejectionEvents",
     "Scope",
-    "SliceContent",
     "TaintTimes",
     "WriteLock",
     "pack",

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
 from .pack import PublishedNames, SliceContent
 from .slice_objects import JSON, ExistingSlice, PoolFrame, SliceWrite
@@ -42,7 +43,7 @@ def first_frame(
     fields: JSON,
 ) -> PoolFrame:
     """Returns the frame with the current generation, to compare existing slices with it. :func:`make_plan` may raise the generation."""
-    return PoolFrame(driver, pool, fields, max(newest(existing), 1), len(contents))
+    return PoolFrame(driver, pool, fields, max(newest_generation(existing), 1), len(contents))
 
 
 def make_plan(
@@ -67,7 +68,7 @@ def make_plan(
     """
     by_name = {s.name: s for s in existing}
     names = {c.name for c in contents if c.name}
-    generation = newest(existing)
+    generation = newest_generation(existing)
     current = {s.name: s for s in existing if s.generation == generation}
     bad = [i for i, c in enumerate(contents) if c.name in current and c.name in changed]
     missing = [i for i, c in enumerate(contents) if c.name not in current]
@@ -132,15 +133,14 @@ def _stays(
     return not bad and all(s.count == count for s in current.values())
 
 
-def newest(existing: Sequence[ExistingSlice]) -> int:
+def newest_generation(existing: Sequence[ExistingSlice]) -> int:
     """Returns the newest generation among the slices of a pool; 0 if it has none."""
     return max((s.generation for s in existing), default=0)
 
 
 def is_complete(existing: Sequence[ExistingSlice]) -> bool:
     """Whether the newest generation of a pool has all its slices."""
-    generation = newest(existing)
-    current = [s for s in existing if s.generation == generation]
+    current = newest(existing, lambda s: s.generation)
     return bool(current) and len(current) == current[0].count
 
 

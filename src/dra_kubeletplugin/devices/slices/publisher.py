@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from ...base.telemetry.logs import log_sample
 from ...base.telemetry.metrics import Metrics
@@ -40,6 +40,10 @@ _RETRY_REJECTED_AFTER = 300.0  # seconds before rejected objects are sent again
 _MAX_PAUSE = 30.0
 
 
+async def _ignore(off: frozenset[Gate]) -> None:
+    pass
+
+
 class Publisher:
     """Publishes the pools of an inventory.
 
@@ -48,7 +52,7 @@ class Publisher:
         leadership: decides whether this instance publishes. If it does not, it writes nothing, and ``published`` is set when the slices of
             the publishing instance are complete.
         times: when taints were added.
-        gates_off: called with the feature gates that the API server has off, when they change.
+        gates_off: called with the feature gates that the API server has off, when they change. The publisher waits for it.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Publisher:
         metrics: Metrics,
         leadership: Leadership,
         times: TaintTimes,
-        gates_off: Callable[[frozenset[Gate]], None] = lambda off: None,
+        gates_off: Callable[[frozenset[Gate]], Awaitable[None]] = _ignore,
     ) -> None:
         self.client = client
         self.inventory = inventory
@@ -268,7 +272,7 @@ class Publisher:
             for gate in Gate:
                 self.metrics.set("feature_gate_disabled", int(gate in off), gate=gate.value)
             self._reported_off = off
-            self._on_gates_off(off)
+            await self._on_gates_off(off)
 
     async def _follow_leader(self) -> float:
         """Checks the slices of the instance that publishes; if they are complete, this instance counts as published too.

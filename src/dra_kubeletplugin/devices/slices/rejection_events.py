@@ -1,4 +1,4 @@
-"""Writes an Event on the Node for each device that is not published, with a stable text, so that operators see it."""
+"""Writes Events on the Node about devices that are not published: one for all devices with the same reason, with a stable text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import contextlib
 import random
 from collections.abc import Iterator
 
+from ...base.text import join_names, names_by_reason
 from ...kube.event_recorder import EventRecorder, node_subject
 from ..inventory import Inventory
 
-_MAX_EVENTS = 10  # devices with their own Event
+_MAX_EVENTS = 10  # reasons with their own Event
 _AGAIN = 3000.0  # seconds; the API server deletes an Event after an hour
 _RETRY = 60.0
 
@@ -38,10 +39,10 @@ class RejectionEvents:
                 self._written = set()
 
     def _texts(self) -> Iterator[str]:
-        rejected = sorted(self._inventory.rejected.items())
-        for name, reason in rejected[:_MAX_EVENTS]:
-            yield f"{name} is not published: {reason}"
-        if len(rejected) > _MAX_EVENTS:
+        names = names_by_reason(self._inventory.rejected)
+        for reason in list(names)[:_MAX_EVENTS]:
+            yield f"{join_names(names[reason])} {'is' if len(names[reason]) == 1 else 'are'} not published: {reason}"
+        if len(names) > _MAX_EVENTS:
             yield "more devices are not published: see the readiness of the driver's plugin, /readyz"
 
     async def _write_events(self, texts: list[str]) -> bool:

@@ -85,16 +85,14 @@ class ClusterScope:
     Args:
         driver: the driver's name.
         namespace: the controller's namespace.
-        owner: an owner reference for the slices, so that they are deleted when the controller is removed.
     """
 
     exact = False
     node = ""
 
-    def __init__(self, driver: str, namespace: str, owner: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, driver: str, namespace: str) -> None:
         self.driver = driver
         self.namespace = namespace
-        self.owner = owner
         self.selector = f"spec.driver={driver},spec.nodeName="  # excludes the slices of all nodes of a large cluster
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
@@ -115,8 +113,7 @@ class ClusterScope:
         )
 
     async def metadata(self, client: KubeClient) -> JSON:
-        owners = {"ownerReferences": [dict(self.owner)]} if self.owner else {}
-        return {"labels": {_PUBLISHER: _CONTROLLER, _NAMESPACE: self.namespace}, **owners}
+        return {"labels": {_PUBLISHER: _CONTROLLER, _NAMESPACE: self.namespace}}
 
 
 def _controller_of(obj: Mapping[str, Any]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ApiError
 from ...kube import Resource
 from ...kube.errors import BadRequestError, InvalidError
 from ...resourceapi.conversion import GROUP, convert
-from ...resourceapi.schema import dropped
 
 JSON = dict[str, Any]
 REJECTIONS = (BadRequestError, InvalidError)
@@ -33,9 +33,26 @@ def lost(sent: JSON, stored: JSON) -> set[str]:
     Compares only devices that differ.
     """
     pairs = zip(sent.get("devices") or [], stored.get("devices") or [], strict=False)
-    found = [p for a, b in pairs if a != b for p in dropped(a, b, "spec.devices[]")]
+    found = [p for a, b in pairs if a != b for p in _dropped(a, b, "spec.devices[]")]
     rest = {k: v for k, v in sent.items() if k != "devices" or k not in stored}
-    return {re.sub(r"\[\d+\]", "[]", p) for p in found + dropped(rest, stored, "spec")}
+    return {re.sub(r"\[\d+\]", "[]", p) for p in found + _dropped(rest, stored, "spec")}
+
+
+def _dropped(sent: Any, echoed: Any, path: str = "") -> list[str]:
+    """Returns the paths of fields that ``sent`` has and ``echoed`` lacks: a server with a disabled gate dropped them."""
+    if isinstance(sent, Mapping) and isinstance(echoed, Mapping):
+        out = []
+        for key, value in sent.items():
+            where = f"{path}.{key}" if path else key
+            if key not in echoed:
+                out += [where] if value not in (None, [], {}, "") else []
+            else:
+                out += _dropped(value, echoed[key], where)
+        return out
+    if isinstance(sent, list) and isinstance(echoed, list):
+        pairs = zip(sent, echoed, strict=False)
+        return [p for i, (a, b) in enumerate(pairs) for p in _dropped(a, b, f"{path}[{i}]")]
+    return []
 
 
 def rejected_devices(e: ApiError, obj: JSON) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ...base.telemetry.metrics import Metrics
+from ...base.text import counted
 from ...errors import ApiError, describe
 from ...kube import KubeClient, Resource
 from ...kube.decoding import Bare
@@ -27,7 +28,7 @@ from ..pool_content import PoolContent
 from ..validation import decoded
 from .leadership import Leadership
 from .pack import PublishedNames, SliceContent, assign_existing, pack
-from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, newest, previous_contents
+from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, newest_generation, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
 from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
@@ -170,7 +171,7 @@ class Syncer:
             of_pool.setdefault(slice_.pool, []).append(slice_)
         removals, others = list[WritePlan](), list[WritePlan]()
         for pool in sorted(of_pool.keys() - {c.name for c in contents}):
-            frame = PoolFrame(self._scope.driver, pool, {}, newest(of_pool[pool]), 0)
+            frame = PoolFrame(self._scope.driver, pool, {}, newest_generation(of_pool[pool]), 0)
             removals.append(make_plan([], of_pool[pool], frame, ()))
         for content in contents:
             stay = {d.name for d in content.devices}
@@ -280,10 +281,14 @@ class Syncer:
         if plan.count:
             made = sum(w.existing is None for w in plan.writes)
             log.info(
-                "published %d devices in %d slices (%d created, %d updated, %d deleted)",
-                plan.devices, plan.frame.count, made, len(plan.writes) - made, len(plan.first) + len(plan.last),
+                "published %s in %s (%d created, %d updated, %d deleted)",
+                counted(plan.devices, "device"),
+                counted(plan.frame.count, "slice"),
+                made,
+                len(plan.writes) - made,
+                len(plan.first) + len(plan.last),
                 extra={"pool": plan.frame.pool},
-            )  # fmt: skip
+            )
 
     @contextlib.asynccontextmanager
     async def _writing(self) -> AsyncIterator[None]:

@@ -73,19 +73,16 @@ _LIMITS = {
 }  # fmt: skip
 
 
-def json_schema(kind: type[Config]) -> JSON:
-    """Returns the schema of ``opaque.parameters`` of one kind, with ``apiVersion`` and ``kind`` if the class sets them.
+def json_schema(*kinds: type[Config]) -> JSON:
+    """Returns the schema of ``opaque.parameters``, with ``apiVersion`` and ``kind`` if the class sets them; of several kinds, any one.
 
     For a layered kind, no field is required, because the DeviceClass may contain the missing fields.
     """
-    walk = _Walk(partial=kind.LAYERED)
-    schema = walk.struct(inspect.type_info(kind))
-    head = {k: v for k, v in {"apiVersion": kind.API_VERSION, "kind": kind.KIND}.items() if v}
-    schema["properties"] = {k: {"const": v} for k, v in head.items()} | schema["properties"]
-    schema["required"] = [*head, *schema["required"]]
+    walk = _Walk()
+    schemas = [walk.kind(kind, info) for kind, info in zip(kinds, inspect.multi_type_info(kinds), strict=True)]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
+        **(schemas[0] if len(schemas) == 1 else {"oneOf": schemas}),
         **({"$defs": walk.definitions} if walk.definitions else {}),
     }
 
@@ -95,13 +92,22 @@ class _Walk:
 
     Attributes:
         definitions: the nested structs by class name, with a number if two classes have the same name.
-        partial: no field is required, because another layer may contain the missing fields.
+        partial: whether no field of the current kind is required, because another layer may contain the missing fields.
     """
 
-    def __init__(self, *, partial: bool) -> None:
-        self.partial = partial
+    def __init__(self) -> None:
+        self.partial = False
         self.definitions: dict[str, JSON] = {}
-        self._names: dict[int, str] = {}  # by the identity of msgspec's description; there is one per type
+        # By the identity of msgspec's description, of which there is one per type, and by ``partial``.
+        self._names: dict[tuple[int, bool], str] = {}
+
+    def kind(self, kind: type[Config], info: Any) -> JSON:
+        self.partial = kind.LAYERED
+        schema = self.struct(info)
+        head = {k: v for k, v in {"apiVersion": kind.API_VERSION, "kind": kind.KIND}.items() if v}
+        schema["properties"] = {k: {"const": v} for k, v in head.items()} | schema["properties"]
+        schema["required"] = [*head, *schema["required"]]
+        return schema
 
     def struct(self, info: Any) -> JSON:
         out: JSON = {"title": info.cls.__name__, "type": "object"}
@@ -199,12 +205,13 @@ class _Walk:
         return {"$ref": f"#/$defs/{cls.__name__}"}
 
     def _reference(self, info: Any) -> JSON:
-        name = self._names.get(id(info))
+        key = id(info), self.partial
+        name = self._names.get(key)
         if name is None:
             own = info.cls.__name__
             taken = self.definitions.keys() | {c.__name__ for c in _FORMS}
             name = next(n for n in chain((own,), (f"{own}{i}" for i in count(2))) if n not in taken)
-            self._names[id(info)] = name
+            self._names[key] = name
             self.definitions[name] = {}  # ends the recursion of a type that contains itself
             self.definitions[name] = self.struct(info)
         return {"$ref": f"#/$defs/{name}"}

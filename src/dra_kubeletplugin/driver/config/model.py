@@ -16,6 +16,7 @@ from ...base.structs import NamedStructMeta
 from ...errors import DriverError, DriverFailedError, clip, printable, shown
 from ...resourceapi.amounts import Capacity, RequestPolicy
 from ...resourceapi.quantity import Quantity
+from ...resourceapi.types import Attribute
 from ...resourceapi.version import Version
 from ..diagnostics.author_errors import author_code, defined
 
@@ -88,9 +89,10 @@ class Config(
             KIND = "GpuConfig"
             API_VERSION = "gpu.example.com/v1alpha1"
             interval: Literal["Short", "Long"] = "Short"
+            clock_mhz: Annotated[int, msgspec.Meta(ge=100, le=800)] = 200
 
             def check(self) -> None:
-                ...  # raise ValueError for a rule that types cannot express
+                ...  # raise ValueError for a rule about several fields
 
     To introduce a new version of the parameters, keep the old class, list it in ``OLDER``, and write :meth:`convert_from`. Claims may
     then use both versions, and ``prepare`` gets the newest only.
@@ -99,6 +101,9 @@ class Config(
         KIND: the ``kind`` that claims write into their parameters.
         API_VERSION: the ``apiVersion`` that claims write into their parameters, ``group/version``.
         OLDER: classes of older versions that claims may still use. Each of these classes may have an ``OLDER`` too.
+        DEVICES: the attributes of the devices that this kind is for, such as ``{"type": "gpu"}``; empty for all devices. An entry of this
+            kind has no effect on other devices, so one claim can have an entry for each type of device. The newest version's value
+            applies to older versions too.
         LAYERED: whether a claim's parameters are merged into its DeviceClass's parameters of the same kind (JSON Merge Patch, RFC
             7386). If True, the DeviceClass provides the fields that the claim omits, and null restores a field's default. If False, the
             claim's parameters replace the DeviceClass's parameters entirely.
@@ -108,6 +113,7 @@ class Config(
     API_VERSION: ClassVar[str] = ""
     OLDER: ClassVar[Sequence[type[Config]]] = ()
     LAYERED: ClassVar[bool] = False
+    DEVICES: ClassVar[Mapping[str, Attribute]] = {}
 
     @classmethod
     def convert_from(cls, older: Any, /) -> Self:
@@ -124,7 +130,8 @@ class Config(
         raise NotImplementedError(f"{cls.__name__} lists older versions in OLDER: define convert_from(cls, older)")
 
     def check(self) -> None:
-        """Checks rules that types cannot express. Override it, and raise ``ValueError`` with a sentence to reject the parameters.
+        """Checks rules about several fields. For a rule about one field use its type (``Literal``, ``msgspec.Meta``), which `dra schema`
+        shows. Override it, and raise ``ValueError`` with a sentence to reject the parameters.
 
         The framework calls it after decoding, for inner objects first, wherever it reads parameters: before prepare, in the webhook and
         in tools. It must be a plain method, must return None and must not block.

@@ -18,6 +18,7 @@ from ...errors import DraError, printable
 from ...resourceapi.encoded import from_json
 from .. import Config, Driver
 from ..diagnostics.config_errors import MORE
+from .device_types import Kinds, device_types
 from .model import MAX_FAULTS
 from .parameters import ConfigEntry, Parameters, applies
 
@@ -96,11 +97,11 @@ def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequenc
         if (found := classes.get(class_name)) is None:
             continue
         below = list(_given(found))
-        for driver, parameters in by_name.items():
+        for (driver, parameters), fitting in _with_device_types(by_name):
             if len(out) >= MAX_FAULTS:
                 return [*list(out)[:MAX_FAULTS], MORE]
-            under = [g for g in below if g.opaque.get("driver") == driver]
-            over = [g for g in own if g.opaque.get("driver") == driver and applies(g.requests, request)]
+            under = [g for g in below if _is_for(g, driver, parameters, fitting)]
+            over = [g for g in own if applies(g.requests, request) and _is_for(g, driver, parameters, fitting)]
             # A claim's entry for all requests does not show that this request uses the driver: other requests may use it.
             if under or any(g.requests or len(requests) == 1 for g in over):
                 at = over[-1].path if over else path
@@ -108,12 +109,22 @@ def faults_with_classes(obj: JSON, classes: Mapping[str, JSON], readers: Sequenc
     return list(out)
 
 
+def _with_device_types(by_name: Mapping[str, Parameters]) -> Iterator[tuple[tuple[str, Parameters], Kinds]]:
+    """Yields each driver with the kinds for each of its types of devices. Which type a request gets is not known yet."""
+    return ((found, fitting) for found in by_name.items() for fitting in device_types(found[1].kinds))
+
+
+def _is_for(given: _Given, driver: str, parameters: Parameters, fitting: Kinds) -> bool:
+    """Whether an entry is for the driver and for a type of device. An invalid entry counts, so that nothing is combined with it."""
+    return given.opaque.get("driver") == driver and parameters.is_for(_entry(given, ""), fitting)
+
+
+def _entry(given: _Given, source: str) -> ConfigEntry:
+    return ConfigEntry(given.where, source, given.opaque.get("parameters"))
+
+
 def _combined_faults(under: Sequence[_Given], over: Sequence[_Given], parameters: Parameters) -> Iterator[str]:
-    entries = [
-        ConfigEntry(given.where, source, given.opaque.get("parameters"))
-        for source, several in (("FromClass", under), ("FromClaim", over))
-        for given in several
-    ]
+    entries = [_entry(given, "FromClass") for given in under] + [_entry(given, "FromClaim") for given in over]
     try:
         for entry in entries:
             parameters.validate(entry.parameters, entry.where)

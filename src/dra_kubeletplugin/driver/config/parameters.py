@@ -19,22 +19,31 @@ from ...resourceapi.encoded import from_json
 from ..data import plain_json
 from ..diagnostics.author_errors import author_code, without_frames
 from ..diagnostics.config_errors import MORE, Fault, all_faults, refusal
+from .device_types import Kinds, described
 from .merge_patch import Layer, difference, merge, merge_into, provenance
 from .model import MAX_FAULTS, Config, ConfigRefused, as_json, author_checks, checked, converted
 from .versions import name_of, unknown_kind, versions
 
 JSON = Mapping[str, Any]
 Resolved = tuple[Config | None, str]
+_FROM_CLAIM = "FromClaim"
 MAX_LAYERED_BYTES = 65_536
 """Bytes of JSON of all layers of one request together. The API server accepts 10 KiB in each of 64 entries."""
 
 
 class ConfigEntry(NamedTuple):
-    """One entry for a request. ``where`` is its place, for messages; ``source`` is ``FromClass`` or ``FromClaim``."""
+    """One entry for a request.
+
+    Attributes:
+        where: its place, for messages.
+        source: ``FromClass`` or ``FromClaim``.
+        requested: the request, if the claim's author named it in this entry; else empty.
+    """
 
     where: str
     source: str
     parameters: object
+    requested: str = ""
 
 
 class GivenParameters(NamedTuple):
@@ -75,6 +84,7 @@ class Parameters:
         self._checked: dict[bytes, tuple[type[Config] | None, Sequence[str]]] = {}
         # By the contents of the entries that are merged for a request.
         self._configs: dict[tuple[bytes | None, ...], Config] = {}
+        self._default_configs: dict[type[Config] | None, Config | None] = {}
 
     def is_within(self, entries: Sequence[JSON], limit: int) -> bool:
         """Whether all parameters for the driver together have at most ``limit`` bytes of JSON."""
@@ -86,35 +96,43 @@ class Parameters:
                     return False
         return True
 
-    def resolve(self, entries: Sequence[JSON], request: str) -> Resolved:
-        """Returns the configuration of one ``request`` (``req`` or ``req/sub``) and its source.
+    def resolve(self, entries: Sequence[JSON], request: str, fitting: Kinds | None = None) -> Resolved:
+        """Returns the configuration of one ``request`` (``req`` or ``req/sub``) for one type of device, and its source.
 
-        ``entries`` are the entries of the allocation in their order, class before claim; pass the same list in each call. Returns and
-        raises as :meth:`merge_entries`.
+        ``entries`` are the entries of the allocation in their order, class before claim; pass the same list in each call. Takes
+        ``fitting``, returns and raises as :meth:`merge_entries`.
         """
         found = []
         for i, entry in enumerate(entries):
             opaque = entry.get("opaque")
             if opaque and opaque.get("driver") == self.driver and applies(entry.get("requests") or (), request):
                 source = str(entry.get("source", ""))
-                found.append(ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters")))
-        return self.merge_entries(found)
+                named = request if source == _FROM_CLAIM and request in (entry.get("requests") or ()) else ""
+                found.append(ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters"), named))
+        return self.merge_entries(found, fitting)
 
-    def merge_entries(self, entries: Iterable[ConfigEntry]) -> Resolved:
-        """Returns the parameters that result from all entries for one request.
+    def merge_entries(self, entries: Iterable[ConfigEntry], fitting: Kinds | None = None) -> Resolved:
+        """Returns the parameters that result from all entries for one request and one type of device.
 
-        The last entry applies; if its kind is ``LAYERED``, it is merged into the entries before it. If there is no entry, the result has
-        the defaults of the first kind; it is None if a field has no default.
+        The last entry applies; if its kind is ``LAYERED``, it is merged into the entries before it. An entry whose kind is for other
+        devices is ignored. If no entry remains, the result has the defaults of the first kind for the device; it is None if there is no
+        such kind or a field has no default.
+
+        Args:
+            fitting: the kinds that are for the device; None for all.
 
         Returns:
             The parameters, and their source: ``FromClass``, ``FromClaim`` or empty.
 
         Raises:
-            ConfigError: an entry is invalid; the message has the path of each wrong field.
+            ConfigError: an entry is invalid; the message has the path of each wrong field. Or the claim's author named the request only
+                in entries for other devices.
             DriverFailedError: the author's checks raised an exception other than ``ValueError``.
         """
         applied: list[ConfigEntry] = []
         wrong: list[ConfigError] = []
+        named: list[bool] = []  # for each entry that names the request: whether it is for the device
+        unfit: ConfigError | None = None
         for entry in entries:
             if not self.remaining_faults:
                 self._stopped = True
@@ -124,15 +142,31 @@ class Parameters:
             except ConfigError as e:
                 wrong.append(without_frames(e))  # the frames keep decoded entries, in a cycle with this list
                 continue
-            if cls is not None:
+            if cls is None:
+                continue
+            newest = self._version_chain(cls)[-1]
+            fits = fitting is None or newest in fitting
+            if entry.requested:
+                named.append(fits)
+            if fits:
                 applied = [*applied, entry] if cls.LAYERED else [entry]
+            elif entry.requested:
+                unfit = refusal(_unfit(cls, newest, entry.requested), at=entry.where)
         if wrong or self._stopped:
             raise self._combine_errors(wrong)
+        if unfit and not any(named):
+            raise unfit
         if applied:
             return self._merged(applied), applied[-1].source
-        with contextlib.suppress(msgspec.ValidationError):
-            return (converted({}, self.kinds[0]) if self.kinds else None), ""
-        return None, ""
+        return self._defaults(fitting), ""
+
+    def _defaults(self, fitting: Kinds | None) -> Config | None:
+        kind = next((kind for kind in self.kinds if fitting is None or kind in fitting), None)
+        if kind not in self._default_configs:
+            self._default_configs[kind] = None
+            with contextlib.suppress(msgspec.ValidationError):
+                self._default_configs[kind] = converted({}, kind) if kind else None
+        return self._default_configs[kind]
 
     def _merged(self, entries: Sequence[ConfigEntry]) -> Config:
         """Returns the configuration of entries that passed the checks: of one entry, or of several layers."""
@@ -166,14 +200,26 @@ class Parameters:
         """
         self._check(ConfigEntry(where, "", parameters))
 
+    def is_for(self, entry: ConfigEntry, fitting: Kinds) -> bool:
+        """Whether an entry is for devices with the kinds ``fitting``. True for an invalid entry, whose kind may be unknown."""
+        cls, sentences = self._checked_kind(entry)
+        return bool(sentences) or (cls is not None and self._version_chain(cls)[-1] in fitting)
+
     # --- one entry ------------------------------------------------------------------------------
 
     def _check(self, entry: ConfigEntry) -> type[Config] | None:
-        """Checks one entry alone, once for each content. Returns its kind; None for a kind of another driver.
+        """Checks one entry alone. Returns its kind; None for a kind of another driver.
 
         Raises:
             ConfigError: the entry is invalid.
         """
+        cls, sentences = self._checked_kind(entry)
+        if sentences:
+            raise self._refusal(sentences, entry.where)
+        return cls
+
+    def _checked_kind(self, entry: ConfigEntry) -> tuple[type[Config] | None, Sequence[str]]:
+        """Checks one entry alone, once for each content. Returns its kind, and the sentences of its faults."""
         content = content_of(entry.parameters)
         found = self._checked.get(content) if content is not None else None
         if found is None:
@@ -188,10 +234,7 @@ class Parameters:
                 found = None, e.sentences
             if content is not None:
                 self._checked[content] = found
-        cls, sentences = found
-        if sentences:
-            raise self._refusal(sentences, entry.where)
-        return cls
+        return found
 
     def _given(self, entry: ConfigEntry) -> GivenParameters | None:
         """Reads one entry; None for a kind of another driver."""
@@ -348,6 +391,13 @@ def _sentences(given: GivenParameters, found: Sequence[Fault]) -> list[str]:
 def applies(requests: Sequence[str], request: str) -> bool:
     """Whether an entry for ``requests`` applies to ``request``. An empty list means all; a base name covers its alternatives."""
     return not requests or request in requests or request.partition("/")[0] in requests
+
+
+def _unfit(cls: type[Config], newest: type[Config], request: str) -> str:
+    return (
+        f"parameters.kind: {clip(cls.KIND or cls.__name__)} is for devices with {described(newest)}, but request {clip(request)!r} got "
+        "another device: name other requests in this entry, or none"
+    )
 
 
 def _converted_to(target: type[Config], older: Config, given: GivenParameters, *, check: bool = True) -> Config:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import DraError
+from ...resourceapi.types import Device
 from ..checks import ParameterChecks
 from ..contract import Driver
 from ..diagnostics.author_errors import without_frames
+from .device_types import Kinds, kinds_of
 from .parameters import Parameters, Resolved
 
 JSON = Mapping[str, Any]
@@ -31,26 +33,33 @@ class Resolver:
         """Returns why larger parameters can no longer be resolved; empty if they can."""
         return self._checks.stuck()
 
-    async def resolve(self, config: Sequence[JSON], requests: Iterable[str]) -> dict[str, Resolved | DraError]:
-        """Returns the configuration of each request with its source. Stops at the first request with a fault, and returns its error.
+    async def resolve(
+        self, config: Sequence[JSON], wanted: Iterable[tuple[str, Device]]
+    ) -> Sequence[Resolved | DraError]:
+        """Returns the configuration of each device with its source, in order. Stops at the first fault, which is then the last item.
 
         Args:
             config: ``status.allocation.devices.config`` of the claim.
-            requests: names of requests, ``req`` or ``req/sub``.
+            wanted: names of requests, ``req`` or ``req/sub``, with the devices that they got.
 
         Raises:
             DriverFailedError: the driver's checks did not end within 30 s, or no thread is free.
         """
-        parameters = Parameters(self._driver.config_kinds(), self._name)
-        names = list(dict.fromkeys(requests))
+        kinds = self._driver.config_kinds()
+        parameters = Parameters(kinds, self._name)
+        keys = [(request, kinds_of(device.attributes, kinds)) for request, device in wanted]
 
-        def resolved() -> dict[str, Resolved | DraError]:
-            out: dict[str, Resolved | DraError] = {}
-            for name in names:
-                try:
-                    out[name] = parameters.resolve(config, name)
-                except DraError as e:
-                    out[name] = without_frames(e)
+        def resolved() -> Sequence[Resolved | DraError]:
+            found: dict[tuple[str, Kinds], Resolved | DraError] = {}
+            out: list[Resolved | DraError] = []
+            for key in keys:
+                if key not in found:
+                    try:
+                        found[key] = parameters.resolve(config, *key)
+                    except DraError as e:
+                        found[key] = without_frames(e)
+                out.append(found[key])
+                if isinstance(out[-1], DraError):
                     break
             return out
 

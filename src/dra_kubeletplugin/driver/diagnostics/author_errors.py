@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import os
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
@@ -32,6 +33,7 @@ _PYTHON = str(Path(os.__file__).parent) + os.sep  # the standard library
 _INSTALLED = {"site-packages", "dist-packages"}
 # Errors of the framework's classes about an author's arguments.
 _ARGUMENT_ERRORS = (DriverError, InvalidObjectError, InvalidSpecError)
+_PLACE = re.compile(r" \([^ ()]+:[0-9]+\)$")  # as _bracketed() writes it
 
 
 def without_frames(e: E) -> E:
@@ -51,7 +53,12 @@ def explained(e: BaseException) -> str:
 
 
 def located(e: DraError) -> DraError:
-    """Adds the author's line to an error of the framework's classes about an author's arguments. Other exceptions do not change."""
+    """Adds the author's line to an error of the framework's classes about an author's arguments. Other exceptions do not change.
+
+    An error that already names a line keeps it: ``setup_<step>`` has failed there, and ``shared_step`` raises the error in prepare.
+    """
+    if _PLACE.search(printable(e)):
+        return e
     if type(e) in _ARGUMENT_ERRORS and _raised_by_framework(e) and (where := place(e)):
         return type(e)(f"{printable(e)} ({where})")
     return e

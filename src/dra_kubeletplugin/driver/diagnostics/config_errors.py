@@ -111,10 +111,17 @@ def _whole_fault(value: Any, hint: Any, place: Place) -> Fault | None:
         text = f"{named[1]} {named[2]!r}"
     if text.startswith("Invalid enum value") and (known := _choices(hint)):
         text += f": use one of {', '.join(map(repr, known))}"
+    if text.startswith("Expected ") and "got " not in text and not below:
+        text += f", got {_shown(value)}"
     if isinstance(value, float) and text.endswith("got `float`"):
         # An integer above 64 bits becomes a float, such as 1e+40. The value shows the user which integer is meant.
         text += f" ({value:g})"
     return Fault(place, text, below=below)
+
+
+def _shown(value: Any) -> str:
+    """Returns the value outside a range; of an object or a list, only its length."""
+    return f"{len(value)}" if isinstance(value, Mapping | list) else clip(repr(value), _LONGEST)
 
 
 def _faults_within(value: Any, hint: Any, place: Place, partial: bool) -> Iterator[Fault]:

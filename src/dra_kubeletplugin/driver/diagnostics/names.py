@@ -13,9 +13,9 @@ from ..contract import Driver
 
 SET = ("host", "settings", "log", "role", "gates_off")
 """Attributes that the framework sets in every driver."""
-_DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "subsystems")
+_DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "privileged", "processes", "subsystems")
 _EITHER = {"devices": "pools", "pools": "devices"}  # a driver that implements one may use the name of the other freely
-_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "LAYERED", "check", "convert_from")
+_OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES", "LAYERED", "check", "convert_from")
 # Names that other libraries use for such a method. The framework would never call a method with such a name.
 _MEANT = {"validate": "check", "verify": "check"}
 _NEAR = 0.8

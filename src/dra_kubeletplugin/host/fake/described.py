@@ -2,26 +2,29 @@
 
 Tests and demonstrations use them without hardware, also for operations that are too dangerous for a developer's machine.
 :func:`build` makes the tree. :func:`add_function` and :func:`remove_function` change the hardware. :func:`.kernel.write` has the effects of
-a write to a real sysfs, so that code for VFIO runs as on real hardware. ``dra dev --host NAME`` uses a description from the package.
+a write to a real sysfs, so that code for VFIO runs as on real hardware. :func:`reboot` discards these writes.
+``dra dev --host NAME`` uses a description from the package.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ...base.text import did_you_mean
 from ...errors import SettingsError, printable
 from . import kernel, schema, tree
 from .marker import BOOT_ID, MARKER
-from .model import Machine
+from .model import Function, Machine
 
 VFIO = "vfio-pci"
+_DESCRIPTION = ".description.json"  # the description from which the tree was built
 _MACHINES = Path(__file__).parent / "machines"
 
 
@@ -64,8 +67,9 @@ def build(root: Path, description: Machine | Mapping[str, Any]) -> Path:
 def _build(root: Path, machine: Machine) -> None:
     root.mkdir(parents=True, exist_ok=True)
     (root / MARKER).write_text("")
-    _write_boot_id(root)
-    for folder in ("bus/pci/devices", "bus/pci/drivers", "devices", "kernel/iommu_groups"):
+    (root / _DESCRIPTION).write_bytes(msgspec.json.encode(machine))
+    (root / BOOT_ID).write_text(str(uuid.uuid4()))
+    for folder in ("bus/pci/devices", "bus/pci/drivers", "devices", "kernel/iommu_groups", "proc"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "bus/pci/drivers_probe").write_text("")
     for name in [VFIO, *machine.drivers]:
@@ -73,6 +77,8 @@ def _build(root: Path, machine: Machine) -> None:
     tree.add_device_node(root, "vfio/vfio", 10, 196)
     for name, numbers in machine.nodes.items():
         tree.write_device_node(root, name, numbers)
+    for name, text in machine.proc.items():
+        tree.write_file(root / "proc" / name, text)
     for name, text in machine.files.items():
         tree.write_file(root / name, text)
     _write_numa_nodes(root, machine)
@@ -94,10 +100,6 @@ def _write_numa_nodes(root: Path, machine: Machine) -> None:
             tree.replace_link(home / f"node{number}", os.path.relpath(folder, home))
 
 
-def _write_boot_id(root: Path) -> None:
-    (root / BOOT_ID).write_text(str(uuid.uuid4()))
-
-
 @contextlib.contextmanager
 def _convert_errors(root: Path) -> Iterator[None]:
     """Converts errors of the file system to SettingsError. A valid description can describe one path as a file and as a folder."""
@@ -114,15 +116,26 @@ def _convert_errors(root: Path) -> Iterator[None]:
 
 
 def reboot(root: Path) -> None:
-    """Reboots the host: sets a new boot id, removes driver overrides, and restores the described drivers and virtual functions."""
-    _write_boot_id(root)
+    """Reboots the host: builds sysfs, ``dev`` and ``proc`` again from the description, with the functions that are plugged in now.
+
+    Each write since the last boot is lost, and the boot id changes.
+    """
+    machine = msgspec.structs.replace(_description(root), functions=tuple(_plugged(root)))
+    for path in list(root.iterdir()):
+        if not path.name.startswith("."):  # the marker, the description and the events are not part of sysfs
+            tree.remove(path)
+    _build(root, machine)
+
+
+def _description(root: Path) -> Machine:
+    return msgspec.json.decode((root / _DESCRIPTION).read_bytes(), type=Machine)
+
+
+def _plugged(root: Path) -> Iterator[Function]:
+    """Yields the functions that are plugged in, without virtual functions."""
     for link in sorted((root / "bus/pci/devices").iterdir()):
-        if link.exists() and not (link / "physfn").is_symlink():
-            function = kernel.function_of(link.resolve())
-            tree.write_file(link / "driver_override", kernel.NO_OVERRIDE)
-            kernel.remove_virtual_functions(root, link.resolve())
-            kernel.bind(root, link.name, function.driver)
-            kernel.create_boot_virtual_functions(root, function)
+        if not (link / "physfn").is_symlink():
+            yield kernel.function_of(link.resolve())
 
 
 def add_function(root: Path, description: Mapping[str, Any]) -> None:
@@ -130,9 +143,9 @@ def add_function(root: Path, description: Mapping[str, Any]) -> None:
 
     Raises :class:`SettingsError` if the description is invalid or its addresses are in use.
     """
-    links = sorted((root / "bus/pci/devices").iterdir())
-    present = [kernel.function_of(link.resolve()).description() for link in links if not (link / "physfn").is_symlink()]
+    present = [function.description() for function in _plugged(root)]
     machine = schema.parse({"functions": [*present, description]})
+    machine = msgspec.structs.replace(machine, numa_nodes=_description(root).numa_nodes)
     function = machine.functions[-1]
     with _convert_errors(root):
         kernel.plug(root, root / "devices" / machine.folder(function), function, machine.local_cpus(function))
@@ -154,4 +167,4 @@ def remove_function(root: Path, address: str) -> None:
     for below in sorted(folder.rglob(kernel.DESCRIPTION), key=lambda p: len(p.parts), reverse=True):
         if below.exists():  # the parent of a virtual function may have removed it already
             kernel.unplug(root, below.parent)
-    shutil.rmtree(folder)
+    tree.remove(folder)

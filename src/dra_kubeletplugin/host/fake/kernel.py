@@ -1,7 +1,7 @@
 """Imitates the kernel in a described host: functions are plugged and unplugged, drivers are bound, virtual functions are created.
 
 Each function appears through :func:`plug`: when the host is built, when it is hot-plugged, and when it is a virtual function. ``plug``
-calls :func:`bind`, which creates the class devices and their device nodes. :func:`write` calls the same functions later.
+calls :func:`bind`, which creates class devices, device nodes and files of ``proc``. :func:`write` calls the same functions later.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def unplug(root: Path, folder: Path) -> None:
     """Removes a function's links. The caller deletes its folder."""
     remove_virtual_functions(root, folder)
     bind(root, folder.name, None)
-    _remove_class_devices(root, folder)
+    _remove_files_of_driver(root, folder)
     group = folder / "iommu_group"
     if group.is_symlink():
         members = group.resolve() / "devices"
@@ -107,9 +107,10 @@ def create_driver_folder(root: Path, name: str) -> Path:
 
 
 def bind(root: Path, address: str, driver: str | None) -> None:
-    """Binds a driver; None only unbinds the previous driver. The previous driver's class devices and virtual functions are removed.
+    """Binds a driver; None only unbinds the previous driver. The previous driver's virtual functions are removed.
 
-    The described driver creates the described class devices. A function without a described driver always has its class devices.
+    The described driver creates the described class devices, device nodes and files of ``proc``; they exist while it is bound. A
+    function without a described driver always has them.
     """
     folder = (root / "bus/pci/devices" / address).resolve()
     function = function_of(folder)
@@ -124,15 +125,19 @@ def bind(root: Path, address: str, driver: str | None) -> None:
         link.symlink_to(os.path.relpath(home, folder))
         tree.replace_link(home / address, os.path.relpath(folder, home))
     if driver == function.driver:
-        _add_class_devices(root, folder, function)
+        _add_files_of_driver(root, folder, function)
     else:
-        _remove_class_devices(root, folder)
+        _remove_files_of_driver(root, folder)
     if driver or was_bound:
         uevents.write_event(root, "bind" if driver else "unbind", "pci", address)
 
 
-def _add_class_devices(root: Path, folder: Path, function: Function) -> None:
-    """Creates the class devices that the driver of a function creates, each with its device node."""
+def _add_files_of_driver(root: Path, folder: Path, function: Function) -> None:
+    """Creates the device nodes and files that the driver of a function creates, and then its class devices with their events."""
+    for name, numbers in function.nodes.items():
+        tree.write_device_node(root, name, numbers)
+    for name, text in function.proc.items():
+        tree.write_file(root / "proc" / name, text)
     for kind, devices in function.classes.items():
         (root / "class" / kind).mkdir(parents=True, exist_ok=True)
         for name, described in devices.items():
@@ -153,8 +158,13 @@ def _add_class_devices(root: Path, folder: Path, function: Function) -> None:
             uevents.write_event(root, "add", kind, name)
 
 
-def _remove_class_devices(root: Path, folder: Path) -> None:
-    for kind, devices in function_of(folder).classes.items():
+def _remove_files_of_driver(root: Path, folder: Path) -> None:
+    function = function_of(folder)
+    for name in function.nodes:
+        tree.remove_file(root / "dev", name)
+    for name in function.proc:
+        tree.remove_file(root / "proc", name)
+    for kind, devices in function.classes.items():
         present = [name for name in devices if (root / "class" / kind / name).is_symlink()]
         for name, attributes in devices.items():
             (root / "class" / kind / name).unlink(missing_ok=True)

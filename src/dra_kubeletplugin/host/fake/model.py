@@ -20,14 +20,14 @@ WIDTHS = (1, 2, 4, 8, 12, 16, 32)
 _ADDRESS = r"^[0-9a-fA-F]{4,5}:[0-9a-fA-F]{2}:[01][0-9a-fA-F]\.[0-7]\Z"
 _WORD = r"^[A-Za-z0-9_][\w.:+-]*\Z"
 _ROOT = r"^(?!.*\.\.)[\w.:-]+(/[\w.:-]+)*\Z"
-_PATH = r"^(?!\.)[^/\x00-\x1f\x7f]+(/(?!\.)[^/\x00-\x1f\x7f]+)*\Z"
+PATH = r"^(?!\.)[^/\x00-\x1f\x7f]+(/(?!\.)[^/\x00-\x1f\x7f]+)*\Z"
 _NUMBERS = r"^\d+:\d+\Z"
 _DEVICE_NODE = r"^([bc] )?\d+:\d+\Z"
 FORMS: Mapping[str, str] = {
     _ADDRESS: "a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f",
     _WORD: "a name: use letters, digits, '-', '_', '.', ':' and '+'",
     _ROOT: "a root: write it like pci0000:16",
-    _PATH: "a path within the folder",
+    PATH: "a path within the folder",
     _DEVICE_NODE: "a device node: write 'c major:minor', or 'b major:minor' for a block device",
 }
 """What a user must write, by the pattern that msgspec names in its error."""
@@ -35,7 +35,7 @@ FORMS: Mapping[str, str] = {
 Address = Annotated[str, Meta(pattern=_ADDRESS)]
 Word = Annotated[str, Meta(pattern=_WORD)]
 Root = Annotated[str, Meta(pattern=_ROOT)]
-PathInFolder = Annotated[str, Meta(pattern=_PATH)]
+PathInFolder = Annotated[str, Meta(pattern=PATH)]
 DeviceNode = Annotated[str, Meta(pattern=_DEVICE_NODE)]
 Content = bool | int | float | str
 Bits8 = Annotated[int, Meta(ge=0, le=0xFF)]
@@ -97,6 +97,8 @@ class Function(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     link: Link | None = None
     vfs: VirtualFunctions | None = None
     classes: Mapping[Word, Mapping[Word, Mapping[PathInFolder, Content] | None]] = {}
+    nodes: Mapping[PathInFolder, DeviceNode] = {}
+    proc: Mapping[PathInFolder, Content] = {}
     attributes: Mapping[PathInFolder, Content] = {}
 
     def __post_init__(self) -> None:
@@ -154,13 +156,14 @@ class NumaNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A complete description. Only :func:`.schema.parse` creates it, after validation.
 
-    ``nodes`` are device nodes by path below ``dev``.
+    ``nodes`` are device nodes by path below ``dev``, and ``proc`` files by path below ``proc``.
     """
 
     functions: tuple[Function, ...]
     numa_nodes: Mapping[NumaNumber, NumaNode] = {}
     drivers: tuple[Word, ...] = ()
     nodes: Mapping[PathInFolder, DeviceNode] = {}
+    proc: Mapping[PathInFolder, Content] = {}
     files: Mapping[PathInFolder, Content] = {}
 
     def folder(self, function: Function) -> PurePosixPath:
@@ -189,8 +192,8 @@ def _check_class_device(name: str, attributes: Mapping[str, Content]) -> None:
     if dev is not None and not re.search(_NUMBERS, str(dev)):
         raise ValueError(f"{name}: dev {dev!r} is not major:minor, such as 240:0")
     if (devname := attributes.get("devname")) is not None:
-        if not re.search(_PATH, str(devname)):
-            raise ValueError(f"{name}: devname {devname!r} is not {FORMS[_PATH]}")
+        if not re.search(PATH, str(devname)):
+            raise ValueError(f"{name}: devname {devname!r} is not {FORMS[PATH]}")
         if dev is None:
             raise ValueError(
                 f"{name}: devname is the name of a device node, which needs numbers: set dev, such as 240:0"

@@ -20,18 +20,29 @@ Only ``address``, ``vendor`` and ``device`` of a function are required::
         link: {speed: 16.0, width: 8}                     # maximum GT/s and lanes
         vfs: {total: 4, device: 0x5001, enabled: 2, driver: xclvf, iommu_group: 40, offset: 1, stride: 1}
         classes: {fpga: {fpga0: {dev: "240:0"}}}          # class devices of the driver; `dev` makes a device node
+        nodes: {fpga0-admin: "c 240:64"}                  # device nodes of the driver that belong to no class
+        proc: {driver/xclmgmt/cards/0: "Model: U50"}      # files of the driver below /proc
         attributes: {label: left, "hwmon/hwmon0/temp1_input": 42000}    # any other files in the function's folder
     numa_nodes:
       0: {cpus: 0-15, socket: 0, distances: [10, 21]}
       1: {cpus: 16-31, socket: 1, distances: [21, 10]}
     drivers: [vfio-pci]              # drivers that are loaded but not bound; vfio-pci is always loaded
     nodes: {fpga-manager: "c 10:123"}       # device nodes that belong to no function
+    proc:                            # files below /proc that belong to no function
+      devices: |
+        Character devices:
+        240 fpga
     files: {class/dmi/id/product_name: Box}  # any other files of sysfs
 
-A class device exists while the function's described driver is bound. ``devname``, next to ``dev``, is the name of the
-device node if it differs from the device's name (``dri/renderD128``). The first virtual function has the IOMMU group
-``vfs.iommu_group``, the next one the next number. The first virtual function's address is ``offset`` after the parent's, and each
-further address is ``stride`` higher. By default, the parser chooses free addresses.
+A class device exists while the function's described driver is bound, and so do the function's ``nodes`` and ``proc``. ``devname``,
+next to ``dev``, is the name of the device node if it differs from the device's name (``dri/renderD128``). The first virtual function
+has the IOMMU group ``vfs.iommu_group``, the next one the next number. The first virtual function's address is ``offset`` after the
+parent's, and each further address is ``stride`` higher. By default, the parser chooses free addresses.
+
+A driver reads ``proc`` with ``Host.proc``, and never this machine's ``/proc``.
+
+A driver writes to the host with ``Host.write``, which imitates the kernel. A reboot builds the host again from the description, so all
+writes are lost; functions that were plugged or unplugged stay so.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from pathlib import Path
 
@@ -11,7 +12,18 @@ from .model import Content
 def write_file(path: Path, content: Content) -> None:
     """Writes a file with a newline at its end, and creates its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{int(content) if isinstance(content, bool) else content}\n")
+    text = str(int(content) if isinstance(content, bool) else content)
+    path.write_text(text if text.endswith("\n") else f"{text}\n")
+
+
+def remove_file(folder: Path, name: str) -> None:
+    """Removes a file below ``folder``, if it exists, and the folders that are empty without it."""
+    path = folder / name
+    path.unlink(missing_ok=True)
+    for above in path.parents:
+        if above == folder or not above.is_dir() or any(above.iterdir()):
+            return
+        above.rmdir()
 
 
 def replace_file(root: Path, path: Path, text: str) -> None:
@@ -19,6 +31,14 @@ def replace_file(root: Path, path: Path, text: str) -> None:
     temporary = root / f".{uuid.uuid4().hex}"  # a hidden name in the root, which no reader treats as an attribute
     temporary.write_text(text)
     temporary.replace(path.resolve())
+
+
+def remove(path: Path) -> None:
+    """Removes a file or link, or a folder with everything in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def replace_link(link: Path, target: str) -> None:

@@ -33,6 +33,3 @@ class Listener:
         whole = new[: new.rfind(b"\n") + 1]  # the last line may be incomplete
         self._read += len(whole)
         return any(line.split()[1] in self._subsystems for line in whole.decode().splitlines())
-
-
-__all__ = ["Listener", "write_event"]

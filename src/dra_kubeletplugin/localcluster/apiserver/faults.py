@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 from dataclasses import dataclass, field
+
+from ...base.text import did_you_mean
 
 GATED = {
     "allowMultipleAllocations", "bindingConditions", "bindingFailureConditions", "bindsToNode", "bools", "consumesCounters", "ints",
@@ -38,6 +39,5 @@ class Faults:
 def _check(noun: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, 1)
-            hint = f" (did you mean {nearest[0]}?)" if nearest else ""
-            raise ValueError(f"{name!r} is not a {noun}{hint}: use one of {', '.join(sorted(known))}")
+            hint = did_you_mean(name, known) or f": use one of {', '.join(sorted(known))}"
+            raise ValueError(f"{name!r} is not a {noun}{hint}")

@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from ...base.http_server.server import Request
-from ...resourceapi import schema
 from ...resourceapi.conversion import convert
-from ...resourceapi.schemas import typed
+from ...resourceapi.schemas import decoding, shapes, typed
 from ...resourceapi.schemas.field_paths import Path, shown
 from ...resourceapi.schemas.merging import MapOf
 from . import apply, custom, strategy
@@ -179,7 +178,7 @@ def _empty(target: RequestInfo, *, stored: bool) -> JSON:
     """Returns an empty object as a server in Go makes it: struct fields exist, maps do not."""
     kind = target.kind
     if kind.structured:
-        out = schema.decode({}, kind.kind)
+        out = decoding.empty(shapes.dra_shape(kind.kind))
         return out if stored else strategy.outgoing(kind, target.version, out)
     known = _rules(target, target.version).type
     structs = [k for k in ("spec", "status") if isinstance(known, MapOf) and k in known.fields]

@@ -121,6 +121,3 @@ def _map(value: object) -> JSON:
 def _list(obj: JSON, field: str) -> list[JSON]:
     value = obj.get(field)
     return [v for v in value if isinstance(v, Mapping)] if isinstance(value, list) else []
-
-
-__all__ = ["PodRow", "pod_row"]

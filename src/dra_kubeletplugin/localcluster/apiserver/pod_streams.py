@@ -173,6 +173,3 @@ def _waiting(pod: JSON, name: str) -> str:
             reason = str(waiting.get("reason", "ContainerCreating"))
             return _PULLS.get(reason, reason)
     return "ContainerCreating"
-
-
-__all__ = ["PodStreams"]

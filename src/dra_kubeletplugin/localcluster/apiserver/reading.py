@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any
 
@@ -137,7 +138,11 @@ class Reader:
             elif match and not version_text:
                 raise bad_request("resourceVersionMatch is forbidden unless resourceVersion is provided")
             found = self.storage.list(target.storage, target.namespace)
-        chosen = [o for o in found if matches(o) and (after is None or sort_key(o) > after)]
+        if after is not None:
+            found = found[bisect_right(found, after, key=sort_key) :]
+        if request.query.get("fieldSelector") or request.query.get("labelSelector"):
+            found = [o for o in found if matches(o)]
+        chosen = found
         metadata: JSON = {"resourceVersion": str(version)}
         if limit and len(chosen) > limit:
             last = sort_key(chosen[limit - 1])

@@ -94,6 +94,3 @@ def _failure(message: str, reason: str, causes: list[JSON] | None = None) -> JSO
     if causes:
         return status | {"details": {"causes": causes}}
     return status | {"code": 500, "details": {"causes": [{"message": message}]}}
-
-
-__all__ = ["PROTOCOLS", "Channel", "serve"]

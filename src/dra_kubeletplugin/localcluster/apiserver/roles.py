@@ -10,13 +10,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ...resourceapi.label_selectors import selected
 from .access import GROUP, Access, AccessRequest, Rule, covers
 from .auth import User
 from .kinds import Registry
 from .requests import RequestInfo, forbidden, new_metadata
 from .status_errors import StatusError
 from .storage import Storage
-from .validation.label_selectors import selects
 
 JSON = dict[str, Any]
 CLUSTER_ROLES, _CLUSTER_BINDINGS = f"clusterroles.{GROUP}", f"clusterrolebindings.{GROUP}"
@@ -127,7 +127,7 @@ def aggregate(storage: Storage) -> None:
 
 
 def _selected(selectors: Iterable[JSON], role: JSON) -> bool:
-    return any(selects(s, role["metadata"].get("labels") or {}) for s in selectors)
+    return any(selected(role["metadata"].get("labels") or {}, s) for s in selectors)
 
 
 def _distinct(rules: Iterable[Rule]) -> list[Rule]:

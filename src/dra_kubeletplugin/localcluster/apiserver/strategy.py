@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ...resourceapi import defaulting as defaults
-from ...resourceapi import schema
 from ...resourceapi.conversion import GROUP, convert
 from ...resourceapi.kubernetes_releases import Features
 from ...resourceapi.schemas import decoding, shapes
@@ -81,29 +80,20 @@ def _structured(
         in_v1, unknown = dropped_fields.without_unknown(
             kind, convert(sent, "v1") if version == "v1beta1" else sent, features
         )
-        found = [f'unknown field "{path}"' for path in unknown]
-        if found and strict:
-            raise _bad(kind, version, _STRICT + ", ".join(found))
-        messages += found
-        decoded = _strictly(in_v1, kind, messages, strict=strict)
-    except schema.SchemaDecodeError as e:
+        decoded = decoding.decode(in_v1, shapes.dra_shape(kind.kind), unknown)
+    except decoding.DecodeError as e:
         raise _bad(kind, version, e) from None
     except (TypeError, AttributeError, KeyError, ValueError):
         raise _bad(kind, version, "a field has a value of a wrong type") from None
+    _note_unknown(kind, version, unknown, messages, strict=strict)
     return decoded
 
 
-_STRICT = "strict decoding error: "
-
-
-def _strictly(sent: JSON, kind: ServedKind, messages: list[str], *, strict: bool) -> JSON:
-    try:
-        return schema.decode(sent, kind.kind, strict=True)
-    except schema.SchemaDecodeError as e:
-        if strict or not str(e).startswith(_STRICT):
-            raise
-        messages += str(e).removeprefix(_STRICT).split(", ")
-    return schema.decode(sent, kind.kind, strict=False)
+def _note_unknown(kind: ServedKind, version: str, unknown: list[str], messages: list[str], *, strict: bool) -> None:
+    found = [f'unknown field "{path}"' for path in unknown]
+    if found and strict:
+        raise _bad(kind, version, "strict decoding error: " + ", ".join(found))
+    messages += found
 
 
 def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: list[str], *, strict: bool) -> JSON:
@@ -118,10 +108,7 @@ def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: l
             out = decoding.decode(body, shape, unknown)
     except decoding.DecodeError as e:
         raise _bad(kind, version, e) from None
-    found = [f'unknown field "{path}"' for path in unknown]
-    if found and strict:
-        raise _bad(kind, version, _STRICT + ", ".join(found))
-    messages += found
+    _note_unknown(kind, version, unknown, messages, strict=strict)
     if kind.custom:
         custom.fill(out, kind.schemas[version])
     else:
@@ -131,12 +118,12 @@ def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: l
 
 def for_storage(kind: ServedKind, obj: JSON) -> JSON:
     """Returns a valid object in the form in which it is stored."""
-    return schema.stored(obj, kind.kind) if kind.structured else obj
+    return decoding.without_empty(obj, shapes.dra_shape(kind.kind), stored=True) if kind.structured else obj
 
 
 def for_writer(kind: ServedKind, obj: JSON) -> JSON:
     """Returns an object in the form that its writer receives in the response."""
-    return schema.written(obj, kind.kind) if kind.structured else obj
+    return decoding.without_empty(obj, shapes.dra_shape(kind.kind), stored=False) if kind.structured else obj
 
 
 def outgoing(kind: ServedKind, version: str, obj: Mapping[str, Any]) -> JSON:

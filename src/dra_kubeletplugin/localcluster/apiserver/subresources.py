@@ -8,6 +8,7 @@ from typing import Any
 
 from ...base.http_server.server import Request, Response
 from ...resourceapi.defaulting import now
+from ...resourceapi.label_selectors import selected
 from ...resourceapi.schemas import shapes
 from ...resourceapi.schemas.decoding import DecodeError, decode
 from . import field_managers, patch, request_decoding, service_account_tokens, strategy
@@ -19,7 +20,6 @@ from .kinds import ServedKind
 from .requests import RequestInfo, conflict, dry_run, json_response, success
 from .status_errors import StatusError, bad_request, invalid, not_allowed
 from .storage import Storage
-from .validation.label_selectors import selects
 from .writing import Writer
 
 JSON = dict[str, Any]
@@ -128,7 +128,7 @@ class Subresources:
     def _budgets(self, pod: JSON) -> list[JSON]:
         labels = pod["metadata"].get("labels") or {}
         found = self.storage.list(_BUDGETS, pod["metadata"]["namespace"])
-        return [b for b in found if selects((b.get("spec") or {}).get("selector"), labels)]
+        return [b for b in found if selected(labels, (b.get("spec") or {}).get("selector"))]
 
     # --- others ---------------------------------------------------------------------------------
 

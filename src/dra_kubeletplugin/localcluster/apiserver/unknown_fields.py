@@ -5,19 +5,16 @@ A real API server reports only the first wrong type, with Go's type names: see :
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...base.text import did_you_mean
 from ...errors import printable
-from ...resourceapi import quantity
+from ...resourceapi.schemas import decoding
 from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct
 
 Enclosing = Sequence[tuple[str, Struct]]  # the objects that enclose a field, from the outermost, with their paths
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 _WANTED = {
     Form.STRING: "text",
     Form.INT32: "a whole number",
@@ -30,7 +27,7 @@ _WANTED = {
     Form.QUANTITY: "a quantity",
     Form.INT_OR_STRING: "a number or text",
 }
-_BITS = {Form.INT32: 31, Form.INT64: 63, Form.INT_OR_STRING: 31}
+_INTEGERS = {Form.INT32, Form.INT64, Form.INT_OR_STRING}
 
 
 def unknown(value: Any, shape: Shape, path: str = "", enclosing: Enclosing = ()) -> Iterator[tuple[str, str]]:
@@ -136,49 +133,17 @@ def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, st
 
 def _type_fault(value: Any, form: Form) -> str:
     """Returns the reason for which a value does not fit a type; empty if it fits."""
-    match form:
-        case Form.STRING:
-            fits = isinstance(value, str)
-        case Form.BOOL:
-            fits = isinstance(value, bool)
-        case Form.INT32 | Form.INT64 | Form.INT_OR_STRING:
-            fits = isinstance(value, int) and not isinstance(value, bool)
-            if fits and not -(2 ** _BITS[form]) <= value < 2 ** _BITS[form]:
-                return f"{value} is out of the range of the field"
-            fits = fits or (form is Form.INT_OR_STRING and isinstance(value, str))
-        case Form.NUMBER:
-            fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        case Form.QUANTITY:
-            return _quantity_fault(value)
-        case Form.TIME | Form.MICRO_TIME:
-            if isinstance(value, str) and value and not _TIME.fullmatch(value):
-                return f"{printable(value)!r} is not a time such as 2026-01-31T12:00:00Z"
-            fits = isinstance(value, str)
-        case Form.BYTES:
-            if isinstance(value, str):
-                return _base64_fault(value)
-            fits = False
-        case _:
-            return ""
-    return "" if fits else f"{_shown(value)} in place of {_WANTED[form]}{_value_hint(value, form)}"
-
-
-def _quantity_fault(value: Any) -> str:
-    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-        try:
-            quantity.parse(str(value))
-        except quantity.QuantityError:
-            return f"{printable(value)!r} is not a quantity such as 2, 500m or 80Gi"
+    if decoding.fits(value, form):
         return ""
-    return f"{_shown(value)} in place of a quantity"
-
-
-def _base64_fault(value: str) -> str:
-    try:
-        base64.b64decode("".join(value.split()), validate=True)
-    except (binascii.Error, ValueError):
+    if isinstance(value, int) and not isinstance(value, bool) and form in _INTEGERS:
+        return f"{value} is out of the range of the field"
+    if form is Form.QUANTITY and isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        return f"{printable(value)!r} is not a quantity such as 2, 500m or 80Gi"
+    if form in {Form.TIME, Form.MICRO_TIME} and isinstance(value, str):
+        return f"{printable(value)!r} is not a time such as 2026-01-31T12:00:00Z"
+    if form is Form.BYTES and isinstance(value, str):
         return "the text is not base64"
-    return ""
+    return f"{_shown(value)} in place of {_WANTED[form]}{_value_hint(value, form)}"
 
 
 def _value_hint(value: Any, form: Form) -> str:

@@ -164,6 +164,3 @@ def _unmasked(data: bytes, mask: bytes) -> bytes:
         return b""
     repeated = (mask * (len(data) // 4 + 1))[: len(data)]
     return (int.from_bytes(data, "big") ^ int.from_bytes(repeated, "big")).to_bytes(len(data), "big")
-
-
-__all__ = ["HandshakeError", "WebSocket", "accept"]

@@ -16,13 +16,14 @@ from ...kube import KubeClient, Resource
 from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import CLAIMS, PODS, TEMPLATES
 from ...scheduling.framework import pod_groups
+from ...scheduling.framework.claim_cache import is_allocated, reserved_for
+from ...scheduling.framework.pod_info import is_finished
 from ..informer import (
     FINALIZER,
     POD_CLAIM_NAME,
     POD_GROUPS,
     Informers,
     ObjectChange,
-    is_finished,
     owned_by,
     pod_claim_names,
     server_message,
@@ -111,8 +112,8 @@ class ClaimController(Controller):
         if change.gone:
             self._deallocated.discard(meta["uid"])
             self._written_versions.pop(meta["uid"], None)
-        reserved, before = _reserved(claim), _reserved(change.before or {})
-        if change.gone or reserved or not _is_allocated(claim):
+        reserved, before = reserved_for(claim), reserved_for(change.before or {})
+        if change.gone or reserved or not is_allocated(claim):
             self._unreserved.pop(meta["uid"], None)
         elif before:
             self._unreserved[meta["uid"]] = before
@@ -247,16 +248,14 @@ class ClaimController(Controller):
             claim = self.informers.find(CLAIMS, name, namespace)
             if claim is None:
                 continue
-            status = claim.get("status") or {}
-            reserved = status.get("reservedFor") or []
+            reserved = reserved_for(claim)
             consumer = pod_groups.group_reference(group) if group and name in shared else pod_groups.pod_reference(pod)
-            if status.get("allocation") is None or any(r["uid"] == consumer["uid"] for r in reserved):
+            if not is_allocated(claim) or any(r["uid"] == consumer["uid"] for r in reserved):
                 continue
             if len(reserved) >= _MAX_RESERVATIONS:
                 continue
-            await self.client.update(
-                CLAIMS, {**claim, "status": {**status, "reservedFor": [*reserved, consumer]}}, "status"
-            )
+            status = {**claim["status"], "reservedFor": [*reserved, consumer]}
+            await self.client.update(CLAIMS, {**claim, "status": status}, "status")
 
     # --- claims ---------------------------------------------------------------------------------
 
@@ -265,7 +264,7 @@ class ClaimController(Controller):
         meta = claim["metadata"]
         if _version(claim) < self._written_versions.get(meta["uid"], 0):
             return  # The informer's copy is older than our last write. The newer version will queue the claim again.
-        reserved = status.get("reservedFor") or []
+        reserved = reserved_for(claim)
         kept = [r for r in reserved if await self._still_uses(r, meta["namespace"])]
         protected = FINALIZER in (meta.get("finalizers") or [])
         if len(kept) < len(reserved):
@@ -314,7 +313,7 @@ class ClaimController(Controller):
 
         If the scheduler deallocated the claim, the finalizer must stay.
         """
-        return claim["metadata"]["uid"] in self._deallocated and not _is_allocated(claim)
+        return claim["metadata"]["uid"] in self._deallocated and not is_allocated(claim)
 
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
         """Returns whether a consumer still needs the claim.
@@ -406,14 +405,6 @@ def _version(claim: JSON) -> int:
     return int(claim["metadata"]["resourceVersion"])
 
 
-def _reserved(claim: Mapping[str, Any]) -> list[JSON]:
-    return (claim.get("status") or {}).get("reservedFor") or []
-
-
-def _is_allocated(claim: Mapping[str, Any]) -> bool:
-    return (claim.get("status") or {}).get("allocation") is not None
-
-
 def _is_done(pod: Mapping[str, Any]) -> bool:
     """Returns whether a pod no longer needs its claims: it finished, or it was deleted before it was bound to a node."""
     deleted = bool(pod["metadata"].get("deletionTimestamp"))
@@ -438,6 +429,3 @@ def _templates_of(owner: JSON) -> Iterable[tuple[str, str]]:
 
 def _owners_of(claim: JSON) -> Iterable[str]:
     return [o["uid"] for o in claim["metadata"].get("ownerReferences") or []]
-
-
-__all__ = ["ClaimController", "generated_claim"]

@@ -10,7 +10,8 @@ from ...kube import KubeClient
 from ...kube.resource import NODES
 from ...resourceapi import node_selectors
 from ...scheduling.allocator.taints import tolerates
-from ..informer import Informers, ObjectChange, is_finished
+from ...scheduling.framework.pod_info import is_finished
+from ..informer import Informers, ObjectChange
 from .base import key_of
 from .workloads import DAEMON_SETS, KINDS, Workload, available_in, hash_of, is_ready, share_of
 

@@ -12,10 +12,14 @@ from typing import Any, ClassVar
 
 from ...kube import KubeClient, Resource
 from ...kube.resource import CLAIMS, PODS, SLICES
+from ...resourceapi.allocation import results_of
+from ...resourceapi.generations import generation_of, newest
 from ...scheduling.allocator.taints import tolerates
 from ...scheduling.framework import pod_groups
+from ...scheduling.framework.claim_cache import is_allocated, reserved_for
 from ...scheduling.framework.device_taint_rules import taints_of
-from ..informer import Informers, ObjectChange, is_finished, pod_claim_names
+from ...scheduling.framework.pod_info import is_finished
+from ..informer import Informers, ObjectChange, pod_claim_names
 from .base import Controller, Key, key_of
 from .disruption import Cause, evict
 
@@ -64,7 +68,7 @@ class DeviceTaintEviction(Controller):
 
     def _queue_consumers(self, claim: JSON) -> None:
         namespace = claim["metadata"]["namespace"]
-        for reserved in (claim.get("status") or {}).get("reservedFor") or []:
+        for reserved in reserved_for(claim):
             if reserved["resource"] == "pods":
                 self.queue.add(Key(PODS, namespace, reserved["name"]))
             elif pod_groups.is_group(reserved):
@@ -104,7 +108,7 @@ class DeviceTaintEviction(Controller):
     def _times_of(self, pod: JSON) -> Iterable[float]:
         """Yields a deletion time for each untolerated or temporarily tolerated taint of the pod's devices."""
         for claim in self._claims(pod):
-            for result in claim["status"]["allocation"]["devices"].get("results") or []:
+            for result in results_of(claim):
                 device = (result["driver"], result["pool"], result["device"])
                 for taint in self._taints(device):
                     since = self._since(device, taint)
@@ -118,13 +122,10 @@ class DeviceTaintEviction(Controller):
         return [dict(t) for t in (*self._own_taints(device), *by_rules) if t.get("effect") == _NO_EXECUTE]
 
     def _own_taints(self, device: Device) -> list[JSON]:
-        slices = self.informers.by(SLICES, "pool", device[:2])
-        newest = max((s["spec"]["pool"]["generation"] for s in slices), default=0)
-        for found in slices:
-            if found["spec"]["pool"]["generation"] == newest:
-                for entry in found["spec"].get("devices") or []:
-                    if entry["name"] == device[2]:
-                        return list(entry.get("taints") or [])
+        for found in newest(self.informers.by(SLICES, "pool", device[:2]), generation_of):
+            for entry in found["spec"].get("devices") or []:
+                if entry["name"] == device[2]:
+                    return list(entry.get("taints") or [])
         return []
 
     def _since(self, device: Device, taint: Mapping[str, Any]) -> float:
@@ -143,18 +144,16 @@ def _tolerance(taint: Mapping[str, Any], tolerations: Iterable[Mapping[str, Any]
 
 
 def _devices_of(claim: JSON) -> Iterable[Device]:
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    for result in (allocation.get("devices") or {}).get("results") or []:
+    for result in results_of(claim):
         yield result["driver"], result["pool"], result["device"]
 
 
 def _consumers_of(claim: JSON) -> Iterable[str | tuple[str, str]]:
     """The index ``consumers``: UIDs of pods; namespace and name of groups."""
-    status = claim.get("status") or {}
-    if status.get("allocation") is None:
+    if not is_allocated(claim):
         return []
     namespace = claim["metadata"]["namespace"]
-    return [(namespace, r["name"]) if pod_groups.is_group(r) else r["uid"] for r in status.get("reservedFor") or []]
+    return [(namespace, r["name"]) if pod_groups.is_group(r) else r["uid"] for r in reserved_for(claim)]
 
 
 def _pool_of(found: JSON) -> Iterable[tuple[str, str]]:
@@ -174,6 +173,3 @@ def _tainted(found: JSON) -> Iterable[Device]:
     for device in spec.get("devices") or []:
         if any(t.get("effect") == _NO_EXECUTE for t in device.get("taints") or []):
             yield spec["driver"], spec["pool"]["name"], device["name"]
-
-
-__all__ = ["DeviceTaintEviction"]

@@ -10,7 +10,7 @@ from ...kube import KubeClient
 from ...kube.errors import NotFoundError
 from ...kube.resource import PODS
 from ...resourceapi.defaulting import now
-from ..informer import is_finished
+from ...scheduling.framework.pod_info import is_finished
 from .workloads import condition
 
 JSON = dict[str, Any]
@@ -48,6 +48,3 @@ async def _mark_and_delete(client: KubeClient, pod: JSON, status: JSON, grace: i
             body = {"metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}, "status": status}
             await client.patch(PODS, meta["name"], body, meta["namespace"], "status")
         await client.delete(PODS, meta["name"], meta["namespace"], uid=meta["uid"], grace=grace)
-
-
-__all__ = ["Cause", "evict", "remove"]

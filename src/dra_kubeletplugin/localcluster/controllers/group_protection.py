@@ -8,7 +8,8 @@ from __future__ import annotations
 from ...kube import KubeClient, Resource
 from ...kube.resource import PODS
 from ...scheduling.framework import pod_groups
-from ..informer import Informers, ObjectChange, is_finished
+from ...scheduling.framework.pod_info import is_finished
+from ..informer import Informers, ObjectChange
 from .base import Controller, Key
 
 FINALIZER = "scheduling.k8s.io/podgroup-protection"
@@ -45,6 +46,3 @@ class PodGroupProtection(Controller):
         else:
             return
         await self.client.update(self._groups, {**group, "metadata": {**meta, "finalizers": finalizers}})
-
-
-__all__ = ["FINALIZER", "PodGroupProtection"]

@@ -235,19 +235,3 @@ def _run(run: Sequence[int]) -> str:
     if len(run) < 3:
         return ",".join(map(str, run))
     return f"{run[0]}-{run[-1]}"
-
-
-__all__ = [
-    "INDEX",
-    "JobAction",
-    "JobOutcome",
-    "PodEnd",
-    "Tally",
-    "backoff_left",
-    "ends_of_deleted_pods",
-    "format_indexes",
-    "outcome",
-    "parse_indexes",
-    "pod_end",
-    "tally",
-]

@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 from ...kube import KubeClient
 from ...kube.errors import ConflictError, NotFoundError
 from ...resourceapi.defaulting import now
-from ..informer import Informers, ObjectChange, is_finished
+from ...scheduling.framework.pod_info import is_finished
+from ..informer import Informers, ObjectChange
 from .base import Key, key_of
 from .job_outcomes import (
     INDEX,

@@ -94,6 +94,3 @@ def _no_schedule_taints(node: JSON) -> set[Taint]:
     keys = {_BY_CONDITION[c] for c in conditions if c in _BY_CONDITION}
     keys |= {_UNSCHEDULABLE} if (node.get("spec") or {}).get("unschedulable") else set()
     return {(key, _NO_SCHEDULE) for key in keys}
-
-
-__all__ = ["NodeLifecycle"]

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from ...kube import KubeClient
 from ...kube.resource import LEASES, NODES, PODS
 from ...resourceapi.defaulting import now
-from ..informer import Informers, ObjectChange, is_finished
+from ...scheduling.framework.pod_info import is_finished
+from ..informer import Informers, ObjectChange
 from ..kubelet.node import STATUS_UNKNOWN
 from ..kubelet.node_lease import NAMESPACE
 from .base import Controller, Key
@@ -106,6 +107,3 @@ class NodeMonitor(Controller):
 
 def _unknown(kind: str, known: dict[str, JSON]) -> JSON:
     return {**known.get(kind, {}), "type": kind, "status": "Unknown", "lastTransitionTime": now(), **_NO_STATUS}
-
-
-__all__ = ["NodeMonitor"]

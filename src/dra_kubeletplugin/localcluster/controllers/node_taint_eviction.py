@@ -130,6 +130,3 @@ def _tolerated_seconds(taints: Iterable[JSON], tolerations: Iterable[Mapping[str
         if (seconds := found.get("tolerationSeconds")) is not None:
             shortest = min(shortest, max(0.0, float(seconds)))
     return shortest
-
-
-__all__ = ["NodeTaintEviction"]

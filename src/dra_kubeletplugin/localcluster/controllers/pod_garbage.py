@@ -75,6 +75,3 @@ def _is_out_of_service(node: JSON) -> bool:
     """Returns whether an operator marked the node as out of service and it is not ready."""
     taints = (node.get("spec") or {}).get("taints") or []
     return ready_of(node) != "True" and any(t["key"] == OUT_OF_SERVICE for t in taints)
-
-
-__all__ = ["PodGarbageCollector"]

@@ -16,7 +16,8 @@ from ...errors import ApiError
 from ...kube import KubeClient, Resource
 from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import PODS
-from ..informer import Informers, ObjectChange, is_finished, server_message
+from ...scheduling.framework.pod_info import is_finished
+from ..informer import Informers, ObjectChange, server_message
 from .base import Controller, Key, RetryLater
 
 JSON = dict[str, Any]

@@ -63,6 +63,3 @@ def _state(members: list[JSON]) -> _Zone:
     if failed == len(members):
         return _Zone.FULL
     return _Zone.PARTIAL if failed > _NEVER_DISRUPTED and failed / len(members) >= _UNHEALTHY else _Zone.NORMAL
-
-
-__all__ = ["Eviction", "eviction_from", "ready_of"]

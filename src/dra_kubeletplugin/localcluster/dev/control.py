@@ -128,6 +128,3 @@ def running(root: Path) -> list[Path]:
                 connection.connect(str(path))
                 found.append(path.parent)
     return found
-
-
-__all__ = ["NAME", "ControlError", "ControlServer", "ask", "running"]

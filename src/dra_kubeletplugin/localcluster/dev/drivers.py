@@ -335,6 +335,3 @@ def changed_since(files: Sequence[Path], before: Mapping[Path, int]) -> dict[Pat
         with contextlib.suppress(OSError):
             now[path] = path.stat().st_mtime_ns
     return {path: time for path, time in now.items() if before.get(path) != time}
-
-
-__all__ = ["STOP", "DriverFailed", "DriverProcess", "DriverProgram", "ProcessPhase", "changed_since"]

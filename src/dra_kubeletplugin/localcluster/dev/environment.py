@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ...base.text import did_you_mean
 from ..child_reaper import Guard
 from ..cluster import LocalCluster, LocalNode
+from ..node_reboot import kill_processes
 from .drivers import STOP, DriverFailed, DriverProcess, DriverProgram, ProcessPhase, changed_since
 from .hosts import NodeHost
 from .verbs import ALL
@@ -58,7 +59,6 @@ class DevEnvironment:
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     link: Callable[[], str] = field(default=lambda: "")
     """Creates a link to the page that shows the cluster. The link is valid for one browser; it is empty if there is no page."""
-    _overrides: dict[str, dict[str, JSON]] = field(default_factory=dict)
 
     # --- selection ----------------------------------------------------------------------------------------
 
@@ -97,8 +97,7 @@ class DevEnvironment:
 
     def set_health(self, process: DriverProcess, device: str, override: JSON | None) -> None:
         """Overrides the health of a device, beginning with the driver's next report. None removes the override."""
-        file = self.health / f"{process.place}-{process.program.driver}.json"
-        known = self._overrides.setdefault(file.name, {})
+        file, known = self._health_file(process), self.overrides(process)
         if override is None:
             known.pop(device, None)
         else:
@@ -107,6 +106,17 @@ class DevEnvironment:
         temporary.write_bytes(msgspec.json.encode(known))
         temporary.rename(file)
 
+    def overrides(self, process: DriverProcess) -> dict[str, JSON]:
+        """Returns the health that verbs set, by device, also before a restart with the same state folder."""
+        try:
+            found: dict[str, JSON] = msgspec.json.decode(self._health_file(process).read_bytes())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def _health_file(self, process: DriverProcess) -> Path:
+        return self.health / f"{process.place}-{process.program.driver}.json"
+
     async def devices(self, driver: str, node: str) -> list[str]:
         """Returns the names of devices that the driver publishes for the node."""
         resource = await self.cluster.client.dra("resourceslices")
@@ -114,7 +124,7 @@ class DevEnvironment:
         return [d["name"] for s in slices["items"] for d in s["spec"].get("devices") or []]
 
     async def reboot(self, name: str) -> None:
-        """Reboots a node: kills its drivers and containers, deletes CDI files, then starts the kubelet and the drivers."""
+        """Reboots a node: kills its drivers with their processes, and its containers, then starts the kubelet and the drivers."""
         node = self.node(name)
         own = [p for p in self.drivers if p.place == node.name]
         for process in own:
@@ -122,6 +132,7 @@ class DevEnvironment:
                 await process.kill(float("inf"))
             except DriverFailed:  # it is down already; keep it down
                 await process.stop()
+        kill_processes({"NODE_NAME": node.name, **self.guard.mark})
         host = self.hosts[node.name]
         await self.cluster.reboot(node.name, host.sysfs if host.description else None)
         for process in own:
@@ -137,8 +148,7 @@ def _select(what: str, name: str, known: Iterable[str]) -> str:
     listed = ", ".join(names)
     if not name:
         raise EnvironmentRefused(f"which {what}? Give --{what} with one of {listed}, or {ALL}")
-    near = difflib.get_close_matches(name, names, 1)
-    raise EnvironmentRefused(f"no {what} {name!r}, only {listed}{f': did you mean {near[0]}?' if near else ''}")
+    raise EnvironmentRefused(f"no {what} {name!r}{did_you_mean(name, names) or f', only {listed}'}")
 
 
 @contextlib.asynccontextmanager
@@ -246,6 +256,3 @@ async def _reload(made: DevEnvironment, process: DriverProcess) -> None:
                 else "it is started again when the file changes"
             )
             made.callbacks.output(f"{e}\n{stays}")
-
-
-__all__ = ["DevEnvironment", "EnvironmentOptions", "EnvironmentRefused", "environment"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 from collections.abc import Callable
 from typing import Any, assert_never
 
+from ...base.text import counted, did_you_mean
 from ...errors import ApiError
 from ...kube.resource import PODS
 from ..informer import server_message
@@ -108,6 +108,7 @@ async def _status(on: DevEnvironment) -> VerbResult:
             "phase": p.phase.value,
             "pid": p.pid,
             "restarts": p.restarts,
+            "health": on.overrides(p),
         }
         drivers.append(entry)
     faults = on.cluster.api.injected_faults
@@ -141,28 +142,38 @@ def _shown(data: JSON) -> str:
     for entry in data["drivers"]:
         process = f"process {entry['pid']}" if entry["pid"] else "no process"
         lines.append(
-            f"{entry['driver']} on {entry['place']}: {entry['phase']}, {process}, {entry['restarts']} restarts"
+            f"{entry['driver']} on {entry['place']}: {entry['phase']}, {process}, {counted(entry['restarts'], 'restart')}"
         )
+        lines += [f"  set-health    {device} {_health_word(o)}" for device, o in entry["health"].items()]
     if data["faults"]:
         lines += ["", "faults on purpose: " + ", ".join(f"{k}={v}" for k, v in data["faults"].items())]
     return "\n".join(lines)
 
 
 def _hardware(on: DevEnvironment, verb: PlugFunction | UnplugFunction | WriteSysfs) -> VerbResult:
-    node = on.node(verb.node).name
-    host = on.hosts[node]
-    match verb:
-        case PlugFunction():
-            address = host.plug(verb.function)
-            return VerbResult(text=f"{address} is plugged into {node}", data={"node": node, "address": address})
-        case UnplugFunction():
-            host.unplug(verb.address)
-            return VerbResult(
-                text=f"{verb.address} is unplugged from {node}", data={"node": node, "address": verb.address}
-            )
-        case WriteSysfs():
-            host.write(verb.path, verb.text)
-            return VerbResult(text=f"{host.sysfs / verb.path} is written", data={"node": node, "path": verb.path})
+    nodes = [node.name for node in on.nodes(verb.node)]
+    text: list[str] = []
+    data: JSON = {"nodes": nodes}
+    for node in nodes:
+        host = on.hosts[node]
+        match verb:
+            case PlugFunction():
+                data["address"] = host.plug(verb.function)
+                text.append(f"{data['address']} is plugged into {node}")
+            case UnplugFunction():
+                host.unplug(verb.address)
+                data["address"] = verb.address
+                text.append(f"{verb.address} is unplugged from {node}")
+            case WriteSysfs():
+                host.write(verb.path, verb.text)
+                data["path"] = verb.path
+                text.append(f"{host.sysfs / verb.path} is written")
+    return VerbResult(text="\n".join(text), data=data)
+
+
+def _health_word(override: JSON) -> str:
+    word = {True: "healthy", False: "unhealthy", None: "unknown"}[override["healthy"]]
+    return f"{word}: {override['message']}" if override["message"] else word
 
 
 async def _health(on: DevEnvironment, verb: SetHealth) -> VerbResult:
@@ -175,8 +186,7 @@ async def _health(on: DevEnvironment, verb: SetHealth) -> VerbResult:
         raise EnvironmentRefused(f"{process.program.driver} reports no health, because it has no method health()")
     published = await on.devices(process.program.driver, process.place)
     if verb.device not in published:
-        near = difflib.get_close_matches(verb.device, published, 1)
-        hint = f": did you mean {near[0]}?" if near else f", only {', '.join(published[:20]) or 'none'}"
+        hint = did_you_mean(verb.device, published) or f", only {', '.join(published[:20]) or 'none'}"
         raise EnvironmentRefused(f"{process.name} publishes no device {verb.device!r}{hint}")
     if verb.health == "reported":
         on.set_health(process, verb.device, None)
@@ -303,6 +313,3 @@ def _count(value: int) -> int:
     if not 0 <= value <= 1_000_000:
         raise EnvironmentRefused(f"{value} must be from 0 to 1000000")
     return value
-
-
-__all__ = ["REFUSALS", "act"]

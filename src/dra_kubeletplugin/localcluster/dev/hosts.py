@@ -94,11 +94,6 @@ class NodeHost:
         except OSError as e:
             raise HostError(f"{path}: {e.strerror or e}") from None
 
-    def reboot(self) -> None:
-        """Sets a new boot id and binds drivers as after a power cycle. Does nothing for this machine."""
-        if self.description:
-            described.reboot(self.sysfs)
-
     def _check(self) -> None:
         if not self.description:
             raise HostError(
@@ -128,6 +123,3 @@ def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
     raise HostError(
         f"{text.strip()!r} is neither {away} nor the description of a function with address, vendor and device"
     )
-
-
-__all__ = ["HostError", "NodeHost"]

@@ -1,17 +1,28 @@
-"""Reads the manifests of ``--apply``. Validates all manifests before the first one is applied."""
+"""Reads the manifests of ``--apply``. Validates all manifests before the first one is applied.
+
+Each object gets the annotation that `kubectl apply` writes, so that a later `kubectl apply` of the same file changes nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ...base.yaml import manifests
 from ...base.yaml.manifests import Manifest, ManifestError
 from ...errors import ApiError
+from ...kube.errors import NotFoundError
 from ...resourceapi.kubernetes_releases import Features
 from ..apiserver import offline
-from ..cluster import LocalCluster
+from ..cluster import LocalCluster, resource_of
 
+JSON = dict[str, Any]
 _OPTION = "--apply "
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # as in JSON that Go writes
 
 
 def read(paths: list[Path], features: Features) -> list[Manifest]:
@@ -46,9 +57,35 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> None:
     """
     for manifest in objects:
         try:
-            await cluster.apply(manifest.value)
+            await _apply(cluster, manifest.value)
         except ApiError as e:
             raise ManifestError(_OPTION + manifest.sentence(manifest.located(str(e)))) from None
 
 
-__all__ = ["apply", "read"]
+async def _apply(cluster: LocalCluster, value: JSON) -> None:
+    """Creates the object, or patches it; the patch also removes the fields that the last application set and this one does not."""
+    resource, meta = resource_of(value), dict(value["metadata"])
+    if resource.namespaced:
+        meta.setdefault("namespace", "default")
+    meta["annotations"] = {k: v for k, v in (meta.get("annotations") or {}).items() if k != _LAST_APPLIED}
+    applied = {**value, "metadata": meta}
+    text = json.dumps(applied, sort_keys=True, separators=(",", ":"), ensure_ascii=False).translate(_ESCAPED) + "\n"
+    before: JSON = {}
+    with contextlib.suppress(NotFoundError, KeyError, ValueError):
+        present = await cluster.client.get(resource, meta["name"], meta.get("namespace", ""))
+        before = json.loads(present["metadata"]["annotations"][_LAST_APPLIED])
+    patch = _patch(before, applied)
+    patch["metadata"]["annotations"][_LAST_APPLIED] = text
+    await cluster.apply(patch)
+
+
+def _patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> JSON:
+    """Returns ``now``, with None for each field that only ``before`` has: a merge patch removes such a field."""
+    out: JSON = dict.fromkeys(before.keys() - now.keys())
+    for name, value in now.items():
+        if isinstance(value, Mapping):
+            old = before.get(name)
+            out[name] = _patch(old if isinstance(old, Mapping) else {}, value)
+        else:
+            out[name] = value
+    return out

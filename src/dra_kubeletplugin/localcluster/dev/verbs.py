@@ -55,7 +55,7 @@ class SetHealth(Verb, frozen=True, kw_only=True, tag="set-health"):
     device: str
     health: HealthWord
     message: str = ""
-    effect: Literal["", "None", "NoSchedule", "NoExecute"] = ""
+    effect: Literal["", "NoSchedule", "NoExecute"] = ""
     driver: str = ""
     node: str = ""
 
@@ -153,31 +153,3 @@ class VerbResult(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     data: Mapping[str, Any] = {}
     error: str = ""
-
-
-__all__ = [
-    "ALL",
-    "AnyVerb",
-    "ApiConflicts",
-    "ApiDelay",
-    "ApiOutage",
-    "ApiThrottling",
-    "CutConnections",
-    "DropFields",
-    "ExitContainer",
-    "HealthWord",
-    "KillDriver",
-    "PlugFunction",
-    "PrintLink",
-    "RebootNode",
-    "RestartKubelet",
-    "ServeVersions",
-    "SetHealth",
-    "Status",
-    "Stop",
-    "UnplugFunction",
-    "UpgradeDriver",
-    "Verb",
-    "VerbResult",
-    "WriteSysfs",
-]  # fmt: skip

@@ -105,6 +105,3 @@ _CHECKS: Mapping[str, Callable[[PodInfo, NodeInfo], Rejection | None]] = {
     "NodePorts": filters.ports,
     "TaintToleration": _no_execute,
 }
-
-
-__all__ = ["AdmissionRefusal", "refusal"]

@@ -20,6 +20,7 @@ from typing import Any
 import grpc.aio
 import msgspec
 
+from ...resourceapi.allocation import results_of
 from ...resourceapi.kubernetes_releases import KubeletBehavior
 from .plugins import PluginWatcher
 
@@ -233,7 +234,7 @@ class ClaimManager:
                 raise PrepareError(
                     f"old ResourceClaim with same name {other.name} and different UID {other.uid} still exists"
                 )
-        results = claim["status"]["allocation"]["devices"].get("results") or []
+        results = results_of(claim)
         drivers = sorted({r["driver"] for r in results})
         skipped = {d: found for d in drivers if (found := _skipped([r for r in results if r["driver"] == d]))}
         return ClaimInfo(meta["namespace"], meta["name"], meta["uid"], drivers, skipped=skipped)

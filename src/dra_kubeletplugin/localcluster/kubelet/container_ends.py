@@ -65,6 +65,3 @@ class ContainerStopper:
                 remaining = max(min(given, _MIN_STOP), until - clock())
                 await self.end(pod, state, container, remaining, f"Stopping container {container['name']}")
         state.seen.waiting = {}
-
-
-__all__ = ["ContainerStopper"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from . import image_names
 from .container_ends import ContainerStopper
 from .containers import ConfigError, config_of, requests_of, roles
 from .pod_state import Later, Parts, Pause, PodState
-from .pod_status import WaitingContainer, restarts
+from .pod_status import WaitingContainer, is_past, restarts
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
@@ -60,16 +61,10 @@ class ContainerStarter:
                 wait, status = await self._start(pod, state, container, role, status, claims)
                 if wait is not None:
                     pauses.append(wait)
-            if role is not Role.MAIN and not main_began and not self._is_past(state.uid, container, role, status):
+            readiness_of = functools.partial(self.parts.probes.readiness_of, state.uid)
+            if role is not Role.MAIN and not main_began and not is_past(container, role, status, readiness_of):
                 break  # the next containers wait until this init container succeeded or this sidecar started
         return min(pauses, default=None)
-
-    def _is_past(self, uid: str, container: JSON, role: Role, status: ContainerStatus | None) -> bool:
-        if status is None:
-            return False
-        if role is Role.SIDECAR:
-            return self.parts.probes.readiness_of(uid, container, status).started
-        return status.state is ContainerState.EXITED and not status.exit_code
 
     async def _current_status(self, pod: JSON, state: PodState, container: JSON, role: Role) -> ContainerStatus | None:
         """Returns the container's current status. Stops the container first if its probe failed."""
@@ -214,7 +209,10 @@ class ContainerStarter:
         """Returns the seconds until an ended container may restart. The pause doubles with each restart."""
         steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
-        remaining = self._remaining(pause, self.parts.timers.crash_loop_backoff if steady else pause.next)
+        shortest = min(
+            pause.next, self.parts.timers.crash_loop_backoff
+        )  # none before a kubelet's first restart of a container
+        remaining = self._remaining(pause, shortest if steady else pause.next)
         if remaining <= 0:
             return 0.0
         meta = pod["metadata"]
@@ -278,6 +276,3 @@ class ContainerStarter:
         state.event_once(self.parts.events, f"Failed {name}", "Warning", "Failed", f"Error: {text}")
         state.seen.waiting[name] = WaitingContainer(reason, text)
         return self.parts.timers.pod_sync_backoff
-
-
-__all__ = ["ContainerStarter"]

@@ -173,6 +173,3 @@ class HealthMonitor:
                 self._last_reports[key] = report
         if changed:
             self.on_change(changed)
-
-
-__all__ = ["DeviceHealthState", "HealthMonitor", "Report"]

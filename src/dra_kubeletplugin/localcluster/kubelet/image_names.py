@@ -22,6 +22,3 @@ def fault(image: str) -> str:
     if _REFERENCE.fullmatch(image.lower()):
         return "invalid reference format: repository name must be lowercase"
     return "invalid reference format"
-
-
-__all__ = ["fault"]

@@ -12,8 +12,9 @@ from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.resource import NODES, PODS
 from ...resourceapi.kubernetes_releases import Features
+from ...scheduling.framework.pod_info import is_finished
 from ..event_recorder import EventRecorder
-from ..informer import Informers, ObjectChange, is_finished
+from ..informer import Informers, ObjectChange
 from ..runtime.interface import ContainerRuntime
 from ..supervision import Supervisor
 from ..work_queue import Backoff, WorkQueue
@@ -290,6 +291,3 @@ class LocalKubelet:
                 entry = {"resourceID": resource_id, "health": report.health.value}
                 resources.setdefault(resource_id, entry | ({"message": report.message} if report.message else {}))
         return [{"name": name, "resources": list(resources.values())} for name, resources in out.items()]
-
-
-__all__ = ["LocalKubelet"]

@@ -41,6 +41,3 @@ async def _renew(client: KubeClient, node: str) -> None:
         meta: JSON = {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}], "name": node}
         body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
         await client.create(LEASES, body, NAMESPACE)
-
-
-__all__ = ["NAMESPACE", "renew_lease"]

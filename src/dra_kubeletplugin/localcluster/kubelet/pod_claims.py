@@ -9,7 +9,8 @@ from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.resource import CLAIMS
 from ...scheduling.framework import pod_groups
-from ..informer import server_message
+from ...scheduling.framework.claim_cache import is_allocated, reserved_for
+from ..informer import pod_claim_names, server_message
 from .claims import PrepareError
 
 JSON = dict[str, Any]
@@ -24,17 +25,11 @@ def claim_names(pod: Mapping[str, Any], statuses: Iterable[Mapping[str, Any]]) -
     Raises:
         PrepareError: a claim is not created yet.
     """
-    out = {}
-    made = {s["name"]: s.get("resourceClaimName") for s in statuses}
-    for entry in pod["spec"].get("resourceClaims") or []:
-        if direct := entry.get("resourceClaimName"):
-            out[entry["name"]] = direct
-        elif entry["name"] not in made:
-            meta = pod["metadata"]
-            raise PrepareError(f'pod "{meta["namespace"]}/{meta["name"]}": ResourceClaim not created yet')
-        elif name := made[entry["name"]]:
-            out[entry["name"]] = name
-    return out
+    names = pod_claim_names({**pod, "status": {"resourceClaimStatuses": list(statuses)}})
+    if None in names.values():
+        meta = pod["metadata"]
+        raise PrepareError(f'pod "{meta["namespace"]}/{meta["name"]}": ResourceClaim not created yet')
+    return {entry: name for entry, name in names.items() if name}
 
 
 async def usable_claims(
@@ -69,13 +64,9 @@ async def _usable(client: KubeClient, pod: JSON, name: str, *, from_template: bo
         why = f"neither Pod nor PodGroup {group} is the owner" if group else "pod is not owner"
         where, who = f"{meta['namespace']}/{name}", f"{'Pod' if group else 'pod'} {meta['namespace']}/{meta['name']}"
         raise PrepareError(f"ResourceClaim {where} was not created for {who} ({why})")
-    status = claim.get("status") or {}
-    if not any(pod_groups.is_for(r, pod) for r in status.get("reservedFor") or []):
+    if not any(pod_groups.is_for(r, pod) for r in reserved_for(claim)):
         uid = claim["metadata"]["uid"]
         raise PrepareError(f"pod {meta['name']} ({meta['uid']}) is not allowed to use ResourceClaim {name} ({uid})")
-    if status.get("allocation") is None:
+    if not is_allocated(claim):
         raise PrepareError(f"ResourceClaim {name}: not allocated")
     return claim
-
-
-__all__ = ["claim_names", "usable_claims"]

@@ -14,7 +14,8 @@ import grpc.aio
 
 from ..._proto import podresources_v1_pb2 as pb
 from ..._proto import podresources_v1_pb2_grpc as pb_grpc
-from ..informer import is_finished, pod_claim_names
+from ...scheduling.framework.pod_info import is_finished
+from ..informer import pod_claim_names
 from .claims import ClaimManager
 from .containers import requests_of, roles
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -106,7 +107,10 @@ def initial_state(pod: JSON, *, runs: bool) -> PodState:
 
 
 def _lost(status: Mapping[str, Any]) -> ContainerStatus:
-    """Builds the status of a container that ended because the machine stopped, from the pod's status."""
+    """Builds the status of a container that ended because the machine stopped, from the pod's status.
+
+    A container that was running has ended now: containerd sets this time when it starts and misses the container's task.
+    """
     now = status.get("state") or {}
     ended = now.get("terminated") or ("waiting" in now and (status.get("lastState") or {}).get("terminated")) or {}
     began = ended.get("startedAt") or (now.get("running") or {}).get("startedAt")
@@ -117,7 +121,7 @@ def _lost(status: Mapping[str, Any]) -> ContainerStatus:
         ContainerState.EXITED,
         str(status.get("image") or ""),
         _seconds(began),
-        finished_at=_seconds(ended.get("finishedAt") or began),
+        finished_at=_seconds(ended.get("finishedAt")) or time.time(),
         exit_code=int(ended.get("exitCode", _LOST)),
         reason=str(ended.get("reason") or "Unknown"),
         message=str(ended.get("message") or ""),
@@ -126,6 +130,3 @@ def _lost(status: Mapping[str, Any]) -> ContainerStatus:
 
 def _seconds(stamp: object) -> float:
     return datetime.fromisoformat(str(stamp)).timestamp() if stamp else 0.0
-
-
-__all__ = ["Later", "Pause", "PodState", "initial_state"]

@@ -135,7 +135,7 @@ def status_of(
     """
     all_roles = roles(pod)
     initialized = all(
-        _is_past(c, role, statuses.get(c["name"]), readiness_of) for c, role in all_roles if role is not Role.MAIN
+        is_past(c, role, statuses.get(c["name"]), readiness_of) for c, role in all_roles if role is not Role.MAIN
     )
     out: JSON = {"phase": phase.value}
     for key, wanted in (("initContainerStatuses", {Role.INIT, Role.SIDECAR}), ("containerStatuses", {Role.MAIN})):
@@ -205,7 +205,7 @@ def _gates(pod: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _is_past(
+def is_past(
     container: Mapping[str, Any],
     role: Role,
     status: ContainerStatus | None,

@@ -12,7 +12,7 @@ from typing import Any
 from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import PODS
 from ...resourceapi.defaulting import now
-from ..informer import is_finished
+from ...scheduling.framework.pod_info import is_finished
 from ..runtime.interface import ContainerStatus, Role
 from .admission import AdmissionRefusal
 from .claims import PrepareError
@@ -314,6 +314,3 @@ def _version(pod: JSON) -> int:
         ValueError: it is not a number.
     """
     return int(pod["metadata"]["resourceVersion"])
-
-
-__all__ = ["PodSync"]

@@ -55,6 +55,3 @@ async def run_hook(runtime: ContainerRuntime, pod: JSON, container: JSON, occasi
     meta = pod["metadata"]
     action = HandlerAction(occasion, handler, _DAY, annotations=meta.get("annotations") or {})
     return await runtime.perform(meta["uid"], container["name"], action)
-
-
-__all__ = ["NoSuchPort", "handler_of", "run_hook"]

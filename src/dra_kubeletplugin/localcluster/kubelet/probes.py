@@ -236,6 +236,3 @@ class Probes:
         log.error(
             "kubelet: unexpected exception in a probe: %s: %s", key.occasion.value, error, exc_info=error, extra=fields
         )
-
-
-__all__ = ["ProbeState", "Probes"]

@@ -47,6 +47,3 @@ def _long_name(pod: JSON) -> str:
         f"failed to construct FQDN from pod hostname and cluster domain, FQDN {name} is too long "
         f"({_MAX_HOST_NAME} characters is the max, {len(name)} characters requested)"
     )
-
-
-__all__ = ["refusals"]

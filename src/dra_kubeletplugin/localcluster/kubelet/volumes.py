@@ -148,6 +148,3 @@ def mounts_of(container: JSON, volumes: Mapping[str, Mount]) -> list[Mount]:
             host.mkdir(parents=True, exist_ok=True)
         out.append(Mount(host, entry["mountPath"], read_only=read_only, from_host=volume.from_host))
     return out
-
-
-__all__ = ["MountError", "Volumes", "mounts_of"]

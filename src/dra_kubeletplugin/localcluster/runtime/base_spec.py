@@ -135,6 +135,3 @@ def available() -> frozenset[str]:
         if line.startswith("CapBnd:"):
             bits = int(line.split()[1], 16)
     return frozenset(name for name, number in _NUMBERS.items() if bits >> number & 1)
-
-
-__all__ = ["CAPABILITIES", "PATH", "ContainerContext", "OciProcess", "available", "base_spec", "bind"]

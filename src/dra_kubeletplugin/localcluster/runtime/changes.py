@@ -25,6 +25,3 @@ class Changes:
                 yield await queue.get()
         finally:
             self._listeners.discard(queue)
-
-
-__all__ = ["Changes"]

@@ -165,6 +165,3 @@ class AttachSession:
 
     async def close(self) -> None:
         self._console.detached(self, wrote=self._wrote)
-
-
-__all__ = ["AttachSession", "Console"]

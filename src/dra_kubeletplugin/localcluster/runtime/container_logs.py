@@ -149,6 +149,3 @@ def _now() -> bytes:
 
 def _seconds(time: bytes) -> float:
     return dt.datetime.fromisoformat(time.decode()).timestamp()
-
-
-__all__ = ["ContainerLog"]

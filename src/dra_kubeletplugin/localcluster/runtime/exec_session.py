@@ -170,6 +170,3 @@ class RuncExec:
             with contextlib.suppress(OSError):
                 os.close(self._stdin)
             self._stdin = None
-
-
-__all__ = ["RuncExec"]

@@ -248,6 +248,3 @@ def _words(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "i/o timeout"
     return f"connect: {(error.strerror or str(error)).lower()}"
-
-
-__all__ = ["perform", "pump"]

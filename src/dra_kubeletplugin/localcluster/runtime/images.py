@@ -300,6 +300,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-__all__ = ["ANY", "Image", "ImageError", "Images", "make_busybox", "parse_option"]

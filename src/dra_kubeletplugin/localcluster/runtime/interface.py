@@ -325,18 +325,3 @@ class ContainerRuntime(Protocol):
 
     async def close(self) -> None:
         """Stops all containers at the end of the cluster."""
-
-
-__all__ = [
-    "ContainerConfig",
-    "ContainerError",
-    "ContainerRuntime",
-    "ContainerState",
-    "ContainerStatus",
-    "ExecSession",
-    "ImagePullError",
-    "LogOptions",
-    "Mount",
-    "Role",
-    "Sandbox",
-]

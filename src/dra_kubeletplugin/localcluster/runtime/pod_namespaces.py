@@ -141,6 +141,3 @@ def _call(name: str, *arguments: int) -> None:
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-__all__ = ["ADDRESS", "PodNamespaces"]

@@ -85,6 +85,3 @@ def _capabilities(spec: Mapping[str, Any], why: list[str]) -> tuple[str, ...]:
 def _name(capability: object) -> str:
     text = str(capability).upper()
     return text if text.startswith("CAP_") else f"CAP_{text}"
-
-
-__all__ = ["Allowed", "allowed"]

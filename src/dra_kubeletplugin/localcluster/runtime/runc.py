@@ -224,6 +224,3 @@ def _last_error(log: Path) -> str:
             if entry.get("level") == "error":
                 return str(entry["msg"])
     return ""
-
-
-__all__ = ["Runc", "Started", "Streams", "missing"]

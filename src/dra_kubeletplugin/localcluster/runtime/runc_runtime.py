@@ -364,6 +364,3 @@ def _without_described(spec: JSON) -> JSON:
         rule = {"allow": True, "type": "c", "major": _NULL[0], "minor": _NULL[1], "access": "rwm"}
         out["linux"]["resources"]["devices"] = [{"allow": False, "access": "rwm"}, rule]
     return out
-
-
-__all__ = ["RuncRuntime", "factory"]

@@ -250,6 +250,3 @@ def _close(container: _SimulatedContainer) -> None:
     if container.end:
         container.end.cancel()
     container.log.close()
-
-
-__all__ = ["SimulatedRuntime", "describe_injection", "oci_spec"]

@@ -138,6 +138,3 @@ def _code(text: str, key: str, attempt: int) -> int:
 
 def _invalid(key: str, text: str, wanted: str) -> ContainerError:
     return ContainerError(f"annotation {key} is {text!r}, but must be {wanted}", "CreateContainerConfigError")
-
-
-__all__ = ["PREFIX", "Behavior", "behavior_of", "outcome_of"]

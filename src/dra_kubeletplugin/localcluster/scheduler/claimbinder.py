@@ -17,10 +17,11 @@ from ...errors import ApiError
 from ...kube import KubeClient
 from ...kube.errors import ConflictError, NotFoundError
 from ...kube.resource import CLAIMS, PODS
+from ...resourceapi.allocation import results_of
 from ...resourceapi.defaulting import now
 from ...scheduling.framework import extended, pod_groups
 from ...scheduling.framework.binding import TIMED_OUT, BindingState, Readiness, state_of
-from ...scheduling.framework.claim_cache import ClaimCache, is_allocated, reserved_for, results_of
+from ...scheduling.framework.claim_cache import ClaimCache, is_allocated, reserved_for
 from ...scheduling.framework.devices import NodeAllocation, PodClaims
 from ...scheduling.framework.pod_info import PodInfo
 from ...scheduling.framework.status import Plugin, SchedulerError

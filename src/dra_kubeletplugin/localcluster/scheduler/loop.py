@@ -22,13 +22,13 @@ from ...scheduling.framework.cycle import Cycle
 from ...scheduling.framework.devices import PodClaims
 from ...scheduling.framework.node_allocation import AllocationMemory, AllocationSlow, NodeAllocator
 from ...scheduling.framework.node_info import NodeInfo
-from ...scheduling.framework.pod_info import PodInfo
+from ...scheduling.framework.pod_info import PodInfo, is_finished
 from ...scheduling.framework.preemption import Victims, not_helpful, preempt
 from ...scheduling.framework.queueing_hints import ChangeKind, ClusterChange
 from ...scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, SchedulerError
 from .. import informer
 from ..event_recorder import EventRecorder
-from ..informer import Informers, is_finished, server_message
+from ..informer import Informers, server_message
 from .arriving import ArrivingNodes
 from .claimbinder import ClaimBinder, PodBinding
 from .queue import QueuedPod, SchedulingQueue

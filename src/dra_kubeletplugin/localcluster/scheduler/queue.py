@@ -243,6 +243,3 @@ class SchedulingQueue:
         oldest = min((f.seen for f in self._cycles.values()), default=self._logged)
         while self._log and len(self._log) > self._logged - oldest:
             self._log.popleft()
-
-
-__all__ = ["QueuedPod", "SchedulingQueue"]

@@ -48,7 +48,7 @@ def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[st
 
 def warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
     """Yields warnings about fields of pods that are not deployed."""
-    for pod in ("controller", "webhook"):
+    for pod in ("supervisor", "controller", "webhook"):
         if pods.get(pod) and pod not in on:
             yield f"pods.{pod}: features.{pod} is off, so there is no such pod"
 

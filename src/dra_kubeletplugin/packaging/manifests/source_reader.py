@@ -16,19 +16,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from ...driver import Driver
 
 JSON = dict[str, Any]
 SOURCE = Path(__file__).parent / "source"
 TEMPLATES = SOURCE / "templates"
 MADE = "Made by `dra deploy`"
 """The mark at the head of every rendered file. Files without it are never replaced."""
+_HEAD = 1000  # bytes at the start of a file that are searched for the mark
 HEADER = f"# {MADE}: changes here will be lost.\n"
-PODS = ("plugin", "controller", "webhook")
+PODS = ("plugin", "supervisor", "controller", "webhook")
 """The names of the pods in the values; each has a file of templates."""
 _PARAMETER = re.compile(r"\{\{ (.+?)( \| quote)? \}\}")
 _NAMES = {'include "dra.name" .': "name", ".Release.Namespace": "namespace"}
@@ -36,6 +39,11 @@ _IF = re.compile(r" *\{\{- if (not )?\.Values\.features\.(\w+) \}\}")
 _DEFINE = re.compile(r'\{\{- define "dra\.(\w+)" \}\}')
 _WORKLOAD = re.compile(r'\{\{- include "dra\.workload" \(list \. "(\w+)"\) \}\}')
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def is_rendered(path: Path) -> bool:
+    """Whether a file has the mark of rendered files. A link always counts as a file of the user."""
+    return not path.is_symlink() and MADE in path.read_bytes()[:_HEAD].decode(errors="replace")
 
 
 class SourceError(Exception):
@@ -173,6 +181,12 @@ class Source:
     distributions: Mapping[str, Distribution]
     manifests: Mapping[str, tuple[Manifest, ...]]
     """The objects by the name of the pod that uses them; the Namespace is below ``namespace``."""
+
+    def with_defaults_of(self, driver: type[Driver] | None) -> Source:
+        """Returns the source with the features on by default that the driver's class needs: ``privileged``, and ``supervisor``."""
+        needed = {"privileged": driver.privileged, "supervisor": driver.processes} if driver else {}
+        on = {name: replace(self.features[name], default=True) for name, wanted in needed.items() if wanted}
+        return replace(self, features={**self.features, **on}) if on else self
 
     @property
     def variables(self) -> Set[str]:

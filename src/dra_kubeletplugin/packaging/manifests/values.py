@@ -62,7 +62,7 @@ def values_of(
     except SourceError as e:
         raise SourceError(*(_with_place(text, found, paths) for text in e.faults)) from None
     if warnings is not None:
-        warnings += [_with_place(text, found, paths) for text in values_validation.warnings(raw)]
+        warnings += [_with_place(text, found, paths) for text in values_validation.warnings(raw, driver)]
     return values
 
 

@@ -66,8 +66,10 @@ def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Ite
     yield from (conflict.message for conflict in source.conflicts if conflict.applies(on))
 
 
-def warnings(raw: JSON) -> Iterator[str]:
+def warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
     """Yields warnings about valid values that are likely mistakes."""
+    if driver is not None and driver.privileged and (raw.get("features") or {}).get("privileged") is False:
+        yield f"features.privileged: false, but {driver.__name__} sets privileged = True: its writes to sysfs will fail"
     known = framework_options()
     for name in raw.get("options") or {}:
         if name not in known and (hint := did_you_mean(str(name), known, _SIMILARITY)):
@@ -75,11 +77,11 @@ def warnings(raw: JSON) -> Iterator[str]:
     # controller and webhook are off by default
     on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}
     yield from pod_values_validation.warnings(raw.get("pods") or {}, on)
-    driver = str(raw["driverName"])
+    driver_name = str(raw["driverName"])
     for name, spec in (raw.get("deviceClasses") or {}).items():
         for i, selector in enumerate(spec.get("selectors") or ()):
             for text in re.findall(r"""["']([^"']+)["']""", selector["cel"]["expression"]):
-                if text != driver and (hint := did_you_mean(text, [driver], _SIMILARITY)):
+                if text != driver_name and (hint := did_you_mean(text, [driver_name], _SIMILARITY)):
                     yield f"deviceClasses.{name}.selectors[{i}].cel.expression: {text!r} is not driverName{hint}"
 
 

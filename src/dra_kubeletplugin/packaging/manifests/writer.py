@@ -9,16 +9,15 @@ from pathlib import Path
 from ... import __version__
 from ...driver import Driver
 from . import driver_folder, helm, kustomize, monitoring
-from .source_reader import MADE, Source, SourceError
+from .source_reader import Source, SourceError, is_rendered
 from .values import Values
 
 KUSTOMIZE = "kustomize"
 """The folder beside a driver's kustomization that contains the base and the components."""
-_HEAD = 1000  # bytes at the start of a file that are searched for the mark
 
 
-def write_shared(source: Source, folder: Path, driver: type[Driver] | None = None) -> None:
-    """Writes the complete folders ``kustomize``, ``helm`` and ``monitoring`` below ``folder``.
+def write_shared(source: Source, folder: Path, driver: type[Driver] | None = None) -> list[str]:
+    """Writes the complete folders ``kustomize``, ``helm`` and ``monitoring`` below ``folder``. Returns as :func:`write_driver`.
 
     Raises as :func:`write_driver`.
 
@@ -30,11 +29,13 @@ def write_shared(source: Source, folder: Path, driver: type[Driver] | None = Non
         "helm": helm.files(source, __version__, driver),
         "monitoring": monitoring.files(),
     }
-    _replace(folder, {f"{form}/{path}": text for form, files in rendered.items() for path, text in files})
+    return _replace(folder, {f"{form}/{path}": text for form, files in rendered.items() for path, text in files})
 
 
-def write_driver(source: Source, values: Values, folder: Path, base: str = "") -> None:
+def write_driver(source: Source, values: Values, folder: Path, base: str = "") -> list[str]:
     """Writes a driver's kustomization and DeviceClasses. Replaces all files that were rendered before.
+
+    Returns the paths of the written files, relative to ``folder``.
 
     Args:
         base: the folder ``kustomize`` of :func:`write_shared`: a path relative to ``folder``, or a URL. If empty, the parts that
@@ -47,17 +48,17 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
         wanted = {"base", *(f"components/{name}" for name in driver_folder.components(source, values))}
         shared = kustomize.files(source)
         files |= {f"{KUSTOMIZE}/{path}": text for path, text in shared if path.rpartition("/")[0] in wanted}
-    _replace(folder, files)
+    return _replace(folder, files)
 
 
-def _replace(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes ``files``. Deletes all other rendered files in the top-level folders of ``files``.
+def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Writes ``files``, and returns their names. Deletes all other rendered files in the top-level folders of ``files``.
 
     Also deletes a rendered ``deviceclass.yaml`` that ``files`` does not contain.
     """
     tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES}
     present = [path for top in sorted(tops) for path in _files(folder / top)]
-    if foreign := [path for path in present if not _is_rendered(path)]:
+    if foreign := [path for path in present if not is_rendered(path)]:
         raise SourceError(
             *(
                 f"{path} was not written by `dra deploy` and would be overwritten: move it to another place"
@@ -76,14 +77,10 @@ def _replace(folder: Path, files: Mapping[str, str]) -> None:
     for path in present:
         if str(path.relative_to(folder)) not in files:
             path.unlink(missing_ok=True)
+    return list(files)
 
 
 def _files(path: Path) -> Iterator[Path]:
     """Yields the files at or below ``path``. A link is a file, also a link to a folder."""
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
     yield from (file for file in inner if file.is_symlink() or file.is_file())
-
-
-def _is_rendered(path: Path) -> bool:
-    """Whether a file has the mark of rendered files. A link always counts as a file of the user."""
-    return not path.is_symlink() and MADE in path.read_bytes()[:_HEAD].decode(errors="replace")

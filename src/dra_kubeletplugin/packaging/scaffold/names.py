@@ -19,7 +19,7 @@ from ...errors import SettingsError
 MAX_NAME = 32
 """The maximum number of characters, because names of objects begin with this name; see ``manifests/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_VENDOR = re.compile(r"(0x)?([0-9a-f]{4})")
+_PCI_ID = re.compile(r"(0x)?([0-9a-f]{4})")
 _YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 # Module and distribution names that a new package would hide or be hidden by: the framework and its dependencies, and
 # tools that test, check and build a driver. The list is fixed, because `dra new` may run where few of them are
@@ -37,13 +37,14 @@ _RESERVED = {
 class Names:
     """The names of one package.
 
-    ``vendor`` is the PCI vendor id, four hex digits; empty unless ``kind`` is ``pci``.
+    ``vendor`` and ``device`` are PCI ids, four hex digits each; empty unless ``kind`` is ``pci``.
     """
 
     kind: str
     name: str
     driver_name: str
     vendor: str = ""
+    device: str = ""
 
     @property
     def module(self) -> str:
@@ -59,6 +60,7 @@ class Names:
             "env": self.module.upper(),
             "driver_name": self.driver_name,
             "vendor": self.vendor.upper(),
+            "device": self.device.upper(),
             "requires": f">={__version__},<{major}.{minor + 1}",
         }
 
@@ -73,8 +75,7 @@ def check_name(name: str) -> str:
     Raises :class:`SettingsError` unless it is valid as a folder, a Python package, an image and a DNS label.
     """
     if not _NAME.fullmatch(name) or "--" in name or len(name) > MAX_NAME:
-        ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
-        suggestion = re.sub(r"[^a-z0-9]+", "-", ascii_name).strip("-0123456789")[:MAX_NAME].strip("-")
+        suggestion = near_name(name)
         hint = suggestion if suggestion and suggestion != name and not _conflict(suggestion) else "acme-fpga"
         raise SettingsError(
             f"NAME {name!r}: use at most {MAX_NAME} lower case letters, digits and single '-', and begin with a letter, such as {hint}"
@@ -82,6 +83,12 @@ def check_name(name: str) -> str:
     if where := _conflict(name):
         raise SettingsError(f"NAME {name!r} has another meaning in {where}: choose another name, such as {name}-driver")
     return name
+
+
+def near_name(name: str) -> str:
+    """Returns the nearest valid name, with all digits that it may have: ``nimbus-n4`` for ``Nimbus_N4``; empty if there is none."""
+    ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
+    return re.sub(r"[^a-z0-9]+", "-", ascii_name).lstrip("-0123456789")[:MAX_NAME].rstrip("-")
 
 
 def _conflict(name: str) -> str:
@@ -112,9 +119,19 @@ def check_driver_name(text: str) -> str:
 
 def check_vendor(text: str) -> str:
     """Returns the vendor id as four hex digits. Raises :class:`SettingsError` if it is invalid."""
-    found = _VENDOR.fullmatch(text.lower())
-    if not found or found[2] in {"0000", "ffff"}:
+    return _pci_id(text, "--vendor-id", "vendor", "10ee", {"0000", "ffff"})
+
+
+def check_device(text: str) -> str:
+    """Returns the device id as four hex digits. Raises :class:`SettingsError` if it is invalid."""
+    return _pci_id(text, "--device-id", "device", "5000", {"ffff"})
+
+
+def _pci_id(text: str, flag: str, what: str, example: str, none: set[str]) -> str:
+    """``none``: ids that no function has."""
+    found = _PCI_ID.fullmatch(text.lower())
+    if not found or found[2] in none:
         raise SettingsError(
-            f"--vendor-id {text!r} is not a PCI vendor id: use four hex digits, such as 10ee; `lspci -nn` shows the id"
+            f"{flag} {text!r} is not a PCI {what} id: use four hex digits, such as {example}; `lspci -nn` shows the id"
         )
     return found[2]

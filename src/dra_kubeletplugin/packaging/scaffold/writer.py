@@ -46,6 +46,8 @@ class _Template(string.Template):
 def make(names: Names, directory: Path) -> Path:
     """Writes the package into a temporary folder and renames the folder, so that a partial package never has the final name.
 
+    Creates ``directory`` if it does not exist.
+
     Returns the folder of the package.
 
     Raises :class:`SettingsError` if the folder exists or cannot be written. No partial package remains in that case.
@@ -54,9 +56,8 @@ def make(names: Names, directory: Path) -> Path:
     exists = SettingsError(f"{folder} exists already and is not overwritten: use another NAME or --directory")
     if os.path.lexists(folder):
         raise exists
-    if not directory.is_dir():
-        raise SettingsError(f"--directory {directory} is not a folder: create it first, or use another")
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=directory, prefix=".dra-unfinished-") as place:
             unfinished = Path(place, names.name)
             _write(names, unfinished)

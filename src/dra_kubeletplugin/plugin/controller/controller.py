@@ -25,6 +25,7 @@ from ...errors import LeaseLostError, NotReadyError, printable
 from ...host import Host
 from ...kube import ApiConfig, KubeClient, load_config
 from ...kube.leader_election import LeaderElector, LeaseTimes
+from ..driver_checks import DriverChecks
 from ..lifecycle import Job, Probes, start_driver, start_tasks, stop_with_timeout, unwrap_single_error
 from .binding import BindCalls, Binder, BindingRecords, ClaimWatch
 from .binding.binder import RetryIntervals
@@ -60,8 +61,9 @@ class Controller:
         self.driver = driver
         self.settings = settings
         self.metrics = Metrics()
+        self.metrics.add(driver.metrics.lines)
         driver.attach(
-            Host(settings.sysfs_root, settings.dev_root, lists=settings.list_attributes),
+            Host.of(settings),
             settings,
             Role.CONTROLLER,
             self._request_rescan,
@@ -86,6 +88,7 @@ class Controller:
         self.discovery = DeviceDiscovery(
             driver, self.calls, self.inventory, self.watch.held, self.metrics, settings.sysfs_root, intervals
         )
+        self.checks = DriverChecks(driver, self.calls, self.metrics, settings.rescan_interval)
         self.publisher = Publisher(
             self.client,
             self.inventory,
@@ -101,6 +104,7 @@ class Controller:
         self.http_url = ""
 
     def _request_rescan(self) -> None:
+        self.checks.request()
         self.discovery.request()
 
     def _claim_changed(self, uid: str) -> None:
@@ -125,12 +129,13 @@ class Controller:
         self.settings.check()
         async with contextlib.AsyncExitStack() as stack:
             stop_with_timeout(stack, "closing connections", self.client.close)
-            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes)
+            probes = Probes(self.metrics, self._measure, self.not_ready, self.notes, passed=self.checks.passed)
             self.http_url = await probes.serve(stack, self.settings.http_address)
             stop_with_timeout(stack, "releasing the Lease", self._release)
             await start_driver(stack, self.driver, self.calls, self.settings.start_timeout)
             async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
-                jobs = start_tasks(tasks, {"leader election": self._elect, "leader's work": self._lead})
+                always: dict[str, Job] = {"leader election": self._elect, "leader's work": self._lead}
+                jobs = start_tasks(tasks, always | ({"checks": self.checks.run} if self.driver.has_checks else {}))
                 self.serving = True
                 try:
                     yield self
@@ -214,7 +219,7 @@ class Controller:
             return [] if self.elector.holder else ["no replica leads yet"]
         out = [f for f in (self.discovery.fault, self.watch.fault, self.binder.fault) if f]
         out += self.publisher.not_ready()
-        return out
+        return out + self.checks.not_ready()
 
     async def notes(self) -> list[str]:
         """Returns facts for the operator that do not affect readiness."""
@@ -224,6 +229,7 @@ class Controller:
         out += [self.discovery.note] if self.discovery.note else []
         out += [f"claim {printable(name)}: {reason}" for name, reason in self.binder.faults.items()]
         out += [f"record {name} cannot be read: {reason}" for name, reason in self.records.unreadable.items()]
+        out += self.checks.notes()
         return out + ([self.reports.fault] if self.reports.fault else [])
 
     async def _measure(self) -> None:

@@ -5,12 +5,11 @@ from .node_service import NodeService
 from .path_lock import lock_of, remove_dead, remove_temporary
 from .registration import Registration
 from .server import UnixServer
-from .sockets import SocketPaths, remove_hidden, remove_stale, socket_paths
+from .sockets import remove_hidden, remove_stale, socket_paths
 
 __all__ = [
     "NodeService",
     "Registration",
-    "SocketPaths",
     "UnixServer",
     "lock_of",
     "remove_dead",

@@ -1,7 +1,8 @@
 """Decodes objects by the shape of their kind, as a server written in Go reads, stores and writes them.
 
 Unknown fields are reported and dropped. A value of a wrong type is an error. Quantities and times get their stored
-form. Empty optional fields are dropped, and empty required fields are present.
+form. Empty optional fields are dropped, and empty required fields are present. Lists and maps whose field is a pointer
+keep the form in which they were sent until :func:`without_empty` drops them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from .. import quantity
 from .shapes import Field, Form, ListShape, MapShape, Shape, Struct, go_name
@@ -32,6 +35,8 @@ _ZERO = {
 _STRUCTS_IN_GO = (Form.QUANTITY, Form.INT_OR_STRING, Form.TIME, Form.MICRO_TIME)
 _BITS = {Form.INT32: 31, Form.INT64: 63}
 
+_NO_STRUCT = Struct("")
+
 
 class DecodeError(ValueError):
     """A value does not have its field's type."""
@@ -43,6 +48,15 @@ def decode(obj: Mapping[str, Any], shape: Struct, unknown: list[str]) -> JSON:
     Raises :class:`DecodeError`.
     """
     return _struct(obj, shape, "", "", unknown)
+
+
+def decode_strictly(obj: Mapping[str, Any], shape: Struct) -> JSON:
+    """Returns ``obj`` in its stored form. Raises :class:`DecodeError` for wrong types and unknown fields."""
+    unknown: list[str] = []
+    out = decode(obj, shape, unknown)
+    if unknown:
+        raise DecodeError("strict decoding error: " + ", ".join(f'unknown field "{u}"' for u in unknown))
+    return out
 
 
 def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]) -> JSON:
@@ -58,27 +72,34 @@ def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]
         raise DecodeError("exceeded max depth")
     out: JSON = {}
     fields = shape.fields
+    names: Iterable[str] = fields
     if not value.keys() <= fields.keys():
         unknown += [f"{path}.{key}" if path else str(key) for key in value if key not in fields]
-    for name, field in fields.items():
-        raw = value.get(name)
+    elif len(value) == 1 and shape.is_sparse:  # most attributes of devices
+        names = value
+    for name in names:
+        field, raw = fields[name], value.get(name)
         if raw is None:
-            if not field.pointer:
+            if field.always or not field.pointer:
                 _absent(out, name, field)
-            continue
-        inner = f"{path}.{name}" if path else name
-        found = _value(raw, field.shape, inner, f"{where}.{name}" if where else name, shape, unknown)
-        if field.pointer or found or isinstance(field.shape, Struct) or field.shape in _STRUCTS_IN_GO:
-            out[name] = found
-        elif field.always:
-            out[name] = None if isinstance(field.shape, (ListShape, MapShape)) else found
+        elif type(raw) is field.plain:  # the most frequent case
+            out[name] = raw
+        else:
+            inner = f"{path}.{name}" if path else name
+            found = _value(raw, field.shape, inner, f"{where}.{name}" if where else name, shape, unknown)
+            if field.pointer or found or isinstance(field.shape, Struct) or field.shape in _STRUCTS_IN_GO:
+                out[name] = found
+            elif field.always:
+                out[name] = None if isinstance(field.shape, (ListShape, MapShape)) else found
     return out
 
 
 def _absent(out: JSON, name: str, field: Field) -> None:
-    """Adds what Go writes for a field that is not set and not a pointer."""
+    """Adds what Go writes for a field that is not set, if the field is always written or not a pointer."""
     shape = field.shape
-    if isinstance(shape, Struct):
+    if field.pointer:
+        out[name] = None
+    elif isinstance(shape, Struct):
         out[name] = empty(shape)
     elif shape in (Form.TIME, Form.MICRO_TIME):
         if name != "creationTimestamp":
@@ -92,11 +113,38 @@ def _absent(out: JSON, name: str, field: Field) -> None:
 
 def empty(shape: Struct) -> JSON:
     """Returns a struct without any field set."""
+    return _struct({}, shape, "", "", [])
+
+
+def without_empty(obj: Mapping[str, Any], shape: Struct, *, stored: bool) -> JSON:
+    """Returns a decoded object as the server stores it, or else as the server writes it in the response to the sender.
+
+    Empty optional lists and maps are dropped. An empty required list or map is stored as null.
+    """
     out: JSON = {}
-    for name, field in shape.fields.items():
-        if not field.pointer:
-            _absent(out, name, field)
+    for name, value in obj.items():
+        field = shape.fields[name]
+        if value or not isinstance(field.shape, (ListShape, MapShape)):
+            out[name] = _without_empty(value, field.shape, stored=stored)
+        elif field.always:
+            out[name] = None if stored else value
     return out
+
+
+def _without_empty(value: Any, shape: Shape, *, stored: bool) -> Any:
+    if isinstance(shape, Struct) and isinstance(value, Mapping):
+        return without_empty(value, shape, stored=stored)
+    if isinstance(shape, ListShape) and _may_have_empty(value):
+        return [_without_empty(v, shape.item.shape, stored=stored) for v in value]
+    if isinstance(shape, MapShape):
+        return {k: _without_empty(v, shape.value.shape, stored=stored) for k, v in value.items()}
+    return value
+
+
+def _may_have_empty(value: Any) -> bool:
+    """Returns whether a value may contain an empty list or map. Searching its text is ten times faster than visiting its parts."""
+    text = msgspec.json.encode(value)
+    return b"{}" in text or b"[]" in text
 
 
 def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:
@@ -116,8 +164,10 @@ def _value(value: Any, shape: Shape, path: str, where: str, owner: Struct, unkno
 
 
 def _element(value: Any, shape: Shape, path: str, where: str, owner: Struct, unknown: list[str]) -> Any:
+    if isinstance(shape, Struct):
+        return _struct({} if value is None else value, shape, path, where, unknown)
     if value is None:
-        return empty(shape) if isinstance(shape, Struct) else _ZERO.get(shape) if isinstance(shape, Form) else None
+        return _ZERO.get(shape) if isinstance(shape, Form) else None
     return _value(value, shape, path, where, owner, unknown)
 
 
@@ -146,6 +196,15 @@ def _scalar(value: Any, form: Form, where: str, owner: Struct) -> Any:
     return value
 
 
+def fits(value: Any, form: Form) -> bool:
+    """Returns whether a value has the type of a field."""
+    try:
+        _scalar(value, form, "", _NO_STRUCT)
+    except DecodeError:
+        return False
+    return True
+
+
 def _is_int(value: Any, bits: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and -(2**bits) <= value < 2**bits
 
@@ -154,14 +213,12 @@ def _quantity(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise DecodeError("unable to parse quantity's suffix")
     try:
-        return quantity.stored(str(value).strip())
+        return quantity.stored(str(value).strip(quantity.SPACES))
     except quantity.QuantityError as e:
         raise DecodeError(e.reason) from None
 
 
-def _time(value: Any, form: Form) -> str | None:
-    if value == "":
-        return None
+def _time(value: Any, form: Form) -> str:
     if not isinstance(value, str) or not _TIME.fullmatch(value):
         layout = "2006-01-02T15:04:05Z07:00" if form is Form.TIME else "2006-01-02T15:04:05.000000Z07:00"
         shown = value if isinstance(value, str) else "a value that is not a string"

@@ -67,6 +67,11 @@ class Struct:
         return ".".join(self.name.split(".")[-2:])
 
     @functools.cached_property
+    def is_sparse(self) -> bool:
+        """Whether every field that is not set is left out."""
+        return all(f.pointer and not f.always for f in self.fields.values())
+
+    @functools.cached_property
     def by_number(self) -> Mapping[int, str]:
         return {f.number: name for name, f in self.fields.items() if f.number}
 
@@ -84,9 +89,14 @@ class Field:
     number: int
     default: Any
 
-    @property
+    @functools.cached_property
     def shape(self) -> Shape:
         return self.of.shape
+
+    @functools.cached_property
+    def plain(self) -> type | None:
+        """The Python type whose values are stored unchanged; None if values need a check."""
+        return _PLAIN.get(self.shape) if self.pointer or self.always else None
 
 
 class LazyShape:
@@ -122,6 +132,9 @@ _SCALARS = {
 }
 
 
+_PLAIN: Mapping[object, type] = {Form.STRING: str, Form.BOOL: bool}
+
+
 @functools.cache
 def named(name: str) -> Shape:
     return _FORMS.get(name) or _shape(name, tables.named(name))
@@ -132,6 +145,14 @@ def kind_shape(group: str, version: str, kind: str) -> Struct | None:
     name = tables.name_of(group, version, kind)
     found = named(name) if name else None
     return found if isinstance(found, Struct) else None
+
+
+def dra_shape(kind: str) -> Struct:
+    """Returns the shape of a kind of resource.k8s.io/v1. Raises ``KeyError`` for an unknown kind."""
+    found = kind_shape("resource.k8s.io", "v1", kind)
+    if found is None:
+        raise KeyError(kind)
+    return found
 
 
 def _shape(name: str, schema: Schema) -> Shape:
@@ -156,8 +177,10 @@ def _field(schema: Schema, required: bool) -> Field:
     marks = schema.get("go")
     default = schema.get("default")
     if marks is None:
-        # The field is newer than the Go types in the tables. Optional fields are mostly pointers.
-        return Field(of, not required and default is None, required, 0, default)
+        # The field is newer than the Go types in the tables. Optional fields are mostly pointers. Lists and maps keep
+        # the form in which they were sent, which validation distinguishes.
+        container = "items" in schema or "additionalProperties" in schema
+        return Field(of, container or (not required and default is None), required, 0, default)
     digits = marks.rstrip("pa")
     return Field(of, "p" in marks, "a" in marks, int(digits or 0), default)
 

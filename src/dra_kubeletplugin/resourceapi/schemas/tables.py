@@ -12,16 +12,13 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from . import newer_fields, pod_groups
-
 Schema = Mapping[str, Any]
 
 
 @functools.cache
 def _tables() -> tuple[Mapping[str, str], Mapping[str, Schema]]:
     found = json.loads(resources.files(__package__).joinpath("types.json").read_text())
-    kinds, types = pod_groups.kinds_and_types()
-    return newer_fields.extended(found["kinds"] | kinds, found["types"] | types)
+    return found["kinds"], found["types"]
 
 
 def named(name: str) -> Schema:

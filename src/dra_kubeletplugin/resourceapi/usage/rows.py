@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class DeviceUse(StrEnum):
+    """Whether a claim holds a device, and whether a further request could get the device now.
+
+    The rules are those of the scheduler, for a request without tolerations from a pod that any node accepts.
+    ``DeviceRow.why`` has the reason for each use that a request cannot get.
+    """
+
     FREE = "free"
+    """Some request could get the device now: no claim holds it, and no reason of BLOCKED or UNAVAILABLE applies."""
     HELD = "held"
-    SHARED = "shared"  # held, and other claims may use a part of it too
-    BLOCKED = "blocked"  # not held, but other partitions hold the counters that it needs (KEP-4815)
-    VANISHED = "vanished"  # held by a claim, but in no slice any more
+    """A claim holds the device, and no further claim can get it or a share of it. Admin access does not hold a device."""
+    SHARED = "shared"
+    """Claims hold shares of the device, and a further claim could get a share now."""
+    BLOCKED = "blocked"
+    """No claim holds the device, but other devices use up its counters (KEP-4815), as when another claim has the whole card."""
+    UNAVAILABLE = "unavailable"
+    """No claim holds the device, and no request can get it: it has a taint NoSchedule or NoExecute, its node is away or
+    takes no new pods, or its pool is incomplete or invalid."""
+    VANISHED = "vanished"
+    """A claim holds the device, but the device is in no slice any more."""
+
+
+TAKEN = frozenset({DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.VANISHED})
+"""The uses of devices that claims hold."""
 
 
 class HealthRow(StrEnum):
@@ -64,6 +83,8 @@ class DeviceRow:
     Args:
         node: empty if several nodes can use it; ``reach`` then describes them.
         sets: the counter sets that it uses.
+        why: why no request can get the device now, if a reader needs more than ``use``; empty for a free device.
+        message: the driver's text about its health.
     """
 
     node: str
@@ -77,6 +98,7 @@ class DeviceRow:
     numa: str = ""
     sets: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
+    why: str = ""
     message: str = ""
     meters: tuple[Meter, ...] = ()
     holders: tuple[Holder, ...] = ()
@@ -90,13 +112,38 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """A counter set, which partitions of a pool share."""
+    """A counter set, which partitions of a pool share: a card that is given away in parts or whole.
+
+    Args:
+        share: the part of the card that is given away, from 0 to 1: the largest share of its meters. Numbered counters
+            such as ``slot-0`` to ``slot-3`` count as one counter for it.
+    """
 
     driver: str
     pool: str
     name: str
     node: str
     meters: tuple[Meter, ...]
+    share: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How much of the devices of a node or group is given away, counted in cards.
+
+    A counter set counts as one card, however many partitions are published for it. A device without counters counts as
+    one card too.
+
+    Args:
+        used: cards that claims hold. A card that is held in part counts with its part.
+    """
+
+    cards: int = 0
+    used: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.used / self.cards if self.cards else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +154,7 @@ class NodeRow:
     devices: int = 0
     held: int = 0
     unschedulable: str = ""
+    occupancy: Occupancy = Occupancy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +179,24 @@ class PodRow:
 
 @dataclass(frozen=True, slots=True)
 class Count:
+    """Numbers of devices. ``free``, ``held``, ``blocked`` and ``unavailable`` add up to ``devices``.
+
+    Args:
+        held: devices that claims hold as a whole or in shares, also vanished devices.
+        bad: devices that are tainted, unhealthy or vanished.
+        shared: the devices of ``held`` of which a further claim could get a share.
+        waiting: pods that wait for devices, of all pods that could be read; None if pods were not requested.
+    """
+
     devices: int = 0
     free: int = 0
     held: int = 0
     blocked: int = 0
+    unavailable: int = 0
     bad: int = 0
-    """Devices that are tainted, unhealthy or vanished."""
+    shared: int = 0
     waiting: int | None = 0
-    """Pods that wait for devices; None if pods were not requested."""
+    occupancy: Occupancy = Occupancy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +225,45 @@ class Overview:
 BAD = frozenset({HealthRow.TAINTED, HealthRow.UNHEALTHY})
 
 
-def counted(devices: tuple[DeviceRow, ...], waiting: int | None = 0) -> Count:
-    uses = [d.use for d in devices]
+def counted(devices: Iterable[DeviceRow], sets: Iterable[CounterRow] = (), waiting: int | None = 0) -> Count:
+    rows = tuple(devices)
+    number = Counter(d.use for d in rows)
     return Count(
-        devices=len(devices),
-        free=uses.count(DeviceUse.FREE),
-        held=len(uses) - uses.count(DeviceUse.FREE) - uses.count(DeviceUse.BLOCKED),
-        blocked=uses.count(DeviceUse.BLOCKED),
-        bad=sum(1 for d in devices if d.health in BAD or d.use is DeviceUse.VANISHED),
+        devices=len(rows),
+        free=number[DeviceUse.FREE],
+        held=sum(number[use] for use in TAKEN),
+        blocked=number[DeviceUse.BLOCKED],
+        unavailable=number[DeviceUse.UNAVAILABLE],
+        bad=sum(1 for d in rows if d.health in BAD or d.use is DeviceUse.VANISHED),
+        shared=number[DeviceUse.SHARED],
         waiting=waiting,
+        occupancy=occupancy(rows, card_shares(sets)),
     )
+
+
+SetKey = tuple[str, str, str]  # driver, pool, counter set
+
+
+def card_shares(sets: Iterable[CounterRow]) -> dict[SetKey, float]:
+    return {(s.driver, s.pool, s.name): s.share for s in sets}
+
+
+def occupancy(devices: Iterable[DeviceRow], shares: Mapping[SetKey, float]) -> Occupancy:
+    """Returns the occupancy of some devices.
+
+    Args:
+        shares: the result of :func:`card_shares`. The function ignores counter sets that none of the devices uses.
+    """
+    used: dict[SetKey, float] = {}
+    cards = 0
+    alone = 0.0
+    for d in devices:
+        if d.use is DeviceUse.VANISHED:
+            continue  # the device does not exist
+        if of := [key for name in d.sets if (key := (d.driver, d.pool, name)) in shares]:
+            used.update((key, shares[key]) for key in of)
+            continue
+        cards += 1
+        if d.use in TAKEN:
+            alone += max((m.share for m in d.meters), default=1.0) if d.use is DeviceUse.SHARED else 1.0
+    return Occupancy(cards + len(used), round(alone + sum(used.values()), 4))

@@ -1,28 +1,27 @@
-"""Computes device usage from slices and claims: one row per device of each pool, with all claims that use it."""
+"""Computes device usage from slices, claims and nodes: one row per device of each pool, with all claims that hold it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from ...errors import clip, describe
-from ..quantity import Quantity, QuantityError
+from ..allocation import results_of
+from ..generations import PoolKey, newest
+from ..quantity import Quantity, text_beside
+from .availability import NOTHING, PoolUsage, consumed
+from .nodes import NodeStates
+from .published import DeviceKey, PublishedSlice, SliceDevice, read_slice, short_name
 from .rows import CounterRow, DeviceRow, DeviceUse, HealthRow, Holder, Meter
 
 T = TypeVar("T")
 JSON = Mapping[str, Any]
-DeviceKey = tuple[str, str, str]  # driver, pool, device
-PoolKey = tuple[str, str]  # driver, pool
 Reaches = Callable[[JSON, JSON], bool]
 _MALFORMED = (TypeError, KeyError, ValueError, AttributeError)
-# First the standard attribute (KEP-4381), then names that some drivers use instead.
-_ROOTS = ("resource.kubernetes.io/pcieroot", "pcieroot", "pciroot", "rootcomplex")
-_NUMA = ("resource.kubernetes.io/numanode", "numanode", "numa")
-_INFORMATIONAL = "None"
-
-
-Consumption = Mapping[str, Mapping[str, Quantity]]  # counter set → counter → amount
+_NUMBER = re.compile(r"[-_.]?[0-9]+$")
+_Row = tuple[SliceDevice, tuple[Holder, ...], DeviceRow]
 
 
 @dataclass(frozen=True)
@@ -30,27 +29,6 @@ class UsageResult:
     devices: tuple[DeviceRow, ...]
     sets: tuple[CounterRow, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _SliceDevice:
-    """The part of a device's row that depends on its slice only. ``row`` has no holders."""
-
-    row: DeviceRow
-    consumption: Consumption
-    shared: bool
-    json: JSON
-
-
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    pool: PoolKey
-    generation: int
-    wanted: int  # the number of slices that its pool should have
-    node: str
-    devices: Sequence[_SliceDevice]
-    sets: Consumption  # the totals of counters
-    json: JSON
 
 
 class ObjectCache(Generic[T]):
@@ -72,15 +50,40 @@ class ObjectCache(Generic[T]):
         return [made for _, made in current.values()]
 
 
+@dataclass
+class _PoolRows:
+    """The rows of a pool: of its devices by name, and of its counter sets."""
+
+    names: Collection[str] = ()  # of all devices
+    incomplete: bool = False
+    by_name: dict[str, _Row] = field(default_factory=dict)
+    sets: list[CounterRow] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _CountedPool:
+    """The rows of a pool, and the slices, holders and states of nodes from which they were made."""
+
+    inputs: tuple[object, ...]
+    found: _PoolRows
+
+
 class UsageCounter:
-    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects."""
+    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects, and counts changed pools."""
 
     def __init__(self) -> None:
-        self._slices = ObjectCache(_or_sentence(_slice, "slice"))
+        self._slices = ObjectCache(_or_sentence(read_slice, "slice"))
         self._claims = ObjectCache(_or_sentence(lambda claim: tuple(_holders(claim)), "claim"))
-        self._rows: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]] = {}
+        self._pools: dict[PoolKey, _CountedPool] = {}
 
-    def tally(self, slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
+    def tally(
+        self,
+        slices: Iterable[JSON],
+        claims: Iterable[JSON],
+        reaches: Reaches | None = None,
+        nodes: Iterable[JSON] | None = None,
+    ) -> UsageResult:
         """Returns the usage, ordered by node, driver, pool and slice. Devices without a node come first.
 
         A malformed object is left out and named in the notes.
@@ -88,64 +91,99 @@ class UsageCounter:
         Args:
             reaches: returns whether a device of a slice is included. None includes all devices, and also devices that
                 are in no slice but in a claim's allocation; they have no node.
+            nodes: all nodes of the cluster; None if they are not known. Then the devices of each node count as reachable.
         """
         notes: list[str] = []
-        held = _held(self._claims.of(claims), notes)
+        states = NodeStates(nodes)
+        held = _by_pool(self._claims.of(claims), notes)
         rows: list[DeviceRow] = []
         sets: list[CounterRow] = []
-        kept: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]] = {}
-        known: set[DeviceKey] = set()
-        incomplete_pools: set[PoolKey] = set()
+        kept: dict[PoolKey, _CountedPool] = {}
         for key, pool in _pools(self._slices.of(slices), notes).items():
-            if len(pool) < pool[0].wanted:
-                incomplete_pools.add(key)
-            devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
-            remaining = _remaining(key, pool, [d for _, d in devices.values()], held)
-            used_sets: set[str] = set()
-            for name in reversed(devices):
-                sl, device = devices[name]
-                known.add((*key, name))
-                if reaches is None or reaches(sl.json, device.json):
-                    used_sets.update(device.consumption)
-                    holders = tuple(held.get((*key, name), ()))
-                    rows.append(self._row((*key, name), device, holders, remaining, kept))
-            for sl in pool:
-                wanted = [n for n in sl.sets if reaches is None or n in used_sets]
-                sets += [_set(key, n, sl, remaining[n], [d.row for _, d in devices.values()]) for n in wanted]
+            holders = held.get(key, {})
+            inputs = (pool, holders, [states.unreachable(o) for sl in pool for o in _owners(sl)])
+            before = self._pools.get(key)
+            if before is not None and before.inputs == inputs and reaches is None:
+                found = before.found
+            else:
+                found = self._pool_rows(key, pool, holders, states, reaches)
+            # The rows of one node are not reused, because they depend on the function `reaches`.
+            kept[key] = _CountedPool(inputs if reaches is None else (), found)
+            rows += (row for _, _, row in found.by_name.values())
+            sets += found.sets
+            notes += found.notes
         if reaches is None:
-            rows += [
-                _unpublished_row(key, holders, incomplete_pools) for key, holders in held.items() if key not in known
-            ]
-        self._rows = kept
+            for key, of_pool in held.items():
+                pool_rows = kept[key].found if key in kept else _PoolRows()
+                rows += [
+                    _unpublished_row((*key, name), holders, incomplete=pool_rows.incomplete)
+                    for name, holders in of_pool.items()
+                    if name not in pool_rows.names
+                ]
+        self._pools = kept
         rows.sort(key=lambda r: (r.node, r.driver, r.pool))
         return UsageResult(tuple(rows), tuple(sets), tuple(notes))
 
-    def _row(
+    def _pool_rows(
         self,
-        key: DeviceKey,
-        device: _SliceDevice,
-        holders: tuple[Holder, ...],
-        remaining: Consumption,
-        kept: dict[DeviceKey, tuple[_SliceDevice, tuple[Holder, ...], DeviceRow]],
-    ) -> DeviceRow:
-        use = _use(device, holders, remaining)
-        before = self._rows.get(key)
-        if before is not None and before[0] is device and before[1] == holders and before[2].use is use:
-            kept[key] = before
-            return before[2]
-        row = device.row
-        if holders or use is not DeviceUse.FREE:
-            row = replace(row, use=use, holders=holders)
-        if device.shared:
-            meters = tuple(_meter(n, _consumed(n, holders), Quantity(v)) for n, v in row.capacity.items())
-            row = replace(row, meters=meters)
-        kept[key] = (device, holders, row)
+        key: PoolKey,
+        pool: Sequence[PublishedSlice],
+        held: Mapping[str, Sequence[Holder]],
+        states: NodeStates,
+        reaches: Reaches | None,
+    ) -> _PoolRows:
+        devices = {d.row.name: (sl, d) for sl in reversed(pool) for d in reversed(sl.devices)}  # each name once
+        usage = PoolUsage(pool, [d for _, d in devices.values()], held, states)
+        known = self._pools[key].found.by_name if key in self._pools else {}
+        out = _PoolRows(names=devices.keys(), incomplete=len(pool) < pool[0].wanted)
+        if usage.fault:
+            out.notes.append(_unused_pool(key, pool, usage.fault))
+        used_sets: set[str] = set()
+        for name in reversed(devices):
+            sl, device = devices[name]
+            if reaches is None or reaches(sl.json, device.json):
+                used_sets.update(device.consumption)
+                holders = tuple(held.get(name, ()))
+                out.by_name[name] = (device, holders, _row(device, holders, usage, known.get(name)))
+        for sl in pool:
+            wanted = [n for n in sl.sets if reaches is None or n in used_sets]
+            out.sets += [_set(key, n, sl, usage.remaining[n], [d.row for _, d in devices.values()]) for n in wanted]
+        return out
+
+
+def _row(device: SliceDevice, holders: tuple[Holder, ...], usage: PoolUsage, before: _Row | None) -> DeviceRow:
+    """Returns the row of a device; ``before`` is its previous row, with the objects from which it was made."""
+    use, why = usage.use_of(device, holders)
+    if before is not None and before[0] is device and before[1] == holders:
+        row = before[2]
+        return row if row.use is use and row.why == why else replace(row, use=use, why=why)
+    row = device.row
+    meters = row.meters
+    if device.shared:
+        amounts = ((n, consumed(short_name(n), holders), Quantity(v)) for n, v in row.capacity.items())
+        meters = tuple(_meter(*amount) for amount in amounts)
+    if not (holders or meters) and use is DeviceUse.FREE:
         return row
+    return DeviceRow(  # `replace` takes twice the time, and a large cluster has 40,000 devices
+        row.node, row.driver, row.pool, row.name, use, row.health, row.reach, row.root, row.numa, row.sets, row.taints,
+        why, row.message, meters, holders, row.attributes, row.capacity,
+    )  # fmt: skip
 
 
-def count_usage(slices: Iterable[JSON], claims: Iterable[JSON], reaches: Reaches | None = None) -> UsageResult:
+def _owners(sl: PublishedSlice) -> Iterable[JSON]:
+    """Returns the objects that say which nodes reach the devices: the spec of a slice, or each of its devices."""
+    spec = sl.json["spec"]
+    return [d.owner for d in sl.devices] if spec.get("perDeviceNodeSelection") else [spec]
+
+
+def count_usage(
+    slices: Iterable[JSON],
+    claims: Iterable[JSON],
+    reaches: Reaches | None = None,
+    nodes: Iterable[JSON] | None = None,
+) -> UsageResult:
     """Calls :meth:`UsageCounter.tally` once."""
-    return UsageCounter().tally(slices, claims, reaches)
+    return UsageCounter().tally(slices, claims, reaches, nodes)
 
 
 def _or_sentence(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | str]:
@@ -165,38 +203,42 @@ def _or_sentence(make: Callable[[JSON], T], what: str) -> Callable[[JSON], T | s
 # --- claims ---------------------------------------------------------------------------------------
 
 
-def _held(found: Iterable[Sequence[tuple[DeviceKey, Holder]] | str], notes: list[str]) -> dict[DeviceKey, list[Holder]]:
-    out: dict[DeviceKey, list[Holder]] = {}
+def _by_pool(
+    found: Iterable[Sequence[tuple[DeviceKey, Holder]] | str], notes: list[str]
+) -> dict[PoolKey, dict[str, list[Holder]]]:
+    """Returns the holders of each device, by pool and name."""
+    out: dict[PoolKey, dict[str, list[Holder]]] = {}
     for holders in found:
         if isinstance(holders, str):
             notes.append(holders)
             continue
-        for key, holder in holders:
-            out.setdefault(key, []).append(holder)
+        for (driver, pool, name), holder in holders:
+            out.setdefault((driver, pool), {}).setdefault(name, []).append(holder)
     return out
 
 
 def _holders(claim: JSON) -> Iterator[tuple[DeviceKey, Holder]]:
     meta, status = claim["metadata"], claim.get("status") or {}
     namespace = str(meta.get("namespace") or "")
+    name, state = f"{namespace}/{meta['name']}", str(claim.get("state") or "")
     pods = tuple(_consumer(namespace, r) for r in status.get("reservedFor") or [])
     statuses = {(s["driver"], s["pool"], s["device"], s.get("shareID") or ""): s for s in status.get("devices") or []}
-    for r in ((status.get("allocation") or {}).get("devices") or {}).get("results") or []:
+    for r in results_of(claim):
         key = (str(r["driver"]), str(r["pool"]), str(r["device"]))
         share = str(r.get("shareID") or "")
-        of_driver = statuses.get((*key, share)) or {}
+        of_driver = (statuses.get((*key, share)) or {}) if statuses else {}
         yield (
             key,
             Holder(
-                claim=f"{namespace}/{meta['name']}",
+                claim=name,
                 request=str(r["request"]),
                 pods=pods,
                 share=share,
-                amounts={_short(n): str(a) for n, a in (r.get("consumedCapacity") or {}).items()},
+                amounts={short_name(n): str(a) for n, a in (r.get("consumedCapacity") or {}).items()},
                 admin=bool(r.get("adminAccess")),
-                conditions=tuple(_conditions(of_driver, r)),
-                network=_network(of_driver.get("networkData") or {}),
-                state=str(claim.get("state") or ""),
+                conditions=tuple(_conditions(of_driver, r)) if of_driver or "bindingConditions" in r else (),
+                network=_network(of_driver.get("networkData") or {}) if of_driver else "",
+                state=state,
             ),
         )
 
@@ -227,160 +269,58 @@ def _network(data: JSON) -> str:
 # --- slices ---------------------------------------------------------------------------------------
 
 
-def _pools(slices: Iterable[_Slice | str], notes: list[str]) -> dict[PoolKey, list[_Slice]]:
-    """Returns the slices of each pool's newest generation. Appends a note for an incomplete pool."""
-    out: dict[PoolKey, list[_Slice]] = {}
+def _pools(slices: Iterable[PublishedSlice | str], notes: list[str]) -> dict[PoolKey, list[PublishedSlice]]:
+    """Returns the slices of each pool's newest generation. Appends notes about malformed slices."""
+    out: dict[PoolKey, list[PublishedSlice]] = {}
     for sl in slices:
         if isinstance(sl, str):
             notes.append(sl)
             continue
-        found = out.setdefault(sl.pool, [])
-        if found and sl.generation > found[0].generation:
-            found.clear()
-        if not found or sl.generation == found[0].generation:
-            found.append(sl)
-    for (driver, name), found in out.items():
-        if len(found) != found[0].wanted:
-            notes.append(
-                f"pool {driver}/{name} has {len(found)} of {found[0].wanted} slices: "
-                "no device of the pool is allocated until all its slices exist"
-            )
+        out.setdefault(sl.pool, []).append(sl)
+    for key, every in out.items():
+        out[key] = newest(every, lambda s: s.generation)
     return out
 
 
-def _slice(sl: JSON) -> _Slice:
-    spec, pool = sl["spec"], sl["spec"]["pool"]
-    key = (str(spec["driver"]), str(pool["name"]))
-    sets = {
-        str(s["name"]): {str(n): Quantity(c["value"]) for n, c in s["counters"].items()}
-        for s in spec.get("sharedCounters") or []
-    }
-    devices = [_device(key, spec, d) for d in spec.get("devices") or []]
-    wanted, generation = int(pool["resourceSliceCount"]), int(pool.get("generation") or 0)
-    return _Slice(key, generation, wanted, str(spec.get("nodeName") or ""), devices, sets, sl)
+def _unused_pool(key: PoolKey, pool: Sequence[PublishedSlice], why: str) -> str:
+    until = "all its slices exist" if len(pool) != pool[0].wanted else "its driver corrects it"
+    return f"pool {'/'.join(key)}: {why}: no device of the pool is allocated until {until}"
 
 
-def _device(pool: PoolKey, spec: JSON, device: JSON) -> _SliceDevice:
-    attributes = {str(n): _value(v) for n, v in (device.get("attributes") or {}).items()}
-    capacity = {str(n): str(Quantity(c["value"])) for n, c in (device.get("capacity") or {}).items()}
-    taints = device.get("taints") or []
-    bad = any(t.get("effect") != _INFORMATIONAL for t in taints)
-    owner = device if spec.get("perDeviceNodeSelection") else spec
-    consumption = {
-        str(c["counterSet"]): {str(n): Quantity(v["value"]) for n, v in c["counters"].items()}
-        for c in device.get("consumesCounters") or []
-    }
-    row = DeviceRow(
-        node=str(owner.get("nodeName") or ""),
-        driver=pool[0],
-        pool=pool[1],
-        name=str(device["name"]),
-        use=DeviceUse.FREE,
-        health=HealthRow.TAINTED if bad else HealthRow.UNREPORTED,
-        reach="" if owner.get("nodeName") else "all nodes" if owner.get("allNodes") else "nodes by label",
-        root=_first(attributes, _ROOTS),
-        numa=_first(attributes, _NUMA),
-        sets=tuple(consumption),
-        taints=tuple(_taint(t) for t in taints),
-        attributes=attributes,
-        capacity=capacity,
-    )
-    return _SliceDevice(row, consumption, bool(device.get("allowMultipleAllocations")), device)
-
-
-def _remaining(
-    key: PoolKey, pool: Iterable[_Slice], devices: Iterable[_SliceDevice], held: Mapping[DeviceKey, Iterable[Holder]]
-) -> dict[str, dict[str, Quantity]]:
-    """Returns the free amount of each counter. A shared device is counted once; admin access uses nothing."""
-    remaining = {name: dict(counters) for sl in pool for name, counters in sl.sets.items()}
-    for device in devices:
-        if device.consumption and any(not h.admin for h in held.get((*key, device.row.name), ())):
-            for name, counters in device.consumption.items():
-                of = remaining.setdefault(name, {})
-                for counter, amount in counters.items():
-                    of[counter] = of.get(counter, _NOTHING) - amount
-    return remaining
-
-
-def _use(device: _SliceDevice, holders: tuple[Holder, ...], remaining: Consumption) -> DeviceUse:
-    if any(not h.admin for h in holders):
-        return DeviceUse.SHARED if device.shared else DeviceUse.HELD
-    for name, counters in device.consumption.items():
-        of = remaining.get(name, {})
-        if any(amount > of.get(counter, _NOTHING) for counter, amount in counters.items()):
-            return DeviceUse.BLOCKED
-    return DeviceUse.FREE
-
-
-def _unpublished_row(key: DeviceKey, holders: Iterable[Holder], incomplete_pools: Collection[PoolKey]) -> DeviceRow:
+def _unpublished_row(key: DeviceKey, holders: Iterable[Holder], *, incomplete: bool) -> DeviceRow:
     """Returns the row of a device that is in no slice but in a claim. It has vanished, unless its pool is incomplete."""
-    use, message = DeviceUse.VANISHED, "it is no longer in a slice"
-    if key[:2] in incomplete_pools:
-        use, message = DeviceUse.HELD, "it is not in the slices of its pool, which is still incomplete"
-    return DeviceRow("", *key, use, HealthRow.UNREPORTED, holders=tuple(holders), message=message)
+    use, why = DeviceUse.VANISHED, "the device is no longer in a slice"
+    if incomplete:
+        use, why = DeviceUse.HELD, "the device is not in the slices of its pool, which is still incomplete"
+    return DeviceRow("", *key, use, HealthRow.UNREPORTED, holders=tuple(holders), why=why)
 
 
 def _set(
-    pool: PoolKey, name: str, sl: _Slice, remaining: Mapping[str, Quantity], devices: Iterable[DeviceRow]
+    pool: PoolKey, name: str, sl: PublishedSlice, remaining: Mapping[str, Quantity], devices: Iterable[DeviceRow]
 ) -> CounterRow:
-    meters = tuple(_meter(n, total - remaining[n], total) for n, total in sl.sets[name].items())
+    totals = sl.sets[name]
+    meters = tuple(_meter(n, total - remaining[n], total) for n, total in totals.items())
     # Counters have a slice of their own. They belong to the node of the devices that use them.
     nodes = {d.node for d in devices if name in d.sets}
     node = sl.node or (nodes.pop() if len(nodes) == 1 else "")
-    return CounterRow(*pool, name, node, meters)
+    return CounterRow(*pool, name, node, meters, _card_share(totals, remaining))
 
 
-# --- texts and amounts ----------------------------------------------------------------------------
+# --- amounts --------------------------------------------------------------------------------------
 
 
-_NOTHING = Quantity(0)
+def _card_share(totals: Mapping[str, Quantity], remaining: Mapping[str, Quantity]) -> float:
+    """Returns the part of a counter set that is used: the largest part of a counter. Counters ``slot-0``, ``slot-1`` are one."""
+    families: dict[str, list[str]] = {}
+    for name in totals:
+        families.setdefault(_NUMBER.sub("", name), []).append(name)
+    shares = [0.0]
+    for names in families.values():
+        if whole := sum(float(totals[n]) for n in names):
+            shares.append(1 - sum(float(remaining[n]) for n in names) / whole)
+    return round(min(1.0, max(shares)), 4)
 
 
 def _meter(name: str, taken: Quantity, total: Quantity) -> Meter:
-    share = float(taken) / float(total) if total else float(bool(taken))
-    return Meter(_short(name), str(taken), str(total), round(share, 4))
-
-
-def _consumed(name: str, holders: Iterable[Holder]) -> Quantity:
-    total = _NOTHING
-    for h in holders:
-        if not h.admin and (amount := h.amounts.get(_short(name))):
-            try:
-                total = Quantity(amount) + total  # in the format of the claims' amounts
-            except QuantityError:
-                continue
-    return total
-
-
-def _short(name: str) -> str:
-    """Returns a name without its domain, which is normally the driver's domain."""
-    return name.rpartition("/")[2]
-
-
-def _value(attribute: JSON) -> str:
-    """Formats the value of an attribute; the items of a list are separated by commas (KEP-5491)."""
-    for value in attribute.values():
-        if isinstance(value, list):
-            return ", ".join(map(_plain, value))
-        return _plain(value)
-    return ""
-
-
-def _plain(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else clip(value)
-
-
-def _first(attributes: Mapping[str, str], names: Iterable[str]) -> str:
-    """Returns the value of the first of ``names`` that exists. Upper and lower case and the domain are ignored."""
-    whole = {n.lower(): v for n, v in attributes.items()}
-    bare = {_short(n).replace("-", "").replace("_", ""): v for n, v in whole.items()}
-    return next((v for n in names if (v := whole.get(n) or bare.get(n))), "")
-
-
-def _taint(taint: JSON) -> str:
-    """Formats a taint as users write it: ``key=value:NoExecute``."""
-    value = f"={taint['value']}" if taint.get("value") else ""
-    return clip(f"{taint['key']}{value}:{taint['effect']}")
-
-
-__all__ = ["UsageCounter", "UsageResult", "count_usage"]
+    share = float(taken) / float(total) if total else float(taken != NOTHING)
+    return Meter(short_name(name), text_beside(taken, total), str(total), round(share, 4))

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..allocation import results_of
 from . import names
 from .claims import MAX_CONFIGS, configuration, known_requests, request_name
 from .common import MAX_OPAQUE_BYTES, driver_name, items, json_object, node_selector, pool_name
@@ -37,7 +38,7 @@ def validate_claim_status(new: JSON, old: JSON) -> list[FieldError]:
     ``new`` must have been processed by :func:`without_deallocated`.
     """
     status, before = new.get("status") or {}, old.get("status") or {}
-    allocated = set(map(device_key, _results(status)))
+    allocated = set(map(device_key, results_of({"status": status})))
 
     def device(value: JSON, path: str) -> list[FieldError]:
         return _device_status(value, path, allocated)
@@ -62,15 +63,11 @@ def device_key(owner: JSON) -> DeviceKey:
 
 def without_deallocated(status: JSON, before: JSON) -> dict[str, Any]:
     """Returns ``status`` without the entries of devices that were allocated ``before`` and are no longer allocated."""
-    gone = set(map(device_key, _results(before))) - set(map(device_key, _results(status)))
+    gone = set(map(device_key, results_of({"status": before}))) - set(map(device_key, results_of({"status": status})))
     if not gone or not status.get("devices"):
         return dict(status)
     kept = [d for d in status["devices"] if device_key(d) not in gone]
     return {k: v for k, v in status.items() if k != "devices"} | ({"devices": kept} if kept else {})
-
-
-def _results(status: JSON) -> list[JSON]:
-    return ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
 
 
 def _shown(key: DeviceKey) -> str:

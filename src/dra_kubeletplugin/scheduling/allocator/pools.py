@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...resourceapi import node_selectors as nodes
+from ...resourceapi.generations import PoolKey, generation_of, key_of, newest_by_pool
 from .. import cel
 
 JSON = Mapping[str, Any]
-PoolKey = tuple[str, str]  # driver, pool
 SlicesOfPool = Callable[[PoolKey], Sequence[JSON]]
 
 
@@ -100,51 +100,40 @@ def gather(slices: Iterable[JSON], node: JSON, slices_of_pool: SlicesOfPool) -> 
     Args:
         slices_of_pool: returns all slices of a pool.
     """
-    relevant: dict[tuple[str, str], list[JSON]] = {}
-    for sl in slices:
-        if _is_relevant(sl["spec"], node):
-            found = relevant.setdefault(key_of(sl), [])
-            if found and _generation(sl) > _generation(found[0]):
-                found.clear()
-            if not found or _generation(sl) == _generation(found[0]):
-                found.append(sl)
+    relevant = newest_by_pool(sl for sl in slices if is_relevant(sl["spec"], node))
     pools = [p for local in relevant.values() if (p := _pool(local, slices_of_pool, node))]
-    return sorted(
-        pools, key=lambda p: (p.has_binding_conditions and not p.incomplete and not p.invalid, p.driver, p.name)
-    )
+    return sorted(pools, key=order_of)
 
 
-def key_of(sl: JSON) -> PoolKey:
-    return sl["spec"]["driver"], sl["spec"]["pool"]["name"]
+def order_of(pool: AllocatorPool) -> tuple[bool, str, str]:
+    """Returns the key by which the pools of a node are sorted."""
+    return pool.has_binding_conditions and not pool.incomplete and not pool.invalid, pool.driver, pool.name
 
 
-def _generation(sl: JSON) -> int:
-    return int(sl["spec"]["pool"].get("generation", 0))
-
-
-def _is_relevant(spec: JSON, node: JSON) -> bool:
+def is_relevant(spec: JSON, node: JSON) -> bool:
     """Returns whether a slice has a device for the node, or counters, which all nodes share."""
     if spec.get("sharedCounters"):
         return True
     if spec.get("perDeviceNodeSelection"):
-        return any(_is_here(d, node) for d in spec.get("devices") or [])
-    return _is_here(spec, node)
+        return any(is_here(d, node) for d in spec.get("devices") or [])
+    return is_here(spec, node)
 
 
-def _is_here(owner: JSON, node: JSON) -> bool:
+def is_here(owner: JSON, node: JSON) -> bool:
+    """Returns whether a slice or a device, by its fields of nodes, is for the node."""
     return nodes.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
 
 
 def _pool(local: list[JSON], slices_of_pool: SlicesOfPool, node: JSON) -> AllocatorPool | None:
     """Builds the pool from a node's slices. Returns None if slices of other nodes already have a newer generation."""
-    key, generation = key_of(local[0]), _generation(local[0])
+    key, generation = key_of(local[0]), generation_of(local[0])
     count = local[0]["spec"]["pool"]["resourceSliceCount"]
     pool = AllocatorPool(key[0], key[1], sorted(local, key=lambda s: str(s["metadata"]["name"])))
     if len(local) != count:
         same = slices_of_pool(key)
-        if any(_generation(s) > generation for s in same):
+        if any(generation_of(s) > generation for s in same):
             return None
-        current = [s for s in same if _generation(s) == generation]
+        current = [s for s in same if generation_of(s) == generation]
         if len(current) != count:
             return AllocatorPool(key[0], key[1], [], incomplete=True)
         names = {s["metadata"]["name"] for s in local}
@@ -153,7 +142,7 @@ def _pool(local: list[JSON], slices_of_pool: SlicesOfPool, node: JSON) -> Alloca
     for sl in pool.slices:
         per_device = bool(sl["spec"].get("perDeviceNodeSelection"))
         for device in sl["spec"].get("devices") or []:
-            for_node = not per_device or _is_here(device, node)
+            for_node = not per_device or is_here(device, node)
             pool.candidates.append(Candidate(DeviceId(pool.driver, pool.name, device["name"]), device, sl, for_node))
     return pool
 

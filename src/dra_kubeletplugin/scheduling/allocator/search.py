@@ -20,6 +20,7 @@ from .results import Pick, PickedRequest
 JSON = Mapping[str, Any]
 Groups = frozenset[str]
 MAX_RESULTS = 32
+TIME_LIMIT = 10.0  # seconds for one node, the limit of the scheduler's Filter
 _STEPS_PER_CHECK = 64  # steps between two reads of the clock
 STEPS_BEFORE_PRUNING = 32  # steps after which pruning pays off
 
@@ -336,19 +337,19 @@ class Search:
     ) -> Callable[[], None]:
         device = pick.candidate.id
         self.picks[index].append(pick)
-        if not pick.share:
-            self.taken.setdefault(device, []).append(index)
-        else:
+        if pick.candidate.multiple:
             self.taken_shares.setdefault(device, []).append(pick.consumed)
+        else:
+            self.taken.setdefault(device, []).append(index)
         if counted:
             self._count(pick.candidate, 1)
 
         def undo() -> None:
             self.picks[index].pop()
-            if not pick.share:
-                self.taken[device].pop()
-            else:
+            if pick.candidate.multiple:
                 self.taken_shares[device].pop()
+            else:
+                self.taken[device].pop()
             if counted:
                 self._count(pick.candidate, -1)
             for c in reversed(done):

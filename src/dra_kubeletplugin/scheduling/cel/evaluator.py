@@ -309,51 +309,7 @@ def _constructor(evaluate: Run, cost: int) -> Plan:
     return Plan(run)
 
 
-def _quantifier(node: Fold) -> Plan | None:
-    """Returns a faster plan for ``all`` and ``exists``, with the result and cost of their comprehension; None for other macros."""
-    step = node.step
-    if node.accu != ACCU or not isinstance(node.init, Literal) or not isinstance(node.init.value, bool):
-        return None
-    if not isinstance(step, CallExpr) or step.function not in {"_&&_", "_||_"}:
-        return None
-    decides = step.function == "_||_"
-    # Units per element. Before the test: the comprehension reads the accumulator, negates it (`exists` only) and checks it.
-    # After that, the step reads the accumulator again.
-    before, after = (3, 1) if decides else (2, 1)
-    over, test, first, second = plan(node.range), plan(step.args[1]), node.var, node.var2
-
-    def run(frame: Frame) -> Any:
-        values = over.run(frame)
-        if not isinstance(values, (list, dict)):
-            return values if isinstance(values, CelError) else CelError(_NO_RANGE)
-        outer = frame.variables
-        inner = frame.variables = dict(outer)
-        found: Any = not decides
-        try:
-            for k, v in values.items() if isinstance(values, dict) else enumerate(values):
-                frame.spend_steps(before)
-                if found is decides:
-                    break
-                inner[first] = k if second or isinstance(values, dict) else v
-                if second:
-                    inner[second] = v
-                frame.spend_steps(after)
-                value = test.run(frame)
-                if value is decides:
-                    found = decides
-                elif not isinstance(value, bool) and not isinstance(found, CelError):
-                    found = value if isinstance(value, CelError) else CelError(NO_OVERLOAD)
-        finally:
-            frame.variables = outer
-        frame.spend(1)
-        return found
-
-    return Plan(run)
-
-
 def _of_fold(node: Fold) -> Plan:
-    if quantifier := _quantifier(node):
-        return quantifier
     over, init = plan(node.range), plan(node.init)
     condition, step, result = plan(node.condition), plan(node.step), plan(node.result)
     first, second, accu = node.var, node.var2, node.accu

@@ -56,16 +56,6 @@ class Frame:
         if self.cost > self.budget:
             raise EvaluationEnded(CelError(_EXCEEDED))
 
-    def spend_steps(self, steps: int) -> None:
-        """Accounts for several steps of one unit each.
-
-        Raises :class:`EvaluationEnded` at the step that exceeds the budget; later steps are not charged.
-        """
-        self.cost += steps
-        if self.cost > self.budget:
-            self.cost = self.budget
-            self.spend(1)
-
     def add_effort(self, effort: int) -> None:
         """Accounts for the effort of a call that its cost does not cover.
 

@@ -11,6 +11,7 @@ from .parser import Parser
 from .values import CompileError
 
 _INDEXES = {"_[_]", "_[?_]"}
+_DEVICE = "device"
 
 
 class Mention(NamedTuple):
@@ -32,6 +33,39 @@ def mentions(expression: str) -> list[Mention]:
     return list(dict.fromkeys(m for m in found if m.name or (m.kind, m.domain) not in named))
 
 
+def named_attributes(expression: str) -> frozenset[str] | None:
+    """Returns all names of attributes in slices that a selector can read; None if it may read any attribute.
+
+    An attribute has two names: with its domain, and without the domain if that is the driver's. A selector that iterates over
+    attributes may read any attribute.
+    """
+    try:
+        return frozenset(_read(Parser(Source(expression)).parse()))
+    except (CompileError, RecursionError, _AnyAttribute):
+        return None
+
+
+class _AnyAttribute(Exception):
+    """The selector uses a device as a whole, or all attributes of a domain."""
+
+
+def _read(node: Expr) -> Iterator[str]:
+    """Yields the names of attributes. Raises :class:`_AnyAttribute`."""
+    step = _step(node)
+    if step is not None and (domain := _domain(step[0])) is not None:
+        if domain[0] == "attributes":
+            yield from (step[1], f"{domain[1]}/{step[1]}")
+        return
+    if isinstance(node, Select) and isinstance(node.operand, Ident) and node.operand.name == _DEVICE:
+        if node.field == "attributes":
+            raise _AnyAttribute
+        return
+    if isinstance(node, Ident) and node.name == _DEVICE:
+        raise _AnyAttribute
+    for child in children(node):
+        yield from _read(child)
+
+
 def _within(node: Expr) -> Iterator[Mention]:
     for child in children(node):
         yield from _within(child)
@@ -49,7 +83,7 @@ def _domain(node: Expr) -> tuple[str, str] | None:
     if step is None or not isinstance(step[0], Select):
         return None
     kind = step[0]
-    of_device = isinstance(kind.operand, Ident) and kind.operand.name == "device"
+    of_device = isinstance(kind.operand, Ident) and kind.operand.name == _DEVICE
     return (kind.field, step[1]) if of_device and kind.field in {"attributes", "capacity"} else None
 
 

@@ -6,6 +6,7 @@ same result as in the whole selector.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterator, Mapping
@@ -62,6 +63,20 @@ def unmet(expression: str, device: Device) -> list[SelectorPart]:
                 SelectorPart(selector.expression, str(e), _values(paths, device), tuple(_guards(paths, device, str(e))))
             )
     return false or failed
+
+
+def excludes_driver(expression: str, driver: str) -> bool:
+    """Returns whether a selector is false for every device of a driver, because a part that reads only ``device.driver`` is false.
+
+    Raises :class:`CompileError`.
+    """
+    device = Device(driver, {})
+    for selector, paths in _parts(expression):
+        if set(paths) == {("driver",)}:
+            with contextlib.suppress(CelError):
+                if not selector.matches(device):
+                    return True
+    return False
 
 
 def without(expression: str, part: str) -> str:

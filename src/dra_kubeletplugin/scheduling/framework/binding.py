@@ -12,6 +12,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
+from ...resourceapi.allocation import results_of
+
 JSON = Mapping[str, Any]
 TIMEOUT = 600.0  # seconds after the allocation
 TIMED_OUT = "device binding timeout"
@@ -50,7 +52,7 @@ def state_of(claim: JSON, timeout: float = TIMEOUT) -> BindingState:
     known: dict[tuple[str, str, str], dict[str, JSON]] = {}
     for device in status.get("devices") or []:  # if two shares of a device have entries, the first entry counts
         known.setdefault(_key(device), {c["type"]: c for c in device.get("conditions") or []})
-    for result in (allocation.get("devices") or {}).get("results") or []:
+    for result in results_of(claim):
         wanted = result.get("bindingConditions")
         if not wanted:
             continue

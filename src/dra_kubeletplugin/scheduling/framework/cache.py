@@ -69,6 +69,14 @@ class Cache:
         else:
             self._orphaned.setdefault(name, {})[pod.uid] = pod
 
+    def place_all(self, pods: Sequence[PodInfo], name: str) -> None:
+        """Records several pods on a node, which must be on no node yet."""
+        self._placed |= dict.fromkeys((p.uid for p in pods), name)
+        if name in self._nodes:
+            self._nodes[name] = self._nodes[name].with_pods(pods)
+        else:
+            self._orphaned.setdefault(name, {}).update({p.uid: p for p in pods})
+
     def displace(self, uid: str) -> bool:
         """Records that the pod is no longer on a node. Returns whether it was on a node."""
         name = self._placed.pop(uid, None)

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...resourceapi.allocation import results_of
+from ...resourceapi.generations import PoolKey
 from ...resourceapi.quantity import Quantity, parse
-from ..allocator.pools import DeviceId, PoolKey
+from ..allocator.pools import DeviceId
 from ..allocator.search import plus
 
 log = logging.getLogger(__name__)
@@ -154,12 +156,6 @@ class ClaimCache:
             for key in changed:
                 use[key] = taken_by(r for results in self._holders[key].values() for r in results)
             self.use = use
-
-
-def results_of(claim: Mapping[str, Any]) -> list[JSON]:
-    """Returns the devices of a claim; empty without an allocation."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    return list((allocation.get("devices") or {}).get("results") or [])
 
 
 def is_allocated(claim: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from . import filters
@@ -35,12 +35,13 @@ class Cycle:
         self.rejected: dict[str, Rejection] = {}
         self._before_fit = filters.before_fit(pod)
 
-    def feasible(self, enough: int | None = None) -> list[NodeInfo]:
+    def feasible(self, enough: int | None = None, *, without: Collection[str] = ()) -> list[NodeInfo]:
         """Returns the pod's nominated node if it accepts the pod, else all nodes that accept the pod.
 
         Args:
             enough: the search stops after this number of nodes. The default is Kubernetes' rule: all nodes, or a share
                 of them in a large cluster.
+            without: names of nodes that are known to reject the pod.
 
         Raises :class:`SchedulerError`.
         """
@@ -53,6 +54,8 @@ class Cycle:
         enough = enough or _enough(len(nodes))
         found = []
         for node in nodes:
+            if node.name in without:
+                continue
             rejection = self._rejects(node, affinity, spread)
             if rejection is None:
                 found.append(node)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 JSON = Mapping[str, Any]
+SELECTED_BY = frozenset({"driver", "pool", "device"})
+"""The fields of a rule's selector."""
 
 
 def taints_of(rules: Iterable[JSON], driver: str, pool: str, device: str) -> list[JSON]:
@@ -14,8 +16,11 @@ def taints_of(rules: Iterable[JSON], driver: str, pool: str, device: str) -> lis
 
 
 def _selects(selector: JSON | None, driver: str, pool: str, device: str) -> bool:
-    """Returns whether a selector matches a device. A missing selector matches no device, an empty selector every device."""
-    if selector is None:
+    """Returns whether a selector matches a device. A missing selector matches no device, an empty selector every device.
+
+    A selector with fields of an old alpha version (class, CEL) matches no device here.
+    """
+    if selector is None or not selector.keys() <= SELECTED_BY:
         return False
     return all(
         selector.get(field) in (None, value)
@@ -24,12 +29,12 @@ def _selects(selector: JSON | None, driver: str, pool: str, device: str) -> bool
 
 
 def tainted(found: JSON, rules: Iterable[JSON]) -> JSON:
-    """Returns a slice with the rules' taints added to its devices, or the slice itself if no rule applies."""
+    """Returns a slice with the rules' taints before the taints of its devices, or the slice itself if no rule applies."""
     spec, rules = found["spec"], list(rules)
     driver, pool = spec["driver"], spec["pool"]["name"]
     devices, changed = [], False
     for device in spec.get("devices") or []:
         added = taints_of(rules, driver, pool, device["name"])
         changed = changed or bool(added)
-        devices.append({**device, "taints": [*(device.get("taints") or []), *added]} if added else device)
+        devices.append({**device, "taints": [*added, *(device.get("taints") or [])]} if added else device)
     return {**found, "spec": {**spec, "devices": devices}} if changed else found

@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import msgspec
 
-from ..allocator.allocator import TIME_LIMIT
+from ...resourceapi.generations import PoolKey
 from ..allocator.faults import AllocationTimeout
-from ..allocator.pools import AllocatorPool, DeviceId, PoolKey
+from ..allocator.pools import AllocatorPool, DeviceId
 from ..allocator.results import allocation_result
-from ..allocator.search import Search, SearchState
+from ..allocator.search import TIME_LIMIT, Search, SearchState
 from .claim_cache import UNUSED, DeviceUse
 from .node_info import NodeInfo
 from .slice_cache import PoolCache, Slices

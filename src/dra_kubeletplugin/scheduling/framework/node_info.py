@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,11 @@ class NodeInfo:
         return tuple(p for p in self.pods_with_affinity if p.terms("podAntiAffinity"))
 
     @cached_property
+    def restrictions(self) -> Hashable:
+        """The taints, and whether the node is unschedulable, as a value that is equal for nodes with the same."""
+        return self.unschedulable, tuple((t["key"], t.get("value"), t["effect"]) for t in self.taints)
+
+    @cached_property
     def softly_tainted(self) -> bool:
         return any(t["effect"] == "PreferNoSchedule" for t in self.taints)
 
@@ -50,14 +55,18 @@ class NodeInfo:
     def with_pod(self, pod: PodInfo) -> NodeInfo:
         """Returns this node with one more pod, which replaces a pod of the same UID."""
         base = self.without_pod(pod.uid) if pod.uid in self.pods else self
-        requested = dict(base.requested)
-        for name, amount in pod.requests.items():
-            requested[name] = requested.get(name, 0) + amount
-        nonzero_requested = (
-            base.nonzero_requested[0] + pod.nonzero_requested[0],
-            base.nonzero_requested[1] + pod.nonzero_requested[1],
-        )
-        return replace(base, pods={**base.pods, pod.uid: pod}, requested=requested, nonzero_requested=nonzero_requested)
+        return base.with_pods((pod,))
+
+    def with_pods(self, pods: Sequence[PodInfo]) -> NodeInfo:
+        """Returns this node with more pods, none of which is on the node."""
+        requested = dict(self.requested)
+        cpu, memory = self.nonzero_requested
+        for pod in pods:
+            for name, amount in pod.requests.items():
+                requested[name] = requested.get(name, 0) + amount
+            cpu, memory = cpu + pod.nonzero_requested[0], memory + pod.nonzero_requested[1]
+        all_pods = {**self.pods, **{p.uid: p for p in pods}}
+        return replace(self, pods=all_pods, requested=requested, nonzero_requested=(cpu, memory))
 
     def without_pod(self, uid: str) -> NodeInfo:
         pod = self.pods.get(uid)

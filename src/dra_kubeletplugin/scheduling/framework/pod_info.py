@@ -22,6 +22,18 @@ Port = tuple[str, str, int]  # protocol, host address, port
 
 
 @dataclass(frozen=True, eq=False)
+class Needs:
+    """What a pod needs on a node. It depends only on the fields of its spec in :data:`NEEDS`."""
+
+    requests: Mapping[str, int]
+    nonzero_requested: tuple[int, int]
+    ports: tuple[Port, ...]
+
+
+NEEDS = ("containers", "initContainers", "resources", "overhead", "hostNetwork")
+
+
+@dataclass(frozen=True, eq=False)
 class PodInfo:
     """A pod as the scheduler sees it. ``requests`` are in millicores for ``cpu`` and in units for other resources."""
 
@@ -36,6 +48,10 @@ class PodInfo:
     ports: tuple[Port, ...]
     tolerations: tuple[JSON, ...]
     created: str
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(self.requests, self.nonzero_requested, self.ports)
 
     @property
     def spec(self) -> JSON:
@@ -92,16 +108,14 @@ class PodInfo:
         return found
 
 
-def read(pod: JSON) -> PodInfo:
-    """Reads a pod. Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` if the object is malformed."""
+def read(pod: JSON, needs: Needs | None = None) -> PodInfo:
+    """Reads a pod. Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` if the object is malformed.
+
+    Args:
+        needs: those of a pod with equal fields :data:`NEEDS`, if known.
+    """
     meta, spec = pod["metadata"], pod["spec"]
-    requests = pod_requests(spec)
-    containers = [*spec["containers"], *_sidecars(spec)]
-    cpu = requests.get(CPU, 0) or _DEFAULT_CPU * len(containers)
-    memory = requests.get(MEMORY, 0) or _DEFAULT_MEMORY * len(containers)
-    if requests.get(CPU) or requests.get(MEMORY):
-        cpu = _nonzero_requested(spec, CPU, _DEFAULT_CPU, requests.get(CPU, 0))
-        memory = _nonzero_requested(spec, MEMORY, _DEFAULT_MEMORY, requests.get(MEMORY, 0))
+    needs = needs or _needs(spec)
     return PodInfo(
         pod,
         str(meta["uid"]),
@@ -109,12 +123,23 @@ def read(pod: JSON) -> PodInfo:
         str(meta["name"]),
         dict(meta.get("labels") or {}),
         int(spec.get("priority") or 0),
-        requests,
-        (cpu, memory),
-        tuple(_ports(spec)),
+        needs.requests,
+        needs.nonzero_requested,
+        needs.ports,
         tuple(dict(t) for t in spec.get("tolerations") or []),
         str(meta.get("creationTimestamp") or ""),
     )
+
+
+def _needs(spec: JSON) -> Needs:
+    requests = pod_requests(spec)
+    containers = [*spec["containers"], *_sidecars(spec)]
+    cpu = requests.get(CPU, 0) or _DEFAULT_CPU * len(containers)
+    memory = requests.get(MEMORY, 0) or _DEFAULT_MEMORY * len(containers)
+    if requests.get(CPU) or requests.get(MEMORY):
+        cpu = _nonzero_requested(spec, CPU, _DEFAULT_CPU, requests.get(CPU, 0))
+        memory = _nonzero_requested(spec, MEMORY, _DEFAULT_MEMORY, requests.get(MEMORY, 0))
+    return Needs(requests, (cpu, memory), tuple(_ports(spec)))
 
 
 def pod_requests(spec: Mapping[str, Any]) -> dict[str, int]:
@@ -157,6 +182,11 @@ def container_requests(container: Mapping[str, Any]) -> dict[str, int]:
 def amount_of(name: str, amount: Any) -> int:
     value = parse(str(amount)).value
     return math.ceil(value * 1000) if name == CPU else math.ceil(value)
+
+
+def is_finished(pod: Mapping[str, Any]) -> bool:
+    """Returns whether all containers of the pod have ended, so that it takes nothing from its node."""
+    return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def is_extended(name: str) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..allocator.pools import AllocatorPool, PoolKey, gather, key_of
+from ...resourceapi.generations import PoolKey, key_of
+from ..allocator.pools import AllocatorPool, gather, is_relevant, order_of
 from .node_info import NodeInfo
 
 JSON = dict[str, Any]
@@ -62,12 +63,43 @@ def _without(slices: Sequence[JSON], uid: str) -> tuple[JSON, ...]:
 
 
 @dataclass(frozen=True, eq=False)
+class _Wide:
+    """The slices for more than one node, divided by how they concern a node.
+
+    Args:
+        plain: slices that may have devices of any node.
+        counters: slices with counters only, by pool. Every node reads them, but only the nodes of the pool have devices for them.
+        broken: the incomplete and invalid pools of ``counters``, which concern every node.
+    """
+
+    plain: tuple[JSON, ...] = ()
+    counters: Mapping[PoolKey, tuple[JSON, ...]] = field(default_factory=dict)
+    broken: tuple[AllocatorPool, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
 class _CachedPools:
     labels: Mapping[str, str]
     local: tuple[JSON, ...]
-    wide: tuple[JSON, ...]
+    wide: _Wide
+    keys: Set[PoolKey]  # of the pools that have a slice for the node
     slices: Slices | None  # set if slices of other nodes were read too
     pools: list[AllocatorPool]
+
+    def is_valid(self, node: NodeInfo, slices: Slices, wide: _Wide) -> bool:
+        return (
+            self.labels == node.labels
+            and self.local is slices.local.get(node.name, ())
+            and (self.slices is None or self.slices is slices)
+            and (
+                self.wide is wide
+                or (
+                    self.wide.plain is wide.plain
+                    and self.wide.broken == wide.broken
+                    and all(self.wide.counters.get(k) == wide.counters.get(k) for k in self.keys)
+                )
+            )
+        )
 
 
 class PoolCache:
@@ -75,18 +107,17 @@ class PoolCache:
 
     def __init__(self) -> None:
         self._known: dict[str, _CachedPools] = {}
+        self._wide = _Wide()
+        self._slices = Slices()  # the slices of _wide
+        # By pool: its slices, and the pool if it is broken for the nodes that have no device of it.
+        self._foreign: dict[PoolKey, tuple[Sequence[JSON], AllocatorPool | None]] = {}
 
     def pools(self, node: NodeInfo, slices: Slices) -> list[AllocatorPool]:
-        local = slices.local.get(node.name, ())
+        wide = self._divided(slices)
         known = self._known.get(node.name)
-        if (
-            known
-            and known.labels == node.labels
-            and known.local is local
-            and known.wide is slices.wide
-            and (known.slices is None or known.slices is slices)
-        ):
+        if known and known.is_valid(node, slices, wide):
             return known.pools
+        local = slices.local.get(node.name, ())
         other_nodes_read = False
 
         def slices_of_pool(key: PoolKey) -> Sequence[JSON]:
@@ -94,13 +125,41 @@ class PoolCache:
             other_nodes_read = True
             return slices.by_pool.get(key, ())
 
-        found = gather([*local, *slices.wide], node.node, slices_of_pool)
-        # Slices with counters are read for every node, so a valid pool without candidates belongs to other nodes.
+        here = [*local, *(s for s in wide.plain if is_relevant(s["spec"], node.node))]
+        keys = {key_of(s) for s in here}
+        counters = (s for key in keys for s in wide.counters.get(key, ()))
+        found = gather([*here, *counters], node.node, slices_of_pool)
+        # A valid pool without candidates belongs to other nodes.
         pools = [p for p in found if p.candidates or p.invalid or p.incomplete]
+        if broken := [p for p in wide.broken if p.key not in keys]:
+            pools = sorted([*pools, *broken], key=order_of)
         self._known[node.name] = _CachedPools(
-            node.labels, local, slices.wide, slices if other_nodes_read else None, pools
+            node.labels, local, wide, keys, slices if other_nodes_read else None, pools
         )
         return pools
+
+    def _divided(self, slices: Slices) -> _Wide:
+        """Divides the slices for more than one node, once for all nodes. Each node would otherwise read the counters of all nodes."""
+        if slices is self._slices:
+            return self._wide
+        plain: list[JSON] = []
+        counters: dict[PoolKey, list[JSON]] = {}
+        for sl in slices.wide:
+            of_counters = sl["spec"].get("sharedCounters") and not sl["spec"].get("devices")
+            (counters.setdefault(key_of(sl), []) if of_counters else plain).append(sl)
+        known, self._foreign = self._foreign, {}
+        for key, of_pool in counters.items():
+            every = slices.by_pool.get(key, ())
+            before = known.get(key)
+            self._foreign[key] = before if before and before[0] is every else (every, _foreign_pool(of_pool, every))
+        same = len(plain) == len(self._wide.plain) and all(a is b for a, b in zip(plain, self._wide.plain, strict=True))
+        self._wide = _Wide(
+            self._wide.plain if same else tuple(plain),
+            {key: tuple(of_pool) for key, of_pool in counters.items()},
+            tuple(pool for _, pool in self._foreign.values() if pool),
+        )
+        self._slices = slices
+        return self._wide
 
     def __len__(self) -> int:
         return len(self._known)
@@ -109,3 +168,13 @@ class PoolCache:
         """Deletes the pools of all other nodes, which were removed."""
         for name in self._known.keys() - nodes:
             del self._known[name]
+
+
+def _foreign_pool(counters: Sequence[JSON], every: Sequence[JSON]) -> AllocatorPool | None:
+    """Returns the pool as a node without its devices has it; None if it is valid.
+
+    Args:
+        counters: the slices of the pool that have counters.
+        every: all slices of the pool.
+    """
+    return next((p for p in gather(counters, {}, lambda _: every) if p.invalid or p.incomplete), None)

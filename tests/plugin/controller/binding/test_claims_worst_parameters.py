@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from dra_kubeletplugin.kube import ApiConfig, KubeClient
 from dra_kubeletplugin.plugin.controller.binding import ClaimWatch
 from dra_kubeletplugin.resourceapi.encoded import from_json
@@ -111,6 +113,7 @@ async def followed(server: Server) -> AsyncIterator[tuple[ClaimWatch, asyncio.Qu
                 await asyncio.wait({task})
 
 
+@pytest.mark.full
 async def test_no_step_of_the_event_loop_is_long() -> None:
     """In the finding, a page of such claims was decoded in one step, and one claim took 55 ms."""
     bodies = {name: encoded(name, worst_parameters.entries(Plain, name)) for name in SHAPES}

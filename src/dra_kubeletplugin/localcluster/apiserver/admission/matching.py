@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ....resourceapi.label_selectors import selected
 from ..kinds import Registry, ServedKind
 from ..storage import Storage
-from ..validation.label_selectors import selects
 from .attributes import DELETE, Attributes, View
 
 JSON = dict[str, Any]
@@ -69,7 +69,7 @@ class Matcher:
             found = attributes.object
         else:
             found = self.namespace_of(attributes)
-        return selects(selector, _labels(found))
+        return selected(_labels(found), selector)
 
 
 def _labels(obj: JSON | None) -> Mapping[str, str]:
@@ -79,7 +79,7 @@ def _labels(obj: JSON | None) -> Mapping[str, str]:
 def _object_selected(selector: Rule | None, attributes: Attributes) -> bool:
     if not selector:
         return True
-    return any(o is not None and selects(selector, _labels(o)) for o in (attributes.object, attributes.old))
+    return any(o is not None and selected(_labels(o), selector) for o in (attributes.object, attributes.old))
 
 
 def _matches(rule: Rule, kind: ServedKind, version: str, attributes: Attributes) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ....resourceapi.label_selectors import selected
 from ....scheduling.cel.expressions import Budget, Expression, LazyExpression
 from ....scheduling.cel.values import CelError, CompileError
 from .. import strategy
@@ -16,7 +17,6 @@ from ..kinds import Registry
 from ..requests import details_of
 from ..status_errors import StatusError
 from ..storage import Storage
-from ..validation.label_selectors import selects
 from ..validation.policies import Program, compile_policy
 from .attributes import Attributes, View
 from .conditions import Condition, holds, values
@@ -153,7 +153,7 @@ class Policies:
         else:
             selector = reference.get("selector")
             every = self.storage.list(kind.storage, namespace)
-            found = [o for o in every if selects(selector, o["metadata"].get("labels") or {})]
+            found = [o for o in every if selected(o["metadata"].get("labels") or {}, selector)]
         if not found and reference.get("parameterNotFoundAction") != "Allow":
             raise MisconfiguredError("no params found for policy binding with `Deny` parameterNotFoundAction")
         return [strategy.outgoing(kind, version.rpartition("/")[2], o) for o in found]

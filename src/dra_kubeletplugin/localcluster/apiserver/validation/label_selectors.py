@@ -1,4 +1,4 @@
-"""Validates and evaluates a LabelSelector."""
+"""Validates a LabelSelector."""
 
 from __future__ import annotations
 
@@ -29,22 +29,3 @@ def label_selector(selector: JSON, path: str) -> list[FieldError]:
             out.append(invalid(f"{where}.operator", operator, "not a valid selector operator"))
         out += invalids(f"{where}.key", term.get("key", ""), names.qualified(term.get("key", "")))
     return out
-
-
-def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Returns whether a LabelSelector matches labels. None matches nothing, an empty selector matches everything."""
-    if selector is None:
-        return False
-    if any(labels.get(k) != v for k, v in (selector.get("matchLabels") or {}).items()):
-        return False
-    for term in selector.get("matchExpressions") or ():
-        key, values = term.get("key"), term.get("values") or ()
-        holds = {
-            "In": labels.get(key) in values,
-            "NotIn": labels.get(key) not in values,
-            "Exists": key in labels,
-            "DoesNotExist": key not in labels,
-        }
-        if not holds.get(term.get("operator", ""), False):
-            return False
-    return True

@@ -79,6 +79,3 @@ def _claims(entries: list[JSON]) -> Iterator[FieldError]:
         for source in _SOURCES:
             if (value := entry.get(source)) is not None:
                 yield from invalids(f"{at}.{source}", value, names.subdomain(value))
-
-
-__all__ = ["validate_group", "validate_group_status", "validate_membership"]

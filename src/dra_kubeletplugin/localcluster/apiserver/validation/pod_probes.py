@@ -91,6 +91,3 @@ def _restart_rules(container: JSON, where: str) -> Iterator[FieldError]:
             yield required(f"{at}.exitCodes", "must be specified")
         elif codes.get("operator") not in _RULE_OPERATORS:
             yield unsupported(f"{at}.exitCodes.operator", codes.get("operator", ""), _RULE_OPERATORS)
-
-
-__all__ = ["validate_lifecycle"]

@@ -36,6 +36,3 @@ def validate_references(source: JSON, path: str, *, volume: bool) -> Iterator[Fi
             yield required(f"{path}.resourceFieldRef.resource")
         elif name not in _RESOURCES and not name.startswith(_HUGE):
             yield unsupported(f"{path}.resourceFieldRef.resource", name, _RESOURCES)
-
-
-__all__ = ["validate_references"]

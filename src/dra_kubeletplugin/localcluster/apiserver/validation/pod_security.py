@@ -98,6 +98,3 @@ def _seccomp(context: JSON, at: str) -> Iterator[FieldError]:
     elif kind != "Localhost" and profile.get("localhostProfile") is not None:
         rule = "can only be set when seccomp type is Localhost"
         yield invalid(f"{path}.localhostProfile", profile["localhostProfile"], rule)
-
-
-__all__ = ["validate_container_security", "validate_security"]

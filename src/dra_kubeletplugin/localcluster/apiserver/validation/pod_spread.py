@@ -51,6 +51,3 @@ def _constraint(constraint: JSON, where: str) -> Iterator[FieldError]:
     if constraint.get("matchLabelKeys") and constraint.get("labelSelector") is None:
         yield forbidden(f"{where}.matchLabelKeys", "must not be specified when labelSelector is not set")
     yield from label_selector(constraint.get("labelSelector") or {}, f"{where}.labelSelector")
-
-
-__all__ = ["validate_spread"]

@@ -207,6 +207,3 @@ def _mount_options(mount: JSON, path: str, container: JSON) -> Iterator[FieldErr
     elif propagation == "Bidirectional" and not (container.get("securityContext") or {}).get("privileged"):
         rule = "Bidirectional mount propagation is available only to privileged containers"
         yield forbidden(f"{path}.mountPropagation", rule)
-
-
-__all__ = ["validate_volume_uses", "validate_volumes"]

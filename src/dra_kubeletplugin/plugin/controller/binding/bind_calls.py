@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ....base.telemetry.logs import operation_id
+from ....base.threads import in_own_thread
 from ....claims.claim_fields import DeviceResult
 from ....claims.device_status import DeviceStatusReporter
 from ....devices.inventory import Inventory
 from ....driver import AllocatedDevice, BoundClaim, Claim, Driver
 from ....driver.calls import Calls
 from ....driver.claim import EncodedClaim
-from ....driver.config.parameters import Resolved
 from ....driver.config.resolution import Resolver
 from ....errors import ClaimError, DraError, describe
 from ....kube import KubeClient
@@ -60,16 +59,16 @@ class BindCalls:
         """Creates the driver's claim object. Raises the same exceptions as :meth:`bind`, except the driver's errors."""
         claim = wanted.claim
         version = await self._client.dra_version()
-        resolved = await self._resolver.resolve(wanted.config, [r.request for r in wanted.waiting])
+        devices = await self._devices(wanted)
         obj: EncodedClaim | JSON = EncodedClaim(wanted.encoded)
         if version == "v1beta1":  # the only version with another shape
             head = {"apiVersion": f"{GROUP}/{version}", "kind": "ResourceClaim"}
-            obj = await asyncio.to_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
+            obj = await in_own_thread(lambda: convert(from_json(wanted.encoded) | head, "v1"))
         return Claim(
             namespace=claim.namespace,
             name=claim.name,
             uid=claim.uid,
-            devices=tuple(self._device(wanted, r, resolved) for r in wanted.waiting),
+            devices=devices,
             reserved_for=wanted.reserved_for,
             object=obj,  # type: ignore[arg-type]  # decoded when the driver reads it
             operation=operation_id(),
@@ -77,18 +76,22 @@ class BindCalls:
             _status=self._reporter.of(claim),
         )
 
-    def _device(
-        self, wanted: AllocatedClaim, result: DeviceResult, resolved: Mapping[str, Resolved | DraError]
-    ) -> AllocatedDevice:
-        found = resolved[result.request]
-        if isinstance(found, DraError):
-            raise found
-        config, source = found
+    async def _devices(self, wanted: AllocatedClaim) -> tuple[AllocatedDevice, ...]:
+        devices = [self._device(wanted, r) for r in wanted.waiting]
+        resolved = await self._resolver.resolve(wanted.config, [(d.request, d.device) for d in devices])
+        out = []
+        for device, found in zip(devices, resolved, strict=False):  # an error is the last item
+            if isinstance(found, DraError):
+                raise found
+            config, source = found
+            out.append(replace(device, config=config, config_source=source))
+        return tuple(out)
+
+    def _device(self, wanted: AllocatedClaim, result: DeviceResult) -> AllocatedDevice:
         try:
             consumed = result.consumed()
         except ValueError as e:
             raise ClaimError(
                 f"claim {wanted.claim}, device {result.device}: consumed capacity: {describe(e)}"
             ) from None
-        device = self._inventory.get(result.device, result.pool)
-        return result.allocated(device, config, source, consumed)
+        return result.allocated(self._inventory.get(result.device, result.pool), consumed=consumed)

@@ -1,0 +1,107 @@
+"""Starts, watches and ends processes through a process supervisor, see :mod:`.supervisor`."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+import msgspec
+
+from ...errors import RetryableError, describe
+from .identity import ProcessIdentity
+from .local import Command, Launched, ProcessState
+from .supervisor import MAX_LINE, LaunchRequest, Request, StateRequest, StopRequest, SupervisorResponse
+
+_TIMEOUT = 10.0  # seconds of a request, in addition to the time that the request itself may take
+
+
+class SupervisedRunner:
+    """Lets the process supervisor at ``path`` start processes.
+
+    If no supervisor listens there, its container has ended, and with the container all processes that it started.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def launch(self, command: Command) -> Launched:
+        connection = self._connect(_TIMEOUT)
+        try:
+            response = self._ask(connection, LaunchRequest(command))
+            if response.process is None:
+                raise RetryableError(f"the process supervisor at {self.path} sent no process")
+        except BaseException:
+            connection.close()
+            raise
+        return _SupervisedLaunch(self, response.process, connection)
+
+    def state(self, process: ProcessIdentity) -> ProcessState:
+        try:
+            response = self._request(StateRequest(process), _TIMEOUT)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return ProcessState(running=False, text="ended together with its process supervisor")
+        if response.state is None:
+            raise RetryableError(f"the process supervisor at {self.path} sent no state")
+        return response.state
+
+    def stop(self, process: ProcessIdentity, command: Command) -> None:
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            self._request(StopRequest(process, command), _TIMEOUT + 2 * command.stop_timeout)
+
+    def _request(self, request: Request, timeout: float) -> SupervisorResponse:
+        """Raises ``FileNotFoundError`` or ``ConnectionRefusedError`` if there is no supervisor, else :class:`RetryableError`."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        with connection:
+            try:
+                connection.connect(str(self.path))
+            except (FileNotFoundError, ConnectionRefusedError):
+                raise
+            except OSError as e:
+                raise self._unavailable(e) from None
+            return self._ask(connection, request)
+
+    def _connect(self, timeout: float) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(timeout)
+        try:
+            connection.connect(str(self.path))
+        except OSError as e:
+            connection.close()
+            raise self._unavailable(e) from None
+        return connection
+
+    def _ask(self, connection: socket.socket, request: Request) -> SupervisorResponse:
+        try:
+            connection.sendall(msgspec.json.encode(request) + b"\n")
+            with connection.makefile("rb") as stream:  # the supervisor sends one line for each request
+                response = msgspec.json.decode(stream.readline(MAX_LINE), type=SupervisorResponse)
+        except (OSError, ValueError) as e:
+            raise self._unavailable(e) from None
+        if response.error:
+            raise RetryableError(response.error)
+        return response
+
+    def _unavailable(self, e: Exception) -> RetryableError:
+        return RetryableError(f"the process supervisor at {self.path} does not respond: {describe(e)}")
+
+
+class _SupervisedLaunch:
+    """The open connection is the gate: if the plugin dies, the kernel closes it, and the supervisor ends the process."""
+
+    def __init__(self, runner: SupervisedRunner, identity: ProcessIdentity, connection: socket.socket) -> None:
+        self.identity = identity
+        self._runner = runner
+        self._connection = connection
+
+    def go(self) -> None:
+        try:
+            self._connection.sendall(b"{}\n")
+        except OSError as e:
+            raise self._runner._unavailable(e) from None
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        self._connection.close()

@@ -1,0 +1,242 @@
+"""Starts and ends the processes of claims. A process belongs to the record of its claim, and not to the plugin process that started it.
+
+A process is an undo step with a name that no driver's step can have. The record contains its process id and start time before its
+program runs, so any later plugin process can end it, and a process that no record names cannot exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..base.files import named
+from ..base.processes.identity import ProcessIdentity
+from ..base.processes.local import (
+    Command,
+    Launched,
+    LocalRunner,
+    ProcessRunner,
+    ProcessState,
+    cut_log,
+    log_tail,
+)
+from ..base.settings import Settings
+from ..base.threads import in_own_thread
+from ..driver import Driver
+from ..driver.calls import Calls
+from ..driver.process import ProcessSpec
+from ..errors import DriverError, RecordsError, RetryableError, describe, printable
+from .instances import InstanceLock
+
+log = logging.getLogger(__name__)
+STEP = "@process"
+"""The name of the undo step of a process; it is no Python name, so no driver has a method for it."""
+LOGS = "process-logs"  # name of the folder in the driver's folder
+_PAUSES = 0.02, 0.5  # seconds between two calls of `ready`: first, longest
+Record = Callable[[dict[str, Any]], Awaitable[None]]  # adds an undo step to the claim's record
+
+
+class RecordedProcess(msgspec.Struct, frozen=True):
+    """A process as its undo step describes it.
+
+    Args:
+        name: unique in the claim.
+        process: its identity.
+        command: how it was started and how it is ended.
+        instance: the plugin instance that started it.
+        supervisor: the socket of the process supervisor that started it; empty if the instance did.
+        devices: pools and devices that need it.
+    """
+
+    name: str
+    process: ProcessIdentity
+    command: Command
+    instance: str
+    supervisor: str = ""
+    devices: list[tuple[str, str]] = []
+
+
+class ClaimProcesses:
+    """The processes of one driver's claims on one node.
+
+    Args:
+        driver: the driver that starts processes.
+        calls: runs the driver's ``ready`` functions.
+        settings: the options of this process.
+        instances: the plugin instances of this node.
+    """
+
+    def __init__(self, driver: Driver, calls: Calls, settings: Settings, instances: InstanceLock) -> None:
+        self.started = asyncio.Event()
+        """Set when a process was started."""
+        self._driver = driver
+        self._calls = calls
+        socket = settings.process_supervisor
+        self._supervisor = str(settings.plugin_dir / socket) if socket else ""
+        self._logs = settings.plugin_dir / LOGS
+        self._instances = instances
+        self._local = LocalRunner()
+
+    async def start(self, uid: str, spec: ProcessSpec, record: Record) -> None:
+        """Starts a process of a claim, and waits until it is ready.
+
+        Raises :class:`DriverError` if the driver may not start processes, and :class:`RetryableError` if this one cannot be started.
+        """
+        if not self._driver.processes:
+            raise DriverError(f"{spec.call}: set processes = True in class {type(self._driver).__name__}")
+        command = self._command(uid, spec)
+        runner = self._runner(self._supervisor)
+        try:
+            launched = await self._launch(runner, command)
+        except RetryableError:
+            _remove_log(Path(command.log))
+            raise
+        found = RecordedProcess(
+            spec.name, launched.identity, command, self._instances.id, self._supervisor, list(spec.devices)
+        )
+        recorded = False
+        try:
+            await record({"step": STEP, "data": msgspec.to_builtins(found)})
+            recorded = True
+        finally:
+            if not recorded:
+                _in_background(launched.abandon)
+        # Without a cancellation between the record and this call, which would leave a process that waits for ever.
+        await asyncio.shield(in_own_thread(launched.go))
+        self.started.set()
+        await self._wait_until_ready(runner, found, spec)
+        log.info("started a process of a claim: %s, process id %d", spec.name, launched.identity.pid)
+
+    async def end(self, data: Mapping[str, Any]) -> None:
+        """Ends a recorded process with its descendants, and removes its log.
+
+        Raises :class:`RetryableError` if one of them does not end, or if only another plugin instance can end it.
+        """
+        found = read_process(data)
+        if self._is_in_other_container(found):
+            raise RetryableError(
+                f"process {found.name} runs in the container of another plugin instance (process "
+                f"{InstanceLock.pid(found.instance)}) and ends with that container: the kubelet retries"
+            )
+        await in_own_thread(self._runner(found.supervisor).stop, found.process, found.command)
+        _remove_log(Path(found.command.log))
+
+    def state(self, found: RecordedProcess) -> ProcessState:
+        """Returns whether a recorded process runs. It blocks. Raises :class:`RetryableError` if that is not known now."""
+        if self._is_in_other_container(found):
+            return ProcessState(running=True)  # that instance watches it
+        if found.supervisor or found.process.is_here:
+            return self._runner(found.supervisor).state(found.process)
+        return ProcessState(running=False, text="ended together with the plugin's container")
+
+    def cut_log(self, found: RecordedProcess) -> None:
+        """Cuts the log of a process if it is too large. It blocks."""
+        try:
+            cut_log(Path(found.command.log))
+        except FileNotFoundError:
+            pass
+        except OSError as e:
+            log.warning("cannot cut the log of a process: %s", describe(e))
+
+    def remove_logs(self, uids: Collection[str]) -> None:
+        """Removes the logs of all claims except ``uids``: a plugin that dies before it records a process leaves a log. It blocks."""
+        for path in named(self._logs, "", ".log"):
+            if path.name.partition(".")[0] not in uids:
+                _remove_log(path)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _command(self, uid: str, spec: ProcessSpec) -> Command:
+        path = self._logs / f"{uid}.{spec.name}.log"
+        try:
+            self._logs.mkdir(mode=0o700, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise RetryableError(f"{spec.call}: its log cannot be written: {describe(e)}") from None
+        return Command(
+            argv=tuple(map(str, spec.argv)),
+            log=str(path),
+            token=f"{uid}/{spec.name}/{os.urandom(8).hex()}",
+            env=dict(spec.env),
+            cwd=str(spec.cwd),
+            stop=tuple(map(str, spec.stop)),
+            stop_timeout=float(spec.stop_timeout),
+        )
+
+    def _runner(self, supervisor: str) -> ProcessRunner:
+        if not supervisor:
+            return self._local
+        from ..base.processes.client import SupervisedRunner  # only drivers with a process supervisor need it
+
+        return SupervisedRunner(Path(supervisor))
+
+    @staticmethod
+    async def _launch(runner: ProcessRunner, command: Command) -> Launched:
+        launching = asyncio.ensure_future(in_own_thread(runner.launch, command))
+        try:
+            return await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            launching.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else _in_background(done.result().abandon)
+            )
+            raise
+
+    async def _wait_until_ready(self, runner: ProcessRunner, found: RecordedProcess, spec: ProcessSpec) -> None:
+        deadline = time.monotonic() + spec.ready_timeout
+        pause, longest = _PAUSES
+        while spec.ready is not None:
+            state = await in_own_thread(runner.state, found.process)
+            if not state.running:
+                raise self._not_ready(found, f"process {found.name} {state.text} before it was ready")
+            if await self._calls(spec.ready):
+                return
+            if time.monotonic() > deadline:
+                raise self._not_ready(found, f"process {found.name} was not ready after {spec.ready_timeout:g} s")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    @staticmethod
+    def _not_ready(found: RecordedProcess, text: str) -> RetryableError:
+        # The output is in the log only: with times or ids in its text, each retry would make a new event.
+        log.warning(
+            "a process of a claim did not start: %s; the end of its output: %s",
+            text,
+            log_tail(Path(found.command.log)) or "empty",
+        )
+        return RetryableError(f"{text}: the plugin's log has the end of its output")
+
+    def _is_in_other_container(self, found: RecordedProcess) -> bool:
+        """Whether the process may run in the container of another living instance, where this instance cannot reach it."""
+        return not found.supervisor and not found.process.is_here and self._is_other_instance_alive(found.instance)
+
+    def _is_other_instance_alive(self, instance: str) -> bool:
+        return instance != self._instances.id and self._instances.alive(instance)
+
+
+def read_process(data: Mapping[str, Any]) -> RecordedProcess:
+    """Reads the undo step of a process. Raises :class:`RecordsError`."""
+    try:
+        return msgspec.convert(data, RecordedProcess)
+    except (msgspec.ValidationError, TypeError) as e:
+        raise RecordsError(f"a recorded process cannot be read: {printable(e)}") from None
+
+
+def _remove_log(path: Path) -> None:
+    with contextlib.suppress(OSError):  # its folder may be gone
+        path.unlink()
+
+
+def _in_background(work: Callable[[], None]) -> None:
+    """Runs blocking work that must also be done if the current task is cancelled."""
+    asyncio.get_running_loop().run_in_executor(None, work)
+
+
+__all__ = ["STEP", "ClaimProcesses", "RecordedProcess", "read_process"]

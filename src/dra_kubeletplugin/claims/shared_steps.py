@@ -1,0 +1,252 @@
+"""Sets up hardware state that several claims share for the first claim, and tears it down after the last one.
+
+The records say which claims use a shared step, so there is no counter beside them. Each decision and each call of the driver is made
+with the hardware lock of the step's key, which holds over both instances of a rolling update. A record names the step before the
+driver sets the state up, and until the driver has torn it down. The entry is ``ready`` only while the state is known to be set up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..base.settings import Settings
+from ..base.telemetry.logs import claim_fields
+from ..driver import Driver
+from ..driver.calls import Calls
+from ..driver.hardware_lock import LOCKS, HardwareLock
+from ..errors import ClaimTakenError, DriverError, RecordsError, SharedStepError, printable
+from .record import SUPERSEDED, UNDONE, UNPROVEN, InFlightRecords, Record, Row
+from .store.records import Records
+from .store.store import Mode, Operation, RecordStore
+from .undo_steps import mismatch, run_all
+
+log = logging.getLogger(__name__)
+Entry = dict[str, Any]  # as it is recorded: {"step": name, "key": text, "data": {...}, "ready": bool}
+Result = TypeVar("Result")
+
+
+class _Users(msgspec.Struct, frozen=True):
+    """The other claims that use a shared step.
+
+    Args:
+        ready: claims for which the state is set up.
+        unfinished: entries of claims whose set-up or teardown did not end.
+        stale: entries of claims that were prepared before the last reboot. The state may be gone, set up, or half of it.
+        uncertain: claims with an incomplete record, which names the step: the state may have changed since.
+        unknown: whether claims with an incomplete record may use the state, those of ``uncertain`` included.
+    """
+
+    ready: Sequence[Record]
+    unfinished: Sequence[Entry]
+    stale: Sequence[Entry]
+    uncertain: Sequence[Record]
+    unknown: bool
+
+
+class SharedSteps:
+    """The shared steps of one driver on one node, in one process.
+
+    Args:
+        driver: the driver that sets up and tears down.
+        calls: runs the driver's methods.
+        settings: the options of this process.
+        store: the records.
+        boot_id: of this boot. State that was set up in an earlier boot is never relied on.
+        in_flight: the records that this process works on.
+        note: writes the note of a record; called in the record thread.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        calls: Calls,
+        settings: Settings,
+        store: RecordStore,
+        boot_id: str,
+        in_flight: InFlightRecords,
+        note: Callable[[Record], None],
+    ) -> None:
+        self.driver = driver
+        self.calls = calls
+        self.settings = settings
+        self.store = store
+        self.boot_id = boot_id
+        self.in_flight = in_flight
+        self.note = note
+
+    async def set_up(self, record: Record, step: str, key: str, data: Mapping[str, Any]) -> None:
+        """Records that a claim in preparation uses the step, and sets the state up unless another claim uses it.
+
+        Raises :class:`DraError`.
+        """
+        entry: Entry = {"step": step, "key": key, "data": dict(data), "ready": False}
+        async with self._locked(key):
+            own = next((e for e in record.shared if _is_same(e, entry)), None)
+            if own and own["ready"]:
+                if own["data"] != entry["data"]:
+                    raise DriverError(f"shared_step({step!r}, {key!r}) was called for one claim with different data")
+                return
+            to_undo = await self._write(record, entry, lambda rs: self._join(rs, record, entry, own), Mode.SYNC)
+            if to_undo is None:
+                return
+            for unfinished in to_undo:
+                await self._call("teardown", unfinished)
+            await self._call("setup", entry)
+            await self._write(record, entry, lambda rs: self._put(rs, record, entry, {**entry, "ready": True}))
+            log.info("set up shared step: %s of %s", step, key)
+
+    def _join(self, records: Records, record: Record, entry: Entry, own: Entry | None) -> list[Entry] | None:
+        """Adds the entry to the record. Returns None if the state is set up; otherwise the unfinished entries to tear down first."""
+        users = self._users(records, record.uid, entry)
+        for user in (*users.ready, *users.uncertain):
+            used = next(e for e in user.shared if _is_same(e, entry))
+            if used["data"] != entry["data"]:
+                raise SharedStepError(
+                    f"the shared step {printable(entry['step'])} of {printable(entry['key'])} is set up for claim {user.shown} with "
+                    f"{printable(used['data'])}, and this claim needs {printable(entry['data'])}: it waits until that claim's pod has "
+                    f"stopped"
+                )
+        self._put(records, record, entry, {**entry, "ready": bool(users.ready)})
+        if users.ready:
+            return None
+        unfinished = [*users.unfinished, *users.stale, *([own] if own else [])]
+        return [] if users.unknown else [e for i, e in enumerate(unfinished) if e["data"] not in _data(unfinished[:i])]
+
+    async def release(self, record: Record) -> None:
+        """Ends the use of all shared steps of a claim, newest first, and tears down those without another user.
+
+        Call it when ``unprepare`` and all undo steps of the claim have succeeded.
+
+        Raises :class:`DraError` at the end, also if only one failed; the record then still names the steps that failed.
+        """
+        entries = reversed(record.shared)
+        await run_all(
+            [(f"shared step {printable(e['step'])}", functools.partial(self._release, record, e)) for e in entries]
+        )
+
+    async def _release(self, record: Record, entry: Entry) -> None:
+        async with self._locked(entry["key"]):
+            is_last = await self._write(record, entry, lambda rs: self._leave(rs, record, entry))
+            if is_last:
+                await self._call("teardown", entry)
+                await self._write(record, entry, lambda rs: self._put(rs, record, entry, None))
+                log.info("tore down shared step: %s of %s", entry["step"], entry["key"])
+
+    def _leave(self, records: Records, record: Record, entry: Entry) -> bool:
+        """Removes the entry if another claim uses the state. Otherwise marks the entry as not ready, and returns True."""
+        users = self._users(records, record.uid, entry)
+        is_last = not (users.ready or users.stale or users.unknown)
+        if not users.ready and users.unknown:
+            log.warning(
+                "shared state stays set up, because a claim with an incomplete record may use it: %s of %s",
+                entry["step"],
+                entry["key"],
+                extra=claim_fields(record),
+            )
+        # A retry must not call undo steps again: they may need the state that is torn down now.
+        record.doc[UNDONE] = True
+        self._put(records, record, entry, {**entry, "ready": False} if is_last else None)
+        if is_last:
+            self.note(record)  # if the journal is lost during the teardown, the claim is not restored as prepared
+        return is_last
+
+    # --- records and calls ----------------------------------------------------------------------
+
+    def _users(self, records: Records, uid: str, entry: Entry) -> _Users:
+        ready: list[Record] = []
+        unfinished: list[Entry] = []
+        stale: list[Entry] = []
+        uncertain: list[Record] = []
+        unknown = False
+        for row in records.read_all():
+            if row.uid == uid:
+                continue
+            if not isinstance(row, Record):
+                unknown = True
+            elif not row.doc.get(SUPERSEDED):
+                used = next((e for e in row.shared if _is_same(e, entry)), None)
+                if row.boot_id != self.boot_id:
+                    stale += [used] if used else []
+                elif row.partial or row.doc.get(UNPROVEN):  # without its note: the state may have changed since
+                    uncertain += [row] if used else []
+                    unknown = unknown or used is not None or "shared" not in row.doc
+                elif used:
+                    ready += [row] if used["ready"] else []
+                    unfinished += [] if used["ready"] else [used]
+        return _Users(ready, unfinished, stale, uncertain, unknown)
+
+    async def _write(
+        self, record: Record, entry: Entry, operation: Operation[Result], mode: Mode = Mode.WRITE
+    ) -> Result:
+        """Runs an operation that changes the entry of a record. Raises the exception of the operation, or :class:`RecordsError`."""
+        try:
+            result = await self.store.do(operation, mode)
+        except RecordsError:
+            # The journal may have the entry from before the write or after it. A later write of this record must not remove the entry
+            # or confirm the state: until then, other claims decide from the journal.
+            record.doc["shared"] = _replaced(record.shared, entry, {**entry, "ready": False})
+            raise
+        self.in_flight.put(record)
+        return result
+
+    def _put(self, records: Records, record: Record, entry: Entry, new: Entry | None) -> None:
+        """Replaces the entry of a record, or removes it. Raises :class:`ClaimTakenError`."""
+        # Only this field: the event loop may add an undo step to the document at the same time.
+        record.doc["shared"] = _replaced(record.shared, entry, new)
+        if not records.update(record, record.fence):
+            raise ClaimTakenError(
+                f"claim {record.shown} was taken over by another instance of the plugin: this instance stops its work on it"
+            )
+
+    async def _call(self, kind: str, entry: Entry) -> None:
+        if fault := mismatch(self.driver, kind, entry["step"], entry["data"]):
+            raise DriverError(f"a shared step of another version of the driver cannot be run: {fault}")
+        await self.calls(getattr(self.driver, f"{kind}_{entry['step']}"), entry["key"], **entry["data"])
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, key: str) -> AsyncIterator[None]:
+        lock = HardwareLock(self.settings.plugin_dir / LOCKS, key, self.settings.call_timeout, of_step=True)
+        await lock.__aenter__()
+        try:
+            yield
+        except asyncio.CancelledError:
+            # The plugin stops. A plain method continues in its thread, and must keep the lock until it ends.
+            self.calls.when_idle(lock.release)
+            raise
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()
+
+
+def shared_users(rows: Iterable[Row]) -> dict[tuple[str, str], list[Record]]:
+    """Returns the claims that use each shared step, by step and key."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        if isinstance(row, Record) and not row.doc.get(SUPERSEDED):
+            for entry in row.shared:
+                found.setdefault((entry["step"], entry["key"]), []).append(row)
+    return dict(sorted(found.items()))
+
+
+def _is_same(one: Entry, other: Entry) -> bool:
+    return (one["step"], one["key"]) == (other["step"], other["key"])
+
+
+def _replaced(entries: Sequence[Entry], old: Entry, new: Entry | None) -> list[Entry]:
+    """Returns the entries with ``new`` in the place of ``old``, or at the end. Without ``new``, ``old`` is removed."""
+    if new is None:
+        return [e for e in entries if not _is_same(e, old)]
+    found = [new if _is_same(e, old) else e for e in entries]
+    return found if new in found else [*found, new]
+
+
+def _data(entries: Iterable[Entry]) -> list[Any]:
+    return [e["data"] for e in entries]

@@ -1,0 +1,23 @@
+"""Formats ages as kubectl does."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+
+def age(since: str, now: float | None = None) -> str:
+    """Formats the time since ``since`` (RFC 3339): ``42s``, ``17m``, ``3h``, ``9d``; empty if it is unknown."""
+    try:
+        seconds = (time.time() if now is None else now) - datetime.fromisoformat(since).timestamp()
+    except (ValueError, OverflowError):  # a time zone's offset can move a time in the year 1 out of range
+        return ""
+    return duration(seconds)
+
+
+def duration(seconds: float) -> str:
+    """Formats an age in seconds, as :func:`age`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"

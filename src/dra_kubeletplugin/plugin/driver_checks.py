@@ -1,0 +1,100 @@
+"""Calls the driver's ``checks()`` at intervals, and keeps the last results for readiness and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from ..base.telemetry.metrics import Metrics
+from ..driver import Check, Driver
+from ..driver.calls import Calls
+from ..driver.diagnostics.author_errors import reading_result
+from ..driver.self_checks import parse_checks
+from ..errors import DraError, printable
+
+log = logging.getLogger(__name__)
+_SLOW = 30.0  # seconds after which a call is reported as hanging
+
+
+class DriverChecks:
+    """The checks of one driver in one process. ``interval`` is in seconds. Two calls never overlap."""
+
+    def __init__(self, driver: Driver, calls: Calls, metrics: Metrics, interval: float) -> None:
+        self._driver = driver
+        self._calls = calls
+        self._metrics = metrics
+        self._interval = interval
+        self._results: Sequence[Check] = ()
+        self._fault = ""  # why the last call failed
+        self._called_at: float | None = None  # when the present call began
+        self._wanted = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def request(self) -> None:
+        """Requests a call at once. Safe from any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._wanted.set)
+
+    async def run(self) -> None:
+        """Calls ``checks`` repeatedly. Never returns; external failures do not stop it."""
+        self._loop = asyncio.get_running_loop()
+        while True:
+            self._wanted.clear()
+            await self.once()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._wanted.wait()
+
+    async def once(self) -> None:
+        """Calls ``checks`` once. A failure is a result."""
+        self._called_at = time.monotonic()
+        try:
+            results = await query_checks(self._driver, self._calls)
+        except DraError as e:
+            if self._fault != (fault := f"the driver's checks() failed: {printable(e)}"):
+                log.warning("cannot run the driver's checks: %s", fault, extra={"error_code": e.code})
+            self._fault = fault
+        else:
+            self._fault = ""
+            self._note(results)
+        finally:
+            self._called_at = None
+
+    def _note(self, results: Sequence[Check]) -> None:
+        before = {c.name: c.problem for c in self._results}
+        for check in results:
+            if check.problem and before.get(check.name) != check.problem:
+                log.warning("a check of the driver found a problem: %s", check.sentence)
+            elif not check.problem and before.get(check.name):
+                log.info("a check of the driver has passed again: %s", check.name)
+            self._metrics.set("driver_check_failing", int(bool(check.problem)), check=check.name)
+        for name in before.keys() - {c.name for c in results}:
+            self._metrics.set("driver_check_failing", 0, check=name)
+        self._results = results
+
+    def not_ready(self) -> list[str]:
+        """Returns the problems because of which the process is not ready."""
+        return [c.sentence for c in self._results if c.problem and c.blocking]
+
+    def notes(self) -> list[str]:
+        """Returns the other problems, and why the results may be old."""
+        out = [c.sentence for c in self._results if c.problem and not c.blocking]
+        out += [self._fault] if self._fault else []
+        if self._called_at is not None and (age := time.monotonic() - self._called_at) > _SLOW:
+            out.append(f"the driver's checks() has not returned for {age:.0f} s")
+        return out
+
+    def passed(self) -> list[str]:
+        """Returns a line for each check that found no problem."""
+        return [f"check {c.name}: ok" for c in self._results if not c.problem]
+
+
+async def query_checks(driver: Driver, calls: Calls) -> Sequence[Check]:
+    """Returns the results of the driver's ``checks()``. Raises :class:`DraError`."""
+    result = await calls(driver.checks)
+    with reading_result(driver.checks):
+        return parse_checks(result)

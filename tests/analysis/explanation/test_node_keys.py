@@ -1,0 +1,140 @@
+"""Nodes that are equal for a pod are examined once, and the explanation is the same as if each node were examined."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.analysis import Explanation, Snapshot, explain
+from dra_kubeletplugin.analysis.explanation.node_keys import NodeKeys
+from dra_kubeletplugin.analysis.explanation.node_reasons import NodeFilters
+from dra_kubeletplugin.scheduling.framework.node_info import NodeInfo
+from tests.analysis.explanation.test_device_keys import (
+    JSON,
+    MODEL,
+    claim,
+    device,
+    device_class,
+    held,
+    node,
+    pod,
+    request,
+    shown,
+    slices,
+)
+
+
+def _node(draw: random.Random, name: str) -> JSON:
+    taint = {"key": "a", "value": draw.choice("xy"), "effect": draw.choice(["NoSchedule", "PreferNoSchedule"])}
+    made = node(name, unschedulable=draw.random() < 0.1, taints=[taint] if draw.random() < 0.2 else [])
+    made["metadata"]["labels"] = {"host": name, **draw.choice([{"zone": "x"}, {"zone": "y"}, {}])}
+    if draw.random() < 0.2:
+        made["status"]["allocatable"] |= {draw.choice(["pods", "example.com/plugin"]): "1"}
+    return made
+
+
+def _placed(draw: random.Random, name: str, where: str) -> JSON:
+    """A pod that takes CPU, sometimes a port, and sometimes keeps the pod p away from its node or zone."""
+    ports = [{"hostPort": 80, "containerPort": 80}] if draw.random() < 0.3 else []
+    container = {"name": "main", "resources": {"requests": {"cpu": draw.choice("135")}}, "ports": ports}
+    spec: JSON = {"nodeName": where, "containers": [container]}
+    if draw.random() < 0.1:
+        spec["affinity"] = {"podAntiAffinity": _required(draw.choice(["host", "zone"]), "p")}
+    meta = {"name": name, "labels": {"app": draw.choice("pq")}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": "Running"}}
+
+
+def _required(key: str, app: str) -> JSON:
+    term = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key}
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+def cluster(draw: random.Random) -> Iterator[JSON]:
+    of_devices = device_class(*draw.choice([(), (MODEL,)]))
+    if draw.random() < 0.5:
+        of_devices["spec"]["extendedResourceName"] = "example.com/plugin"
+    yield of_devices
+    for i in range(12):
+        name = f"n-{i}"
+        yield _node(draw, name)
+        yield from slices(name, [device(name, k, draw.choice(["small", "large"])) for k in range(2)], [])
+        for k in range(draw.choice([0, 0, 1, 2])):
+            yield _placed(draw, f"p-{i}-{k}", name)
+        if draw.random() < 0.2:
+            yield held(f"c-{name}", name, [f"d-{name}-0"])
+
+
+def _waiting(draw: random.Random) -> Iterator[JSON]:
+    """The pod p with its claim, with some of all requirements that a node may fail to meet."""
+    container: JSON = {"name": "main", "resources": {"requests": {"cpu": draw.choice(["1", "4", "6"])}}}
+    spec: JSON = {"containers": [container]}
+    if draw.random() < 0.2:
+        container["ports"] = [{"hostPort": 80, "containerPort": 80}]
+    if draw.random() < 0.2:
+        container["resources"]["requests"]["example.com/plugin"] = "1"
+    if draw.random() < 0.2:
+        spec["nodeSelector"] = {"zone": "x"}
+    if draw.random() < 0.2:
+        fields = [{"key": "metadata.name", "operator": "In", "values": ["n-3", "n-5"]}]
+        labels = [{"key": "zone", "operator": "Exists"}]
+        term = draw.choice([{"matchFields": fields}, {"matchExpressions": labels}])
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+        spec["affinity"] = {"nodeAffinity": required}
+    elif draw.random() < 0.3:
+        kind = draw.choice(["podAffinity", "podAntiAffinity"])
+        spec["affinity"] = {kind: _required(draw.choice(["host", "zone"]), "q")}
+    if draw.random() < 0.2:
+        chosen = {"matchLabels": {"app": "q"}}
+        constraint = {"maxSkew": 1, "topologyKey": draw.choice(["host", "zone"]), "labelSelector": chosen}
+        spec["topologySpreadConstraints"] = [constraint]
+    if draw.random() < 0.2:
+        yield {**_placed(draw, "rival", ""), "status": {"phase": "Pending", "nominatedNodeName": "n-4"}}
+    if draw.random() < 0.2:
+        own = held("own", "n-2", ["d-n-2-1"])
+        terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
+        own["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": terms}
+        yield own
+        made = pod("own", "c", **spec)
+    else:
+        made = pod("c", **spec)
+    made["metadata"]["labels"] = {"app": "p"}
+    yield made
+    yield claim("c", [request(draw.choice([1, 2, 3]))])
+
+
+def _with_examples(found: Explanation) -> Any:
+    """All of an explanation. The examples of nodes' reasons are the same too: they have the names of the nodes."""
+    return shown(found), [[(r.text, r.examples, r.command) for r in g.reasons] for g in found.groups]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_an_explanation_is_the_same_as_if_each_node_were_examined(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    snapshot = Snapshot.of([*cluster(draw), *_waiting(draw)])
+    assert not snapshot.unread
+    once = explain(snapshot, "p")
+    monkeypatch.setattr(NodeKeys, "of", lambda self, node: node.name)
+    assert _with_examples(once) == _with_examples(explain(snapshot, "p"))
+
+
+def test_the_filters_examine_few_of_500_nodes_that_have_the_same_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[str] = []
+    faults = NodeFilters.faults
+
+    def counting(self: NodeFilters, of: NodeInfo) -> Any:
+        examined.append(of.name)
+        return faults(self, of)
+
+    monkeypatch.setattr(NodeFilters, "faults", counting)
+    objects = []
+    for i in range(500):
+        name = f"n-{i}"
+        objects += [_placed(random.Random(0), f"p-{i}", name), node(name, unschedulable=i < 10)]
+        objects[-1]["metadata"]["labels"] = {"kubernetes.io/hostname": name}
+        objects += slices(name, [device(name, 0, "small")], [])
+    found = explain(Snapshot.of([*objects, device_class(MODEL), claim("c", [request()]), pod("c")]), "p")
+    assert sorted(len(g.nodes) for g in found.groups) == [10, 490]
+    assert len(set(examined)) < 10

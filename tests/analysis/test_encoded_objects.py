@@ -1,0 +1,117 @@
+"""Objects are decoded with the fields that the analysis reads; an object of another form is decoded whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin.analysis import encoded_objects
+from dra_kubeletplugin.analysis.encoded_objects import ObjectDecoder
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import Resource
+from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS, SLICES
+from dra_kubeletplugin.resourceapi.schemas import shapes
+from dra_kubeletplugin.resourceapi.schemas.shapes import Struct
+
+JSON = dict[str, Any]
+META = {"name": "a", "namespace": "default", "uid": "u", "resourceVersion": "1", "managedFields": [{"manager": "m"}]}
+POD = {
+    "metadata": META,
+    "spec": {
+        "nodeName": "n",
+        "containers": [{"name": "main", "env": [{"name": "A"}], "resources": {"requests": {"cpu": "1"}}}],
+        "volumes": [{"name": "v"}],
+    },
+    "status": {"phase": "Running", "conditions": [{"type": "Ready"}]},
+}
+
+
+def decoded(resource: Resource, obj: JSON, attributes: frozenset[str] | None = None) -> JSON:
+    return ObjectDecoder(resource, attributes).decode(msgspec.Raw(json.dumps(obj).encode()))
+
+
+def test_of_a_pod_that_runs_only_what_it_takes_from_its_node_is_read() -> None:
+    found = decoded(PODS, POD)
+    assert found == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "a", "namespace": "default", "uid": "u"},
+        "spec": {"nodeName": "n", "containers": [{"name": "main", "resources": {"requests": {"cpu": "1"}}}]},
+        "status": {"phase": "Running"},
+    }
+
+
+@pytest.mark.parametrize(
+    "change", [{"status": {"phase": "Pending"}}, {"metadata": {**META, "deletionTimestamp": "now"}}, {"status": None}]
+)
+def test_a_pod_that_waits_or_is_deleted_is_read_whole(change: JSON) -> None:
+    found = decoded(PODS, POD | change)
+    assert found["spec"] == POD["spec"]
+    assert "managedFields" not in found["metadata"]
+
+
+def test_of_a_node_the_status_has_only_its_resources() -> None:
+    obj = {"metadata": META, "spec": {"taints": []}, "status": {"allocatable": {"cpu": "8"}, "images": [{"names": []}]}}
+    found = decoded(NODES, obj)
+    assert (found["spec"], found["status"]) == ({"taints": []}, {"allocatable": {"cpu": "8"}})
+
+
+def test_of_an_allocated_claim_the_parameters_are_not_read() -> None:
+    result = {"request": "r", "driver": "d", "pool": "p", "device": "x", "shareID": "s"}
+    allocation = {
+        "devices": {"results": [result], "config": [{"opaque": {}}]},
+        "nodeSelector": {"nodeSelectorTerms": []},
+    }
+    found = decoded(CLAIMS, {"metadata": META, "spec": {"devices": {}}, "status": {"allocation": allocation}})
+    assert found["status"]["allocation"] == {
+        "devices": {"results": [result]},
+        "nodeSelector": {"nodeSelectorTerms": []},
+    }
+
+
+def test_a_device_has_only_the_attributes_that_are_wanted_and_all_its_other_fields() -> None:
+    known = shapes.named("resource.v1.Device")
+    assert isinstance(known, Struct)
+    device: JSON = dict.fromkeys(known.fields, "value") | {
+        "name": "d",
+        "attributes": {"a": {"int": 1}, "b": {"int": 2}},
+    }
+    obj = {"metadata": META, "spec": {"driver": "d", "devices": [device]}}
+    [found] = decoded(SLICES, obj, frozenset({"a"}))["spec"]["devices"]
+    assert found == device | {"attributes": {"a": {"int": 1}}}
+
+
+@pytest.mark.parametrize("spec", [{"containers": "none"}, {}, {"containers": [{"name": "\ud800"}]}])
+def test_an_object_of_another_form_is_decoded_whole(spec: JSON) -> None:
+    assert decoded(PODS, {**POD, "spec": spec})["spec"].keys() == spec.keys()
+
+
+def test_what_is_not_an_object_is_an_error() -> None:
+    with pytest.raises(ApiError):
+        ObjectDecoder(PODS).decode(msgspec.Raw(b"[1]"))
+
+
+def test_an_older_version_is_converted() -> None:
+    older = Resource(SLICES.group, "v1beta1", SLICES.plural)
+    obj = {
+        "metadata": META,
+        "spec": {
+            "driver": "d",
+            "pool": {"name": "p"},
+            "devices": [{"name": "x", "basic": {"attributes": {"a": {"int": 1}}}}],
+        },
+    }
+    [device] = decoded(older, obj, frozenset({"b"}))["spec"]["devices"]
+    assert device["attributes"] == {"a": {"int": 1}}
+
+
+def test_equal_parts_of_a_watch_that_runs_for_days_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoded_objects, "_MAX_EQUAL", 10)
+    decoder = ObjectDecoder(PODS)
+    for i in range(100):
+        obj = POD | {"metadata": {**META, "labels": {"app": str(i)}}}
+        assert decoder.decode(msgspec.Raw(json.dumps(obj).encode()))["metadata"]["labels"] == {"app": str(i)}
+        assert len(decoder._equal) <= 12

@@ -1,0 +1,138 @@
+"""Reading a cluster: with only the fields that are read, in few requests, and with the results of the whole objects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench import fleet_cluster
+from dra_kubeletplugin.analysis import Snapshot, explain, overview, take, waiting
+from dra_kubeletplugin.analysis.explanation.explain import objects_of
+from dra_kubeletplugin.analysis.reader import all_selecting
+from dra_kubeletplugin.kube import KubeClient, paging
+from dra_kubeletplugin.kube.resource import CLASSES, TAINT_RULES
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from dra_kubeletplugin.resourceapi.unhealthy_reason import ATTRIBUTE
+
+JSON = dict[str, Any]
+SIZE = fleet_cluster.Size(nodes=30, pods=120, claims=70)
+OBJECTS = list(fleet_cluster.objects(SIZE))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    server = ApiServer()
+    for resource, obj in OBJECTS:
+        server.storage.put(resource, obj)
+    await server.start()
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[KubeClient]:
+    async with KubeClient(server.config) as client:
+        yield client
+
+
+def whole() -> Snapshot:
+    return Snapshot.of([obj for _, obj in OBJECTS], live=True)
+
+
+async def test_each_waiting_pod_is_explained_as_from_whole_objects(client: KubeClient) -> None:
+    found = await take(client, selecting=all_selecting)
+    assert len(fleet_cluster.WAITING) == 20
+    assert waiting(found) == waiting(whole())
+    for name in fleet_cluster.WAITING:
+        assert explain(found, name, "research") == explain(whole(), name, "research")
+
+
+@pytest.mark.parametrize("name", ["all-held-two", "one-serial", "unknown-attribute", "alternatives"])
+async def test_a_pod_is_explained_from_the_attributes_that_its_own_selectors_name(
+    client: KubeClient, name: str
+) -> None:
+    found = await take(client, selecting=lambda snapshot: objects_of(snapshot, "pod", name, "research"))
+    assert explain(found, name, "research") == explain(whole(), name, "research")
+    named = {n for sl in found.slices for d in sl["spec"]["devices"] for n in d["attributes"]}
+    assert named == {"model", *(["serial"] if name == "one-serial" else [])}
+
+
+async def test_a_pod_that_runs_has_its_devices(client: KubeClient) -> None:
+    found = await take(client, selecting=all_selecting)
+    pod = next(p["metadata"] for p in found.pods if p["metadata"]["name"].startswith("train-"))
+    expected = explain(whole(), pod["name"], pod["namespace"])
+    assert explain(found, pod["name"], pod["namespace"]) == expected
+    assert expected.claims[0].devices
+
+
+async def test_an_overview_has_all_attributes(client: KubeClient) -> None:
+    found = overview(await take(client))
+    assert found == overview(whole())
+    assert len(found.devices[0].attributes) == 10
+
+
+async def test_each_page_is_requested_once(
+    server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(paging.read_all.__kwdefaults__, "limit", 50)
+    await take(client, selecting=all_selecting)
+    requests = Counter(path.rpartition("/")[2] for _, path in server.injected_faults.calls)
+    namespaces = server.storage.list("namespaces")
+    assert requests == {
+        "pods": 3, "nodes": 1, "namespaces": -(-len(namespaces) // 50), "resourceclaims": 2, "resourceclaimtemplates": 1, "deviceclasses": 1,
+        "resourceslices": 1,
+    }  # fmt: skip
+
+
+async def test_equal_parts_are_one_object_in_memory(client: KubeClient) -> None:
+    found = await take(client, selecting=lambda snapshot: snapshot.classes)
+    devices = {id(d) for sl in found.slices for d in sl["spec"]["devices"]}
+    assert len(devices) == 8 * len(fleet_cluster.MODELS)
+    assert len({id(p["spec"]["containers"]) for p in found.pods if p["status"]["phase"] == "Running"}) == 2
+
+
+async def test_the_reason_of_bad_health_is_always_read(server: ApiServer, client: KubeClient) -> None:
+    stored = server.storage.list("resourceslices.resource.k8s.io")[0]
+    device = stored["spec"]["devices"][0]
+    sick = {**device, "attributes": {**device["attributes"], ATTRIBUTE: {"string": "fan"}}}
+    server.storage.put("resourceslices.resource.k8s.io", {**stored, "spec": {**stored["spec"], "devices": [sick]}})
+    found = await take(client, selecting=all_selecting)
+    assert found.slices[0]["spec"]["devices"][0]["attributes"][ATTRIBUTE] == {"string": "fan"}
+
+
+async def test_all_attributes_are_read_if_a_selector_may_read_any(client: KubeClient) -> None:
+    any_attribute = [{"cel": {"expression": 'device.attributes["a"].exists(k, true)'}}]
+    await client.create(CLASSES, {"metadata": {"name": "any"}, "spec": {"selectors": any_attribute}})
+    found = await take(client, selecting=all_selecting)
+    assert len(found.slices[0]["spec"]["devices"][0]["attributes"]) == 10
+
+
+RULE = {"spec": {"deviceSelector": {"pool": "node-0001"}, "taint": {"key": "dc/repair", "effect": "NoSchedule"}}}
+
+
+@pytest.mark.parametrize(("release", "version"), [("1.37", "v1"), ("1.36", "v1beta2")])
+async def test_device_taint_rules_are_read_in_the_version_that_the_server_has(release: str, version: str) -> None:
+    server = ApiServer(features=Features.of(release, runtime_config={f"resource.k8s.io/{version}": True}))
+    for resource, obj in OBJECTS:
+        server.storage.put(resource, obj)
+    await server.start()
+    async with KubeClient(server.config) as client:
+        rules = replace(TAINT_RULES, version=version)
+        head = {"apiVersion": rules.api_version, "kind": "DeviceTaintRule", "metadata": {"name": "repair"}}
+        await client.create(rules, {**head, **RULE})
+        found = await take(client)
+    await server.close()
+    assert not found.gaps
+    tainted = {d.pool for d in overview(found).devices if d.why == "taint dc/repair:NoSchedule"}
+    assert tainted == {"node-0001"}
+
+
+async def test_device_taint_rules_that_the_server_does_not_have_are_no_gap(client: KubeClient) -> None:
+    """A user without permission for them would get 403 for a list."""
+    found = await take(client)
+    assert (found.rules, found.gaps) == ((), ())

@@ -1,0 +1,122 @@
+"""DeviceTaintRules of an API server: read and watched in the version that it serves, by accounts that may and that may not list them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.analysis import ExplanationState, explain, overview, take
+from dra_kubeletplugin.analysis.doctor import published
+from dra_kubeletplugin.analysis.reader import served_rules
+from dra_kubeletplugin.analysis.watcher import ClusterWatcher
+from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.kube import KubeClient, Resource
+from dra_kubeletplugin.kube.errors import ForbiddenError
+from dra_kubeletplugin.kube.resource import CLAIMS, CLASSES, PODS, SLICES, TAINT_RULES, TEMPLATES
+from dra_kubeletplugin.localcluster.apiserver import ApiServer
+from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
+from dra_kubeletplugin.resourceapi.usage.rows import DeviceUse
+from tests.helpers.objects import claim, claim_spec, device_class, pod, slice_of, template
+from tests.helpers.waiting import wait_until
+
+JSON = dict[str, Any]
+SPEC = {"deviceSelector": {"device": "d0"}, "taint": {"key": "example.com/recall", "effect": "NoSchedule"}}
+NODE = {
+    "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "uid": "n"}, "status": {"allocatable": {"cpu": "4", "pods": "9"}},
+}  # fmt: skip
+RELEASES = {
+    "v1": Features.of("1.37"),
+    "v1beta2": Features.of("1.36", {"DRADeviceTaintRules": True}, {"resource.k8s.io/v1beta2": True}),
+    "": Features.of("1.36"),
+}
+
+
+@contextlib.asynccontextmanager
+async def serving(version: str) -> AsyncIterator[KubeClient]:
+    server = ApiServer(features=RELEASES[version])
+    await server.start()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.close)
+        client = await stack.enter_async_context(KubeClient(server.config))
+        server.storage.put("nodes", NODE)  # a node that is created has the taint not-ready
+        objects: list[tuple[Resource, JSON]] = [(CLASSES, device_class()), (SLICES, slice_of("node-1", ["d0"]))]
+        objects += [(CLAIMS, claim("c", claim_spec())), (PODS, pod("p", claims=["c"]))]
+        for resource, obj in objects:
+            await client.create(resource, obj, "default" if resource.namespaced else "")
+        yield client
+
+
+async def rule(client: KubeClient, version: str) -> None:
+    resource = Resource(TAINT_RULES.group, version, TAINT_RULES.plural)
+    await client.create(resource, {"kind": "DeviceTaintRule", "metadata": {"name": "recall"}, "spec": SPEC})
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_rules_are_read_in_the_version_that_the_cluster_serves(version: str) -> None:
+    async with serving(version) as client:
+        served = await served_rules(client)
+        assert (served.version if served else "") == version
+        assert explain(await take(client), "p").state is ExplanationState.FITS
+        if version:
+            await rule(client, version)
+            assert "example.com/recall" in explain(await take(client), "p").summary
+        assert not (await take(client)).gaps
+
+
+async def test_a_rule_that_comes_and_goes_changes_a_live_overview() -> None:
+    async with serving("v1beta2") as client:
+        watcher = ClusterWatcher(client)
+        await watcher.start()
+        task = asyncio.create_task(watcher.run())
+
+        def use() -> DeviceUse:
+            return overview(watcher.snapshot()).devices[0].use
+
+        try:
+            await watcher.wait_listed()
+            assert use() is DeviceUse.FREE
+            await rule(client, "v1beta2")
+            await wait_until(lambda: use() is DeviceUse.UNAVAILABLE, "the rule to apply")
+            await client.delete(Resource(TAINT_RULES.group, "v1beta2", TAINT_RULES.plural), "recall")
+            await wait_until(lambda: use() is DeviceUse.FREE, "the rule to end")
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_without_the_permission_a_pod_may_wait_for_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving("v1") as client:
+        page = client.page
+
+        async def refused(resource: Resource, *args: Any, **kwargs: Any) -> Any:
+            if resource.plural == TAINT_RULES.plural:
+                raise ForbiddenError("403")
+            return await page(resource, *args, **kwargs)
+
+        monkeypatch.setattr(client, "page", refused)
+        with pytest.raises(ApiError):
+            await client.page(TAINT_RULES)
+        found = explain(await take(client), "p")
+        assert found.state is ExplanationState.UNKNOWN
+        assert "cannot list devicetaintrules" in found.gaps[0].why
+
+
+async def test_a_template_of_another_namespace_is_found_for_a_list_of_all_pods() -> None:
+    async with serving("") as client:
+        await client.create(Resource("", "v1", "namespaces"), {"metadata": {"name": "other"}})
+        made = template("t")
+        made["metadata"].pop("namespace", None)
+        await client.create(TEMPLATES, made, "other")
+        (found,) = (await take(client, "default")).templates
+        assert found["metadata"]["namespace"] == "other"
+
+
+async def test_the_doctor_names_the_rule_of_a_taint() -> None:
+    async with serving("v1beta2") as client:
+        await rule(client, "v1beta2")
+        (found,) = [f async for f in published.look(client)]
+        assert "d0 of toy.example.com has example.com/recall:NoSchedule of DeviceTaintRule recall" in found.text

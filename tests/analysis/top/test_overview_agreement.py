@@ -1,0 +1,147 @@
+"""The list of `dra explain`, `dra top`, the page of `dra dev`, `dra simulate` and the plugin's page agree on random clusters."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin import CounterSet, Device, Pool, Taint
+from dra_kubeletplugin.analysis import Explanation, Snapshot, explain, overview, simulate, waiting
+from dra_kubeletplugin.claims import ClaimSnapshot
+from dra_kubeletplugin.claims.summary import ClaimSummary
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices.pack import pack
+from dra_kubeletplugin.devices.validation import decoded
+from dra_kubeletplugin.plugin import usage_page
+from dra_kubeletplugin.plugin.status_page import overview as plugin_overview
+from dra_kubeletplugin.resourceapi.usage.rows import TAKEN, Overview, PodRow
+from tests.analysis.explanation.test_explain import CLASS, DRIVER, JSON, claim, dra, held, node, pod
+from tests.analysis.explanation.test_what_if import EXTENDED, cluster
+from tests.plugin.test_usage_page import request
+
+
+def waiting_pods(r: Random) -> list[JSON]:
+    """Pods in each state between creation and end; some ask for no devices."""
+    states: list[JSON] = [
+        {}, {"nodeName": "a"}, {"nodeName": "gone"}, {"schedulingGates": [{"name": "queue"}]}, {"schedulerName": "volcano"},
+        {"status": {"phase": "Running"}, "nodeName": "a"}, {"status": {"phase": "Failed"}}, {"status": {}},
+    ]  # fmt: skip
+    found = []
+    for number in range(r.randint(0, 8)):
+        names = r.choice([(), ("c0",), ("absent",)])
+        resources = r.choice([{}, {}, {"requests": {r.choice([EXTENDED, "example.com/typo", "cpu"]): "1"}}])
+        made = pod(*names, name=f"w{number}", resources=resources, **dict(r.choice(states)))
+        made["metadata"]["creationTimestamp"] = f"2026-01-0{r.randint(1, 9)}T00:00:00Z"
+        if r.random() < 0.1:
+            made["metadata"]["deletionTimestamp"] = "2026-02-01T00:00:00Z"
+        found.append(made)
+    return found
+
+
+def page_of(found: Overview) -> Any:
+    """What the page of `dra dev` gets."""
+    return msgspec.json.decode(usage_page.data(request("/overview.json"), found).body)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_the_list_top_and_page_name_the_same_pods_and_explain_gives_each_the_same_cause(seed: int) -> None:
+    r = Random(seed)
+    objects = [*cluster(r), *waiting_pods(r)]
+    snapshot = Snapshot.of(objects)
+    listed = waiting(snapshot)
+    top = overview(snapshot)
+    assert [e.subject for e in listed] == [_subject(p) for p in top.waiting]
+    page = page_of(top)
+    assert [f"pod {p['namespace']}/{p['name']}" for p in page["waiting"]] == [e.subject for e in listed]
+    assert page["count"]["waiting"] == top.count.waiting == len(listed)
+    for row, shown in zip(top.waiting, listed, strict=True):
+        alone = explain(snapshot, row.name)
+        assert (alone.state, alone.summary) == (shown.state, shown.summary)
+    every = {p["metadata"]["name"] for p in objects if p["kind"] == "Pod"}
+    for name in every - {p.name for p in top.waiting}:
+        assert not _waits(snapshot, name), name
+
+
+def _subject(row: PodRow) -> str:
+    return f"pod {row.namespace}/{row.name}"
+
+
+def _waits(snapshot: Snapshot, name: str) -> bool:
+    obj = next(p for p in snapshot.pods if p["metadata"]["name"] == name)
+    asks = obj["spec"].get("resourceClaims") or any(
+        "/" in resource for c in obj["spec"]["containers"] for resource in (c["resources"].get("requests") or {})
+    )
+    pending = (obj["status"].get("phase") or "Pending") == "Pending"
+    return bool(asks and pending and not obj["metadata"].get("deletionTimestamp"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_top_page_and_simulate_count_the_same_devices_free_and_held(seed: int) -> None:
+    objects = [o for o in cluster(Random(seed)) if o["kind"] != "Pod"]
+    snapshot = Snapshot.of(objects)
+    count = overview(snapshot).count
+    unschedulable = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "s"},
+        "spec": {"containers": [{"name": "c", "image": "i"}], "nodeSelector": {"no": "node"}},
+    }
+    after = simulate(snapshot, [unschedulable])
+    for name in ("devices", "free", "held", "shared", "blocked", "unavailable"):
+        assert getattr(after, name) == getattr(count, name), name
+    shown = page_of(overview(snapshot))
+    uses = [d["use"] for d in shown["devices"]]
+    assert (uses.count("free"), uses.count("blocked"), uses.count("unavailable")) == (
+        count.free,
+        count.blocked,
+        count.unavailable,
+    )
+    assert sum(n["held"] for n in shown["nodes"]) == sum(
+        1 for d in overview(snapshot).devices if d.node and d.use in TAKEN
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_plugins_page_counts_its_devices_as_top_counts_its_slices(seed: int) -> None:
+    r = Random(seed)
+    devices = []
+    for number in range(r.randint(1, 6)):
+        parts = {"card": {"slots": r.choice([1, 2, 4])}} if r.random() < 0.6 else {}
+        taints = [Taint(key=f"{DRIVER}/sick", effect=r.choice(["NoSchedule", "NoExecute"]))] if r.random() < 0.2 else []
+        devices.append(Device(f"d{number}", consumes_counters=parts, taints=taints))
+    inventory = Inventory("a")
+    asyncio.run(inventory.update([Pool("a", devices, [CounterSet("card", {"slots": 4})])]))
+    names = [f"d{i}" for i in range(len(devices)) if r.random() < 0.3]
+    objects: list[JSON] = [CLASS, node("a"), *(held(f"h-{n}", "a", n) for n in names)]
+    for content in inventory.contents():
+        slices = pack(content.devices, content.counter_sets)
+        for number, one in enumerate(slices):
+            spec = {
+                "driver": DRIVER,
+                "nodeName": "a",
+                "pool": {"name": content.name, "generation": 1, "resourceSliceCount": len(slices)},
+            }
+            rows = {"devices": [decoded(d.encoded) for d in one.devices], "sharedCounters": one.counter_sets}
+            objects.append(dra("ResourceSlice", f"s{number}", {**spec, **{k: v for k, v in rows.items() if v}}))
+    claims = [
+        ClaimSummary("default", f"h-{n}", "prepared", [{"driver": DRIVER, "pool": "a", "device": n, "request": "r"}])
+        for n in names
+    ]
+    own, top = plugin_overview("a", DRIVER, inventory, ClaimSnapshot(claims)), overview(Snapshot.of(objects))
+    assert {d.id: (d.use, d.why) for d in own.devices} == {d.id: (d.use, d.why) for d in top.devices}
+    for name in ("devices", "free", "held", "shared", "blocked", "unavailable", "occupancy"):
+        assert getattr(own.count, name) == getattr(top.count, name), name
+    assert [n.occupancy for n in own.nodes] == [n.occupancy for n in top.nodes]
+
+
+def test_a_pod_that_is_listed_is_explained_though_its_claim_does_not_exist() -> None:
+    found: list[Explanation] = waiting(Snapshot.of([node("a"), claim("other"), pod("c", nodeName="a")]))
+    assert [e.summary for e in found] == ["claim default/c does not exist"]

@@ -1,0 +1,222 @@
+"""Processes that are started detached and found again by their id and start time. Each test starts real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dra_kubeletplugin.base.processes import identity as identities
+from dra_kubeletplugin.base.processes.client import SupervisedRunner
+from dra_kubeletplugin.base.processes.identity import (
+    identify,
+    is_alive,
+    read_stat,
+    send_signal,
+    wait_for_end,
+    with_variable,
+)
+from dra_kubeletplugin.base.processes.local import (
+    MARKER,
+    Command,
+    LocalRunner,
+    ProcessRunner,
+    cut_log,
+    log_tail,
+)
+from dra_kubeletplugin.base.processes.supervisor import Supervisor
+from dra_kubeletplugin.errors import RetryableError
+from tests.helpers.waiting import block_until
+
+FOREVER = (sys.executable, "-I", "-S", "-c", "import time; print('begun', flush=True); time.sleep(600)")
+DEAF = (
+    sys.executable, "-I", "-S", "-c",
+    "import signal, time; signal.signal(15, signal.SIG_IGN); print('begun', flush=True); time.sleep(600)",
+)  # fmt: skip
+
+
+class Started:
+    """Commands of one test. Everything that they start is dead at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tokens: list[str] = []
+
+    def command(self, *argv: str, **options: object) -> Command:
+        token = f"{os.urandom(8).hex()}"
+        self.tokens.append(token)
+        options = {"stop_timeout": 30.0, **options}
+        return Command(argv, str(self.folder / f"{token}.log"), token, **options)  # type: ignore[arg-type]
+
+    def left(self) -> list[int]:
+        return [p.pid for t in self.tokens for p in with_variable(MARKER, t)]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Started]:
+    found = Started(tmp_path)
+    yield found
+    for token in found.tokens:
+        for process in with_variable(MARKER, token):
+            send_signal(process, signal.SIGKILL)
+
+
+@pytest.fixture(params=["local", "supervised"])
+def runner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ProcessRunner]:
+    if request.param == "local":
+        yield LocalRunner()
+        return
+    supervisor = Supervisor(tmp_path / "s.sock")
+    supervisor.open()
+    thread = threading.Thread(target=supervisor.run, daemon=True)
+    thread.start()
+    yield SupervisedRunner(supervisor.path)
+    supervisor.close()
+    thread.join(60)
+
+
+def begun(command: Command) -> Callable[[], bool]:
+    return lambda: "begun" in log_tail(Path(command.log))
+
+
+def test_a_process_runs_its_program_only_after_go_and_is_detached(runner: ProcessRunner, started: Started) -> None:
+    command = started.command(*FOREVER, env={"A": "1"}, cwd=str(started.folder))
+    launched = runner.launch(command)
+    process = launched.identity
+    assert runner.state(process).running
+    assert b"begun" not in Path(command.log).read_bytes()
+    launched.go()
+    block_until(begun(command))
+    stat = read_stat(process.pid)
+    assert stat and stat.session == process.pid and identify(process.pid) == process, "exec keeps id and start time"
+    proc = Path(f"/proc/{process.pid}")
+    assert proc.joinpath("cwd").readlink() == started.folder
+    assert {f.name: str(f.readlink()) for f in proc.joinpath("fd").iterdir()} == {
+        "0": "/dev/null", "1": command.log, "2": command.log
+    }  # fmt: skip
+    variables = dict(v.split(b"=", 1) for v in proc.joinpath("environ").read_bytes().split(b"\0") if v)
+    assert variables.keys() == {b"PATH", b"A", MARKER.encode()}, "no secret of the plugin"
+    runner.stop(process, command)
+    assert not runner.state(process).running and not started.left()
+    assert read_stat(process.pid) is None, "no zombie stays"
+    runner.stop(process, command)
+
+
+def test_a_process_that_is_abandoned_before_go_runs_nothing(runner: ProcessRunner, started: Started) -> None:
+    command = started.command(*FOREVER)
+    launched = runner.launch(command)
+    launched.abandon()
+    block_until(lambda: not runner.state(launched.identity).running)
+    assert Path(command.log).read_bytes() == b""
+
+
+def test_how_a_process_ended_is_known(runner: ProcessRunner, started: Started) -> None:
+    for program, text in (("raise SystemExit(3)", "ended with exit code 3"), ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL")):  # fmt: skip
+        launched = runner.launch(started.command(sys.executable, "-I", "-S", "-c", program))
+        launched.go()
+        block_until(lambda launched=launched: not runner.state(launched.identity).running)
+        assert runner.state(launched.identity).text == text
+
+
+def test_stop_asks_politely_then_kills_and_ends_descendants_also_in_other_sessions(
+    runner: ProcessRunner, started: Started
+) -> None:
+    polite = started.folder / "asked"
+    script = (
+        "import subprocess, sys, time; c = [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600)']; "
+        "subprocess.Popen(c, start_new_session=True); subprocess.Popen(c); print('begun', flush=True); time.sleep(600)"
+    )
+    command = started.command(
+        sys.executable, "-I", "-S", "-c", script, stop=(sys.executable, "-I", "-S", "-c", f"open({str(polite)!r}, 'w')"), stop_timeout=0.5
+    )  # fmt: skip
+    launched = runner.launch(command)
+    launched.go()
+    block_until(begun(command))
+    assert len(started.left()) == 3
+    runner.stop(launched.identity, command)
+    assert polite.exists() and started.left() == []
+
+
+def test_a_process_that_ignores_sigterm_is_killed(runner: ProcessRunner, started: Started) -> None:
+    command = started.command(*DEAF, stop_timeout=0.2)
+    launched = runner.launch(command)
+    launched.go()
+    block_until(begun(command))
+    runner.stop(launched.identity, command)
+    assert started.left() == []
+
+
+def test_a_program_that_is_not_there_is_an_error_with_its_name(runner: ProcessRunner, started: Started) -> None:
+    with pytest.raises(RetryableError, match="the program nosuch was not found; PATH is"):
+        runner.launch(started.command("nosuch"))
+    folder = started.folder / "folder"
+    with pytest.raises(RetryableError, match="cannot be started"):
+        runner.launch(started.command(*FOREVER, cwd=str(folder)))
+
+
+def test_a_later_process_with_the_same_id_is_never_taken_for_the_first(started: Started) -> None:
+    stranger = subprocess.Popen(FOREVER, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        found = identify(stranger.pid)
+        assert found
+        runner, command = LocalRunner(), started.command(*FOREVER, stop_timeout=0.1)
+        changes: list[dict[str, object]] = [{"started": found.started - 1}, {"boot": "earlier"}, {"namespace": "other"}]
+        for change in changes:
+            earlier = msgspec.structs.replace(found, **change)  # type: ignore[arg-type]
+            assert not is_alive(earlier) and not send_signal(earlier, signal.SIGKILL) and wait_for_end(earlier, 60)
+            assert identities.in_session_of(earlier) == []
+            runner.stop(earlier, command)
+        assert is_alive(found) and stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_the_process_of_a_starter_that_is_killed_before_go_ends_and_after_go_continues(started: Started) -> None:
+    for go in (False, True):
+        command = started.command(*FOREVER)
+        program = (
+            "import os, sys, msgspec; from dra_kubeletplugin.base.processes.local import *; "
+            "c = msgspec.json.decode(sys.argv[1], type=Command); l = LocalRunner().launch(c); "
+            f"{'l.go(); ' if go else ''}print(l.identity.pid, flush=True); os.kill(os.getpid(), 9)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, msgspec.json.encode(command)], capture_output=True, check=False, text=True
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        if go:
+            block_until(begun(command))
+            found = identify(int(done.stdout))
+            assert found
+            LocalRunner().stop(found, command)
+        block_until(lambda: not started.left())
+        assert begun(command)() is go
+
+
+def test_a_supervisor_that_is_away_started_nothing_that_still_runs(started: Started) -> None:
+    runner, found = SupervisedRunner(started.folder / "none.sock"), identify(os.getpid())
+    assert found
+    assert runner.state(found).text == "ended together with its process supervisor"
+    runner.stop(found, started.command("x"))
+    with pytest.raises(RetryableError, match=r"the process supervisor at .* does not respond: FileNotFoundError"):
+        runner.launch(started.command("x"))
+
+
+def test_a_log_is_cut_to_its_end_and_its_writer_continues(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    writer = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(writer, b"".join(b"line %d\n" % i for i in range(1000)))
+    assert not cut_log(path, 100_000)
+    assert cut_log(path, 1000)
+    os.write(writer, b"after\n")
+    os.close(writer)
+    lines = path.read_text().splitlines()
+    assert lines[-2:] == ["line 999", "after"] and len(path.read_bytes()) < 300
+    assert log_tail(path).endswith("line 999 after") and not log_tail(tmp_path / "none")

@@ -1,0 +1,34 @@
+"""Garbage collection while a cluster is read, and afterwards."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from dra_kubeletplugin.base.gc_tuning import without_collections
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_collections_are_off_while_a_cluster_is_read_and_rare_afterwards() -> None:
+    before = gc.get_threshold()[0]
+    with without_collections():
+        assert not gc.isenabled()
+        cluster = [{"number": [i]} for i in range(1000)]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= len(cluster)
+    assert gc.get_threshold()[0] > before
+
+
+def test_collections_are_on_again_after_an_error() -> None:
+    with pytest.raises(OSError, match="away"), without_collections():
+        raise OSError("away")
+    assert gc.isenabled()

@@ -1,0 +1,66 @@
+"""The executors of the event loop: results, exceptions and cancellation as in the standard library, and threads that end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from dra_kubeletplugin.base import threads
+from dra_kubeletplugin.base.threads import LoopExecutor, in_own_thread
+
+
+def blocking_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "blocking"]
+
+
+async def test_results_and_exceptions_reach_the_caller() -> None:
+    asyncio.get_running_loop().set_default_executor(LoopExecutor())
+    assert await asyncio.to_thread(sorted, [2, 1]) == [1, 2]
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(lambda: 1 // 0)
+    assert all(t.daemon for t in blocking_threads())
+
+
+async def test_more_work_than_threads_waits_and_can_be_cancelled() -> None:
+    asyncio.get_running_loop().set_default_executor(LoopExecutor(limit=1))
+    gate = threading.Event()
+    ran: list[str] = []
+    first = asyncio.ensure_future(asyncio.to_thread(gate.wait))
+    second = asyncio.ensure_future(asyncio.to_thread(ran.append, "second"))
+    third = asyncio.ensure_future(asyncio.to_thread(ran.append, "third"))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait([second])  # only then is its work taken from the queue
+    gate.set()
+    await third
+    assert await first
+    assert ran == ["third"]
+
+
+async def test_a_burst_of_work_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.05)
+    of_earlier_tests = set(blocking_threads())
+    asyncio.get_running_loop().set_default_executor(LoopExecutor())
+    barrier = threading.Barrier(8)
+    await asyncio.gather(*(asyncio.to_thread(barrier.wait) for _ in range(8)))
+    async with asyncio.timeout(60):
+        while set(blocking_threads()) - of_earlier_tests:
+            await asyncio.sleep(0.01)
+
+
+async def test_hung_calls_of_a_driver_leave_threads_for_the_work_of_the_package() -> None:
+    asyncio.get_running_loop().set_default_executor(LoopExecutor(limit=2))
+    gate, name = threading.Event(), contextvars.ContextVar("name", default="")
+    hung = [asyncio.ensure_future(asyncio.to_thread(gate.wait)) for _ in range(3)]
+    try:
+        name.set("of the caller")
+        async with asyncio.timeout(60):
+            assert await in_own_thread(sorted, [2, 1], reverse=True) == [2, 1]
+            assert await in_own_thread(name.get) == "of the caller"
+        assert not any(call.done() for call in hung)
+    finally:
+        gate.set()
+        await asyncio.gather(*hung)

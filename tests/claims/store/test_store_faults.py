@@ -1,0 +1,337 @@
+"""Each error of the disk or the lock, once and for ever: what the callers get, which fault is shown, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.claims import RecordStore
+from dra_kubeletplugin.claims.holders import HeldByError
+from dra_kubeletplugin.claims.store import journal_file
+from dra_kubeletplugin.claims.store.offline import forget, read_rows
+from dra_kubeletplugin.claims.store.records import Records
+from dra_kubeletplugin.claims.store.store import FollowUp, Mode
+from dra_kubeletplugin.errors import RecordsBusyError, RecordsError
+from tests.helpers.crash.record_stores import (
+    DRIVER,
+    JOURNAL,
+    insert,
+    instance,
+    make_record,
+    open_store,
+    records_locked,
+)
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    made = open_store(tmp_path, wait=0.01)
+    work(made, Records.read_all)
+    yield made
+    made.journal.close()
+    made.journal.process.release()
+
+
+def work(store: RecordStore, operation: Any, mode: Mode = Mode.WRITE) -> Any:
+    (result,) = store._work([FollowUp(operation, mode)])
+    return result
+
+
+def put(uid: str) -> Callable[[Records], None]:
+    return lambda records: records.insert(make_record(uid, f"d-{uid}"))
+
+
+def uids(store: RecordStore) -> list[str]:
+    return sorted(row.uid for row in work(store, Records.read_all, Mode.READ))
+
+
+class Disk:
+    """Makes calls of ``os`` fail with an error number, as often as ``times`` says, and counts the calls."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, call: str, error: int, times: int) -> None:
+        self.calls = 0
+        real = getattr(os, call)
+
+        def failing(*args: Any) -> Any:
+            self.calls += 1
+            if self.calls <= times:
+                raise OSError(error, os.strerror(error), JOURNAL)
+            return real(*args)
+
+        patch.setattr(journal_file.os, call, failing)
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "tries", "says"),
+    [
+        (errno.EIO, 1, 2, ""),
+        (errno.EIO, 2, 2, "Input/output error"),
+        (errno.ENOSPC, 1, 1, "the disk is full"),
+        (errno.EROFS, 1, 1, "is read-only"),
+        (errno.EACCES, 1, 1, "may not be read or written"),
+    ],
+)
+def test_a_write_is_tried_once_more_after_an_error_that_may_pass(
+    store: RecordStore, error: int, times: int, tries: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        disk = Disk(patch, "pwrite", error, times)
+        result = work(store, put("a"))
+    assert disk.calls == tries
+    if says:
+        assert isinstance(result, RecordsError)
+        assert says in str(result)
+        assert says in store.fault
+    else:
+        assert (result, store.fault) == (None, "")
+    assert uids(store) == ([] if says else ["a"])
+    assert work(store, put("b")) is None
+    assert store.fault == ""
+
+
+def test_a_fault_is_logged_once_for_each_text_and_its_end_once(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for error in (errno.ENOSPC, errno.ENOSPC, errno.EROFS):
+        with monkeypatch.context() as patch:
+            Disk(patch, "pwrite", error, 1)
+            work(store, put("a"))
+    assert [r.levelname for r in caplog.records] == ["ERROR", "ERROR"]
+    work(store, Records.read_all, Mode.READ)
+    work(store, lambda records: None)
+    assert "is read-only" in store.fault, "neither a read nor an empty write shows that the disk works"
+    for uid in "ab":
+        work(store, put(uid))
+    assert store.fault == ""
+    assert [r.getMessage() for r in caplog.records[2:]] == ["claim records can be written again"]
+
+
+def test_only_a_job_that_asks_for_it_syncs_its_batch(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch, "fdatasync", 0, 0)
+    work(store, put("a"))
+    assert disk.calls == 0
+    work(store, lambda records: None, Mode.SYNC)
+    assert disk.calls == 0
+    work(store, put("b"), Mode.SYNC)
+    assert disk.calls == 1
+    store._work([FollowUp(put("c")), FollowUp(put("d"), Mode.SYNC)])
+    assert disk.calls == 2
+
+
+def test_an_error_of_the_sync_removes_the_lines(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        Disk(patch, "fdatasync", errno.ENOSPC, 1)
+        assert isinstance(work(store, put("a"), Mode.SYNC), RecordsError)
+    assert uids(store) == []
+    assert [r.uid for r in read_rows(store.path)] == []
+
+
+def test_while_another_instance_has_the_lock_reads_use_the_records_in_memory(
+    store: RecordStore, tmp_path: Path
+) -> None:
+    work(store, put("a"))
+    other = open_store(tmp_path, wait=1)
+    work(other, put("b"))
+    with records_locked(store.path):
+        assert uids(store) == ["a"]
+        assert isinstance(work(store, put("c")), RecordsBusyError)
+        assert store.fault == "", "a lock is no fault of the disk"
+    assert uids(store) == ["a", "b"]
+    other.journal.close()
+    other.journal.process.release()
+
+
+def test_a_read_does_not_wait_as_long_as_a_write_may(tmp_path: Path) -> None:
+    store, other = open_store(tmp_path, wait=100), open_store(tmp_path, wait=1)
+    work(store, put("a"))
+    work(other, put("b"))
+    with records_locked(store.path):
+        began = time.monotonic()
+        assert uids(store) == ["a"]
+        assert time.monotonic() - began < 50
+    for each in (store, other):
+        each.journal.close()
+        each.journal.process.release()
+
+
+def test_a_read_does_not_wait_for_an_instance_that_has_not_followed_a_repair(tmp_path: Path) -> None:
+    store, other = open_store(tmp_path, wait=0.01), open_store(tmp_path, wait=0.01)
+    work(store, put("a"))
+    work(other, put("b"))
+    store.path.write_bytes(b"garbage")
+    store.journal.check()
+    store.journal.drop()
+    assert isinstance(work(store, put("c")), RecordsBusyError)
+    store.journal.drop()
+    assert "a" in uids(store)
+    for each in (store, other):
+        each.journal.close()
+        each.journal.process.release()
+
+
+def test_without_records_in_memory_a_read_waits_and_then_fails(tmp_path: Path) -> None:
+    store = open_store(tmp_path, wait=0.01)
+    with records_locked(store.path):
+        assert isinstance(work(store, Records.read_all, Mode.READ), RecordsBusyError)
+    assert uids(store) == []
+    store.journal.close()
+    store.journal.process.release()
+
+
+async def test_each_opening_of_the_file_is_announced_once(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        for change in (lambda: None, store.path.unlink):
+            assert not store.opened.is_set()
+            change()
+            await store.do(lambda records: None)
+            await asyncio.sleep(0)
+            assert store.opened.is_set()
+            store.opened.clear()
+            await store.all()
+            await asyncio.sleep(0)
+        store.path.unlink()
+        await store.check_file()
+        await asyncio.sleep(0)
+        assert store.opened.is_set()
+        store.opened.clear()
+        store.path.unlink()
+        await store.all()
+        await asyncio.sleep(0)
+        assert store.opened.is_set()
+
+
+async def test_a_check_of_the_file_keeps_its_error_as_the_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("a", "d-0"))
+        with monkeypatch.context() as patch:
+            patch.setattr(store.journal, "check", lambda: (_ for _ in ()).throw(OSError(errno.EROFS, "read-only")))
+            await store.check_file()
+        assert "is read-only" in store.fault
+        await store.probe()
+        assert store.fault == ""
+
+
+async def test_a_probe_writes_and_syncs_as_much_as_a_large_record_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("a", "d-0"))
+        before, written = store.path.read_bytes(), []
+        real = os.pwrite
+        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: written.append(len(data)) or real(fd, data, at))
+        disk = Disk(monkeypatch, "fdatasync", 0, 0)
+        store.fault = "of before"
+        await store.probe()
+        assert (store.fault, disk.calls, written) == ("", 1, [32 * 1024])
+        assert store.path.read_bytes() == before
+        monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
+        with pytest.raises(RecordsError, match="the disk is full"):
+            await store.probe()
+        assert "the disk is full" in store.fault
+
+
+async def test_a_removed_folder_is_made_again_with_all_records(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / DRIVER
+    folder.mkdir(parents=True)
+    async with instance(folder) as store:
+        await insert(store, make_record("a", "d-0"))
+        shutil.rmtree(folder.parent)
+        await insert(store, make_record("b", "d-1"))
+        assert sorted(r.uid for r in read_rows(store.path)) == ["a", "b"]
+
+
+async def test_a_file_that_was_removed_is_written_again_before_the_store_closes(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await insert(store, make_record("a", "d-0"))
+        store.path.unlink()
+    assert [r.uid for r in read_rows(store.path)] == ["a"]
+
+
+async def test_a_store_that_was_never_used_closes_without_a_file(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        pass
+    assert not store.path.exists()
+
+
+async def test_the_result_of_an_operation_of_a_closed_loop_is_dropped(tmp_path: Path) -> None:
+    async with instance(tmp_path) as store:
+        await store.all()
+        loop = asyncio.new_event_loop()
+        loop.close()
+        store._loop = loop
+        store.path.unlink()
+        store.journal.check()
+        store._note_loads()
+
+
+def test_forget_is_on_disk_and_leaves_nothing_open(
+    store: RecordStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work(store, put("a"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    disk = Disk(monkeypatch, "fdatasync", 0, 0)
+    forget(store.path, 1, "a")
+    assert disk.calls == 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert uids(store) == []
+    with records_locked(store.path), pytest.raises(RecordsBusyError):
+        forget(store.path, 0.0, "a")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_compaction_that_fails_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_kubeletplugin.claims.store.batch._QUIET", 0.0)
+    async with instance(tmp_path) as store:
+        ran: list[int] = []
+
+        def fails() -> None:
+            ran.append(1)
+            raise OSError(errno.ENOSPC, "no space")
+
+        monkeypatch.setattr(store.journal, "compact", fails)
+        await insert(store, make_record("a", "d-0"))
+        await wait_until(lambda: ran)
+        await insert(store, make_record("b", "d-1"))
+        assert store.fault == ""
+
+
+def test_a_claim_s_error_keeps_no_frames_and_any_other_error_keeps_them(store: RecordStore) -> None:
+    work(store, put("a"))
+    held = work(store, lambda records: records.insert(make_record("b", "d-a")))
+    assert isinstance(held, HeldByError)
+    assert held.__traceback__ is None
+    odd = work(store, put("a"))
+    assert isinstance(odd, ValueError)
+    assert odd.__traceback__ is not None
+
+
+def test_follow_ups_of_one_batch_are_one_transaction_and_return_their_own_results(store: RecordStore) -> None:
+    def more(_: object) -> FollowUp:
+        return FollowUp(put("c"), then=lambda _: "c")
+
+    jobs = [
+        FollowUp(put("a"), then=lambda _: FollowUp(put("b"), then=lambda _: "b")),
+        FollowUp(Records.count_prepared, Mode.READ, then=lambda n: n + 10),
+        FollowUp(first=lambda: "file"),
+        FollowUp(lambda records: None, then=more),
+        FollowUp(put("a")),
+        FollowUp(lambda records: None, then=lambda _: 1 // 0),
+    ]
+    found = store._work(jobs)
+    assert found[:4] == ["b", 10, "file", "c"]
+    assert [type(f) for f in found[4:]] == [ValueError, ZeroDivisionError]
+    assert uids(store) == ["a", "b", "c"]

@@ -1,0 +1,183 @@
+"""Faults of claims in use: each is one event when it begins, and again only after it had ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims import alerts as module
+from dra_kubeletplugin.claims.alerts import Alerts
+from dra_kubeletplugin.claims.record import UnreadableRecord
+from dra_kubeletplugin.errors import RecordsError
+from dra_kubeletplugin.kube.event_recorder import claim_subject
+from tests.helpers.waiting import wait_until
+
+
+class Events:
+    def __init__(self) -> None:
+        self.node: list[tuple[str, str, str]] = []
+        self.claims: list[tuple[str, str]] = []
+
+    def warn(self, about: Any, reason: str, message: str) -> None:
+        self.node.append((about.name, reason, message))
+
+    def warn_claim(self, claim: Any, reason: str, message: str) -> None:
+        self.claims.append((f"{claim.namespace}/{claim.name} {claim.uid}", f"{reason}: {message}"))
+
+
+class Devices:
+    """An inventory: device names that are gone, and device names with the reason why they are unhealthy."""
+
+    def __init__(self) -> None:
+        self.gone: set[str] = set()
+        self.sick: dict[str, str] = {}
+        self.health_version = 0
+        self.reports: asyncio.Queue[int] = asyncio.Queue()
+        self.waits = 0
+
+    @property
+    def has_faults(self) -> bool:
+        return bool(self.sick)
+
+    async def health_changed(self, seen: int) -> int:
+        self.waits += 1
+        self.health_version = await self.reports.get()
+        return self.health_version
+
+    def find(self, name: str, pool: str) -> object:
+        return object() if (name, pool) != ("never", "node") else None
+
+    def get(self, name: str, pool: str) -> object:
+        return None if name in self.gone or name == "never" else object()
+
+    def healthy(self, name: str, pool: str) -> bool:
+        return name not in self.sick
+
+    def unhealthy_reason(self, name: str, pool: str) -> str:
+        return self.sick[name]
+
+
+class Setup:
+    def __init__(self) -> None:
+        self.events, self.devices = Events(), Devices()
+        self.rows: list[Any] = []
+        self.repaired: list[str] = []
+        self.fault: Exception | None = None
+        self.reads = 0
+        self.alerts = Alerts(self.events, self.devices, "node-1", self.read, self.repaired)  # type: ignore[arg-type]
+
+    async def read(self) -> list[Any]:
+        self.reads += 1
+        if self.fault:
+            raise self.fault
+        return self.rows
+
+
+@pytest.fixture
+def made() -> Setup:
+    return Setup()
+
+
+def record(uid: str, *devices: str, state: State = State.PREPARED) -> Record:
+    doc = {"devices": [{"request": "r", "pool": "node", "device": d} for d in devices]}
+    return Record(uid, "ns", f"c-{uid}", state, "boot", "", doc)
+
+
+async def test_each_fault_is_reported_when_it_begins_and_again_after_it_had_ended(made: Setup) -> None:
+    made.rows = [record("u", "d-0", "d-1"), record("v", "d-1", state=State.UNPREPARING), record("w", "never")]
+    await made.alerts.check()
+    assert made.events.claims == []
+    made.devices.gone = {"d-0"}
+    made.devices.sick = {"d-0": "hot", "d-1": "hot"}
+    vanished = ("ns/c-u u", "DeviceVanished: device node/d-0 of this claim is no longer on the node")
+    sick = ("ns/c-u u", "DeviceUnhealthy: device node/d-1 of this claim is unhealthy: hot")
+    for _ in range(2):
+        await made.alerts.check()
+        assert made.events.claims == [sick, vanished]
+    made.devices.sick = {}
+    await made.alerts.check()
+    made.devices.sick = {"d-1": "hot"}
+    await made.alerts.check()
+    assert made.events.claims == [sick, vanished, sick]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        ({"namespace": "ns", "name": "c"}, True),
+        ({"namespace": "ns", "name": "no valid name"}, False),
+        ({"namespace": "../ns", "name": "c"}, False),
+        ({"name": "c"}, False),
+        ({}, False),
+    ],
+)
+async def test_an_unreadable_record_is_reported_on_its_claim_if_the_claim_is_known(
+    made: Setup, raw: Any, expected: bool
+) -> None:
+    made.rows = [UnreadableRecord("u", "its line is damaged", raw)]
+    await made.alerts.check()
+    text = "the record of this claim on the node cannot be read, so its devices stay held: its line is damaged"
+    assert made.events.claims == ([("ns/c u", f"RecordUnreadable: {text}")] if expected else [])
+
+
+async def test_each_repair_of_the_journal_is_one_event_on_the_node(made: Setup) -> None:
+    made.repaired.append("first")
+    await made.alerts.check()
+    made.repaired.append("second")
+    for _ in range(2):
+        await made.alerts.check()
+    assert made.events.node == [("node-1", "RecordsSetAside", "first"), ("node-1", "RecordsSetAside", "second")]
+
+
+@pytest.fixture
+async def running(made: Setup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+    monkeypatch.setattr(module, "_INTERVAL", 600.0)
+    task = asyncio.create_task(made.alerts.run())
+    await wait_until(lambda: made.devices.waits == 1)
+    yield made
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_a_health_report_that_says_that_all_is_well_reads_no_records(running: Setup) -> None:
+    for number in (1, 2):
+        running.devices.reports.put_nowait(number)
+    await wait_until(lambda: running.devices.waits == 3)
+    assert running.reads == 1
+    running.devices.sick = {"d-0": "hot"}
+    running.devices.reports.put_nowait(3)
+    await wait_until(lambda: running.devices.waits == 4)
+    assert running.reads == 2
+
+
+async def test_the_end_of_a_reported_fault_is_seen_at_once(running: Setup) -> None:
+    running.rows, running.devices.sick = [record("u", "d-0")], {"d-0": "hot"}
+    running.devices.reports.put_nowait(1)
+    await wait_until(lambda: running.events.claims)
+    running.devices.sick = {}
+    running.devices.reports.put_nowait(2)
+    await wait_until(lambda: running.reads == 3)
+    assert running.alerts._reported == set()
+
+
+async def test_records_that_cannot_be_read_are_read_again_soon(made: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_INTERVAL", 600.0)
+    monkeypatch.setattr(module, "_RETRY", 0.001)
+    made.fault = RecordsError("the disk is full")
+    task = asyncio.create_task(made.alerts.run())
+    await wait_until(lambda: made.reads > 2)
+    made.fault, made.rows, made.devices.gone = None, [record("u", "d-0")], {"d-0"}
+    await wait_until(lambda: made.events.claims)
+    assert not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_a_claim_is_named_as_its_event_needs_it() -> None:
+    subject = module._subject_of(UnreadableRecord("u", "", {"namespace": "ns", "name": "c"}))
+    assert subject == claim_subject("ns", "c", "u")

@@ -1,0 +1,75 @@
+"""The plugin is killed with SIGKILL between any two effects of starting or ending a process: no process runs that no record names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.base.processes.supervisor import Supervisor
+from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.crash.claim_with_process import NAME, POINTS, Daemons, running
+from tests.helpers.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+UID = f"uid-{os.getpid()}"  # other workers run these tests, too
+
+
+def killed(folder: Path, verb: str, point: str, **more: str) -> None:
+    """Runs a plugin process that kills itself at the point."""
+    env = {**os.environ, "KILL_AT": point, "CLAIM_UID": UID, "PYTHONPATH": str(ROOT), **more}
+    program = [sys.executable, "-m", "tests.helpers.crash.claim_with_process", str(folder), verb]
+    done = subprocess.run(program, env=env, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+async def check_next_process(folder: Path, *, prepared: bool) -> None:
+    """The next plugin process ends what runs, or keeps a prepared claim, and then prepares and unprepares as ever."""
+    api = FakeApiServer()
+    ref = api.allocate("claim", UID, "d-0", NAME)
+    async with running_manager(folder, Daemons(folder), api) as two:
+        if prepared:
+            assert await two.records() == {UID: "Prepared"} and len(running(UID)) == 2
+        else:
+            await wait_until(lambda: not running(UID), "the processes to end")
+            assert await two.records() == {}
+        watcher = two.claims._processes
+        assert watcher
+        await watcher.check()
+        logs = two.settings.plugin_dir / "process-logs"
+        assert len(list(logs.glob("*"))) == len(await two.records()), "no log is left"
+        assert not isinstance(await two.prepare(ref), Exception)
+        assert len(running(UID)) == 2
+        assert not isinstance(await two.unprepare(ref), Exception)
+        assert running(UID) == [] and not list(logs.iterdir())
+
+
+@pytest.mark.cases(3)
+@pytest.mark.parametrize(("verb", "point"), [(v, p) for v, points in POINTS.items() for p in points])
+async def test_killed_at_any_point_the_next_process_ends_what_runs_or_keeps_a_prepared_claim(
+    tmp_path: Path, verb: str, point: str
+) -> None:
+    killed(tmp_path, verb, point)
+    await check_next_process(tmp_path, prepared=(verb, point) == ("prepare", "after commit"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("verb", "point"),
+    [
+        *(("prepare", p) for p in ("before record", "after record", "before ready", "after commit")),
+        ("unprepare", "before step"),
+    ],
+)
+async def test_killed_with_a_supervisor_the_next_process_finds_the_same(tmp_path: Path, verb: str, point: str) -> None:
+    supervisor = Supervisor(tmp_path / "s.sock")
+    supervisor.open()
+    threading.Thread(target=supervisor.run, daemon=True).start()
+    killed(tmp_path, verb, point, SUPERVISOR=str(supervisor.path))
+    await check_next_process(tmp_path, prepared=point == "after commit")
+    supervisor.close()

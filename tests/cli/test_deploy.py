@@ -1,0 +1,53 @@
+"""``dra deploy`` prints what it wrote and the next command. What it writes: tests/packaging/manifests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.packaging.scaffold.names import Names
+from dra_kubeletplugin.packaging.scaffold.writer import make
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    return make(Names("chardev", "acme-npu", "npu.example.com"), tmp_path / "my drivers")
+
+
+def counted_files(line: str) -> int:
+    found = re.match(r"wrote (\d+) files into ", line)
+    assert found, line
+    return int(found[1])
+
+
+def test_files_and_the_command_that_deploys_them_are_printed(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deploy = package / "deploy"
+    assert main(["deploy", str(deploy)]) == 0
+    wrote, command = capsys.readouterr().out.splitlines()
+    assert counted_files(wrote) == sum(p.is_file() for p in deploy.rglob("*")) - 1  # values.yaml is the author's
+    below = sum(p.is_file() for p in (deploy / "kustomize").rglob("*"))
+    assert wrote.endswith(f" into {deploy}: kustomization.yaml, deviceclass.yaml, kustomize/ ({below})")
+    assert (
+        command == f"to deploy the driver, run: kubectl apply -k '{deploy}'"
+    )  # a shell needs the quotes: the folder has a space
+
+
+def test_the_chart_and_the_command_that_installs_it_are_printed(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = tmp_path / "build"
+    assert main(["deploy", "--shared-dir", str(build)]) == 0
+    wrote, command = capsys.readouterr().out.splitlines()
+    assert counted_files(wrote) == sum(p.is_file() for p in build.rglob("*"))
+    assert all(f"{name}/ (" in wrote for name in ("kustomize", "helm", "monitoring"))
+    assert f" helm install NAME {build}/helm/dra-driver " in command
+
+
+def test_nothing_is_reported_as_written_if_a_value_is_wrong(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (package / "deploy/values.yaml").open("a") as values:
+        values.write("colour: red\n")
+    assert main(["deploy", str(package / "deploy")]) == 2
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,244 @@
+"""Events on the Node about devices that become unhealthy and recover, and the reason in the slices."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+
+from dra_kubeletplugin import Device, Health, Pool, Taint
+from dra_kubeletplugin.base.telemetry.metrics import Metrics
+from dra_kubeletplugin.devices import health_events
+from dra_kubeletplugin.devices.health_events import HealthEvents
+from dra_kubeletplugin.devices.health_policy import HealthPolicy
+from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.kube import KubeClient
+from dra_kubeletplugin.kube.event_recorder import EventRecorder, Subject
+from dra_kubeletplugin.resourceapi.unhealthy_reason import reason_of
+from dra_kubeletplugin.resourceapi.usage.rows import DeviceRow, HealthRow
+from dra_kubeletplugin.resourceapi.usage.usage import count_usage
+from dra_kubeletplugin.resourceapi.validation.slices import validate_device
+from dra_kubeletplugin.testing import node_with
+from tests.helpers.drivers import HealthReportingDriver
+from tests.helpers.publisher import scripted_api_server
+from tests.helpers.waiting import wait_until
+
+UNHEALTHY = Taint(key="dra-kubeletplugin.dev/unhealthy")
+
+
+class QueuedEvent(NamedTuple):
+    type: str
+    reason: str
+    message: str
+
+
+class Recorder:
+    """Keeps queued Events."""
+
+    def __init__(self) -> None:
+        self.queued: list[QueuedEvent] = []
+
+    def warn(self, about: Subject, reason: str, message: str) -> None:
+        assert about.kind == "Node"
+        self.queued.append(QueuedEvent("Warning", reason, message))
+
+    def inform(self, about: Subject, reason: str, message: str) -> None:
+        self.queued.append(QueuedEvent("Normal", reason, message))
+
+    def take(self) -> list[QueuedEvent]:
+        out, self.queued = self.queued, []
+        return out
+
+
+async def inventory_of(*names: str) -> Inventory:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY, healthy_after=1))
+    await inventory.update([Pool("node", [Device(n) for n in names])])
+    return inventory
+
+
+def events_of(inventory: Inventory) -> tuple[HealthEvents, Recorder]:
+    recorder = Recorder()
+    return HealthEvents(recorder, inventory, "node"), recorder  # type: ignore[arg-type]
+
+
+async def test_a_fault_and_a_recovery_are_one_event_each_with_the_driver_s_text() -> None:
+    inventory = await inventory_of("a", "b")
+    events, recorder = events_of(inventory)
+    for at in range(3):
+        await inventory.set_health({"a": Health(False, "the fan stands still")}, float(at))
+        events.check()
+    assert recorder.take() == [("Warning", "DeviceUnhealthy", "a is unhealthy: the fan stands still")]
+    for at in range(3, 6):
+        await inventory.set_health({}, float(at))
+        events.check()
+    assert recorder.take() == [
+        ("Normal", "DeviceHealthy", "a is healthy again; the fault was: the fan stands still"),
+    ]
+
+
+async def test_a_device_whose_text_changes_often_soon_has_a_constant_text_and_other_devices_keep_their_texts() -> None:
+    """Otherwise each change would be a new Event, and Events of other devices would wait for hours."""
+    inventory = await inventory_of("a", "b")
+    events, recorder = events_of(inventory)
+    for at in range(0, 1200, 200):
+        await inventory.set_health({"a": Health(False, f"{90 + at // 100} degrees")}, float(at))
+        events.check()
+        await inventory.set_health({}, at + 100.0)
+        events.check()
+    await inventory.set_health({"b": Health(False, "fan")}, 1200.0)
+    events.check()
+    texts = [e.message for e in recorder.take()]
+    assert texts[4:8] == [
+        "a is unhealthy: 94 degrees",
+        "a is healthy again; the fault was: 94 degrees",
+        "a is unhealthy: the text changes often, and `dra top` shows the last one",
+        "a is healthy again; the text changes often, and `dra top` shows the last one",
+    ]
+    assert texts[6:12] == texts[6:8] * 3
+    assert texts[12:] == ["b is unhealthy: fan"]
+
+
+async def test_a_device_has_its_own_texts_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = await inventory_of("a")
+    events, recorder = events_of(inventory)
+
+    async def fail(at: float) -> str:
+        monkeypatch.setattr(health_events, "time", SimpleNamespace(monotonic=lambda: at))
+        await inventory.set_health({"a": Health(False, f"{at} degrees")}, at)
+        events.check()
+        await inventory.set_health({}, at + 1)
+        events.check()
+        return recorder.take()[0].message
+
+    own = [(await fail(at)).endswith(" degrees") for at in (0, 100, 200, 300, 3500, 3601, 3680, 3790)]
+    assert own == [True, True, True, False, False, True, False, True]
+
+
+async def test_devices_that_fail_together_with_one_text_are_one_event_and_many_texts_a_few_events() -> None:
+    inventory = await inventory_of(*(f"d{i}" for i in range(40)))
+    events, recorder = events_of(inventory)
+    await inventory.set_health({f"d{i}": Health(False, "too hot") for i in range(10, 15)}, 0.0)
+    events.check()
+    assert recorder.take() == [("Warning", "DeviceUnhealthy", "d10, d11, d12 and 2 more are unhealthy: too hot")]
+    await inventory.set_health({f"d{i}": Health(False, f"fault {i}") for i in range(40)}, 1.0)
+    events.check()
+    texts = [e.message for e in recorder.take()]
+    assert len(texts) == 11
+    assert texts[-1].endswith("are unhealthy: other faults, which `dra top` shows")
+
+
+async def test_a_device_that_was_removed_has_not_recovered() -> None:
+    inventory = await inventory_of("a", "b")
+    events, recorder = events_of(inventory)
+    await inventory.set_health({"a": Health(False, "hot")}, 0.0)
+    events.check()
+    recorder.take()
+    await inventory.update([Pool("node", [Device("b")])])
+    events.check()
+    assert recorder.take() == []
+
+
+async def test_a_text_that_differs_in_each_report_costs_one_write_in_ten_minutes() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY), clock=lambda: 1199.0)
+    await inventory.update([Pool("node", [Device("a")])])
+    events, recorder = events_of(inventory)
+    versions = set()
+    for second in range(1200):
+        await inventory.set_health({"a": Health(False, f"{second} degrees")}, float(second))
+        events.check()
+        versions.add(inventory.version)
+    assert [e.message for e in recorder.take()] == ["a is unhealthy: 0 degrees", "a is unhealthy: 600 degrees"]
+    assert len(versions) == 2, "each version is one write of the slice"
+    assert inventory.unhealthy_reason("a") == "600 degrees"
+    ((_, health),) = inventory.health()
+    assert health.message == "1199 degrees", "the kubelet and the page get the text of the last report"
+
+
+async def test_a_device_that_flaps_is_one_event_of_each_kind_with_a_count() -> None:
+    async with scripted_api_server() as server, KubeClient(server.config) as client:
+        inventory = await inventory_of("a")
+        recorder = EventRecorder(client, "d.example.com", "node", Metrics())
+        events = HealthEvents(recorder, inventory, "node")
+        tasks = [asyncio.create_task(recorder.run()), asyncio.create_task(events.run())]
+        writes: list[str] = []
+
+        def count(request: Any) -> None:
+            writes.extend([request.method] if "/events" in request.path else [])
+
+        server.instead = count
+        for second in range(50):
+            await inventory.set_health({"a": Health(second % 2 == 1, "flaps")}, float(second))
+            events.check()
+        await wait_until(lambda: len(server.storage.list("events")) == 2)
+        assert {e["reason"] for e in server.storage.list("events")} == {"DeviceUnhealthy", "DeviceHealthy"}
+        assert writes == ["POST", "POST"], "the count of an Event is written once a minute at most"
+        for task in tasks:
+            assert not task.done()
+            task.cancel()
+
+
+async def test_the_slice_has_the_reason_in_64_bytes_and_loses_it_with_the_fault() -> None:
+    inventory = await inventory_of("a", "b")
+    await inventory.set_health(
+        {"a": Health(False, "link 3 has lost its carrier: " + "é" * 60), "b": Health(None, "?")}, 0.0
+    )
+    a, b = inventory.published()
+    assert reason_of(a).startswith("link 3 has lost its carrier: é") and reason_of(a).endswith("...")
+    assert not validate_device(a, "d") and reason_of(b) == ""
+    await inventory.set_health({}, 1.0)
+    assert "attributes" not in inventory.published()[0]
+
+
+async def test_a_device_without_room_for_an_attribute_is_published_without_the_reason() -> None:
+    inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
+    await inventory.update([Pool("node", [Device("a", attributes={f"n{i}": i for i in range(32)})])])
+    await inventory.set_health({"a": Health(False, "hot")}, 0.0)
+    (device,) = inventory.published()
+    assert len(device["attributes"]) == 32 and device["taints"] and not validate_device(device, "d")
+
+
+async def test_a_fault_without_a_taint_is_in_the_slice_too() -> None:
+    inventory = Inventory("node")
+    await inventory.update([Pool("node", [Device("a")])])
+    await inventory.set_health({"a": Health(False, "hot")}, 0.0)
+    (device,) = inventory.published()
+    assert (reason_of(device), device.get("taints")) == ("hot", None)
+
+
+async def test_a_free_device_is_explained_on_the_node_and_in_the_rows_also_by_the_next_instance() -> None:
+    class Driver(HealthReportingDriver):
+        report: ClassVar[dict[str, Health]] = {}
+        delay: ClassVar[float] = 0.0
+
+        def health(self) -> dict[str, Health]:
+            time.sleep(self.delay)
+            return self.report
+
+    async with node_with(Driver) as node:
+        Driver.report = {"toy-1": Health(False, "the fan stands still")}
+        node.plugin.driver.changed()
+        storage = node.cluster.api.storage
+        await wait_until(lambda: [e for e in storage.list("events") if e["reason"] == "DeviceUnhealthy"])
+        (event,) = (e for e in storage.list("events") if e["reason"] == "DeviceUnhealthy")
+        assert event["message"] == "toy-1 is unhealthy: the fan stands still"
+        assert (event["involvedObject"]["kind"], event["metadata"]["namespace"]) == ("Node", "default")
+        await node.plugin.published(30)
+
+        def row() -> DeviceRow:
+            slices = storage.list("resourceslices.resource.k8s.io")
+            return next(d for d in count_usage(slices, []).devices if d.name == "toy-1")
+
+        assert (row().health, row().message) == (HealthRow.UNHEALTHY, "the fan stands still")
+        await node.stop()
+        assert row().message == "the fan stands still"
+        versions = [s["metadata"]["resourceVersion"] for s in storage.list("resourceslices.resource.k8s.io")]
+        Driver.delay = 0.5
+        await node.start()
+        await node.plugin.published(30)
+        assert (row().health, row().message) == (HealthRow.UNHEALTHY, "the fan stands still")
+        after = [s["metadata"]["resourceVersion"] for s in storage.list("resourceslices.resource.k8s.io")]
+        assert after == versions, "the taint and the text never vanish, not even until the first health report"
+        (event,) = (e for e in storage.list("events") if e["reason"] == "DeviceUnhealthy")

@@ -1,0 +1,205 @@
+"""Kinds of parameters for types of devices: which entry reaches which device, and the groups of devices with one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from dra_kubeletplugin import Claim, Config, Device, Driver, PreparedDevice
+from dra_kubeletplugin.driver import make
+from dra_kubeletplugin.driver.config.device_types import device_types, kinds_of
+from dra_kubeletplugin.driver.config.objects import ConfigReader, faults_with_classes
+from dra_kubeletplugin.driver.config.parameters import Parameters, Resolved
+from dra_kubeletplugin.errors import ConfigError, DriverError
+from dra_kubeletplugin.testing import ClaimSpec, OpaqueConfig, Request, node_with
+
+DRIVER = "cards.example.com"
+VERSION = f"{DRIVER}/v1"
+
+
+class OldGpuConfig(Config):
+    KIND, API_VERSION = "GpuConfig", f"{DRIVER}/v1alpha1"
+    fast: bool = False
+
+
+class GpuConfig(Config):
+    KIND, API_VERSION = "GpuConfig", VERSION
+    OLDER = (OldGpuConfig,)
+    DEVICES: ClassVar = {"type": "gpu"}
+    slice: Literal["Short", "Long"] = "Short"
+
+    @classmethod
+    def convert_from(cls, older: OldGpuConfig) -> GpuConfig:
+        return cls(slice="Short" if older.fast else "Long")
+
+
+class PartConfig(Config):
+    KIND, API_VERSION = "PartConfig", VERSION
+    DEVICES: ClassVar = {"type": "part"}
+    LAYERED = True
+    memory: int = 1
+    cores: int = 1
+
+
+class NumberConfig(Config):
+    KIND, API_VERSION = "NumberConfig", VERSION
+    DEVICES: ClassVar = {"number": 1}
+    name: str
+
+
+KINDS = [GpuConfig, PartConfig, NumberConfig]
+GPU, PART, NUMBER, OTHER = (
+    Device("d", attributes) for attributes in ({"type": "gpu"}, {"type": "part"}, {"number": 1}, {"type": "vfio"})
+)
+
+
+def entry(
+    kind: str, source: str = "FromClaim", requests: Sequence[str] = (), version: str = VERSION, **fields: Any
+) -> dict[str, Any]:
+    parameters = {"apiVersion": version, "kind": kind, **fields}
+    return {"source": source, "requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+def resolved(entries: Sequence[Mapping[str, Any]], device: Device, request: str = "r") -> Resolved:
+    return Parameters(KINDS, DRIVER).resolve(entries, request, kinds_of(device.attributes, KINDS))
+
+
+def test_an_entry_without_requests_reaches_the_devices_that_its_kind_is_for() -> None:
+    entries = [entry("GpuConfig", slice="Long"), entry("PartConfig", memory=4)]
+    for order in (entries, entries[::-1]):
+        assert resolved(order, GPU) == (GpuConfig(slice="Long"), "FromClaim")
+        assert resolved(order, PART) == (PartConfig(memory=4), "FromClaim")
+
+
+def test_other_devices_get_the_defaults_of_the_first_kind_for_them() -> None:
+    assert resolved([entry("GpuConfig", slice="Long")], PART) == (PartConfig(), "")
+    assert resolved([entry("PartConfig")], GPU) == (GpuConfig(), "")
+    assert resolved([entry("PartConfig")], OTHER) == (None, ""), "no kind is for it"
+    assert resolved([entry("PartConfig")], NUMBER) == (None, ""), "its kind has a field without a default"
+    assert kinds_of({"number": 1}, KINDS) == {NumberConfig}
+    assert kinds_of({"number": True}, KINDS) == frozenset()
+
+
+def test_the_class_s_entry_remains_where_the_claim_s_is_for_other_devices() -> None:
+    of_class = [entry("GpuConfig", "FromClass", ["r"], slice="Long"), entry("PartConfig", "FromClass", ["r"], memory=4)]
+    entries = [*of_class, entry("PartConfig", cores=2)]
+    assert resolved(entries, GPU) == (GpuConfig(slice="Long"), "FromClass")
+    assert resolved(entries, PART) == (PartConfig(memory=4, cores=2), "FromClaim")
+
+
+def test_an_older_version_is_for_the_devices_of_the_newest() -> None:
+    entries = [entry("GpuConfig", version=OldGpuConfig.API_VERSION), entry("PartConfig", memory=4)]
+    assert resolved(entries, GPU) == (GpuConfig(slice="Long"), "FromClaim")
+    assert resolved(entries, PART) == (PartConfig(memory=4), "FromClaim")
+
+
+def test_a_request_that_the_claim_names_for_other_devices_only_is_an_error() -> None:
+    wrong = entry("GpuConfig", requests=["r"])
+    with pytest.raises(ConfigError) as refused:
+        resolved([wrong], PART)
+    assert str(refused.value).startswith(
+        "config[0] (FromClaim): parameters.kind: GpuConfig is for devices with type=gpu, but request 'r' got another device: "
+        "name other requests in this entry, or none"
+    )
+    assert resolved([wrong, entry("PartConfig", requests=["r"])], PART)[0] == PartConfig(), "the request may get either"
+    assert resolved([entry("GpuConfig", "FromClass", ["r"])], PART)[0] == PartConfig(), "the scheduler named it"
+    assert resolved([entry("GpuConfig", requests=["r"])], PART, "r/part")[0] == PartConfig(), "another alternative"
+    with pytest.raises(ConfigError, match="request 'r/part' got another device"):
+        resolved([entry("GpuConfig", requests=["r/part"])], PART, "r/part")
+
+
+def test_an_invalid_entry_is_an_error_for_every_device() -> None:
+    with pytest.raises(ConfigError, match="Invalid enum value 'Slow'"):
+        resolved([entry("GpuConfig", slice="Slow")], PART)
+
+
+def test_each_type_of_device_has_its_kinds() -> None:
+    class General(Config):
+        KIND = "General"
+
+    assert list(device_types([])) == [frozenset()]
+    assert list(device_types([General])) == [frozenset({General})]
+    assert list(device_types([GpuConfig, PartConfig, General])) == [
+        frozenset({GpuConfig, General}),
+        frozenset({PartConfig, General}),
+        frozenset({General}),
+    ]
+
+
+def claim(*requests: str, config: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "kind": "ResourceClaim",
+        "metadata": {"name": "c"},
+        "spec": {
+            "devices": {
+                "requests": [{"name": r, "exactly": {"deviceClassName": r}} for r in requests],
+                "config": [{k: v for k, v in e.items() if k != "source"} for e in config],
+            }
+        },
+    }
+
+
+def test_before_allocation_layers_are_combined_for_each_type_of_device() -> None:
+    class Sized(PartConfig):
+        KIND = "PartConfig"
+        size: int
+
+    reader = ConfigReader(DRIVER, [GpuConfig, Sized])
+    classes = {
+        "gpu": {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {"config": [entry("GpuConfig")]}},
+        "part": {
+            "kind": "DeviceClass",
+            "metadata": {"name": "part"},
+            "spec": {"config": [entry("PartConfig", size=1)]},
+        },
+        "bare": {"kind": "DeviceClass", "metadata": {"name": "bare"}, "spec": {"config": [entry("PartConfig")]}},
+    }
+    both = [entry("GpuConfig", slice="Long"), entry("PartConfig", memory=2)]
+    assert faults_with_classes(claim("gpu", "part", config=both), classes, [reader]) == []
+    (fault,) = faults_with_classes(claim("gpu", "bare", config=both), classes, [reader])
+    assert "spec.devices.config[1].opaque: parameters: missing required field 'size'" in fault
+
+
+class Cards(Driver):
+    """Two GPUs and two parts. Each device's container gets its parameters, and the devices that have the same."""
+
+    name = DRIVER
+    config = (GpuConfig, PartConfig)
+
+    def devices(self) -> list[Device]:
+        return [Device(f"{kind}-{i}", {"type": kind}) for kind in ("gpu", "part") for i in range(2)]
+
+    def prepare(self, claim: Claim) -> list[PreparedDevice]:
+        groups = claim.devices_by_config()
+        return [d.prepared(data={"config": repr(c), "with": [m.name for m in g]}) for c, g in groups for d in g]
+
+
+async def test_the_devices_of_a_claim_get_their_parameters_and_are_grouped_by_them() -> None:
+    everything = ClaimSpec(
+        Request("all", count=4),
+        config=[OpaqueConfig(DRIVER, c.json()) for c in (GpuConfig(slice="Long"), PartConfig(memory=4))],
+    )
+    async with node_with(Cards) as node:
+        await node.run_pod(claim=everything)
+        (record,) = await node.plugin.claims.store.all()
+        found = {d["device"]: d["data"] for d in record.devices}
+        assert found["gpu-0"] == found["gpu-1"] == {"config": repr(GpuConfig(slice="Long")), "with": ["gpu-0", "gpu-1"]}
+        assert found["part-0"] == {"config": repr(PartConfig(memory=4)), "with": ["part-0", "part-1"]}
+
+
+def test_devices_that_are_no_attributes_are_an_error_of_the_class() -> None:
+    class Wrong(Config):
+        DEVICES: ClassVar = ["gpu"]  # type: ignore[assignment]
+
+    with pytest.raises(DriverError, match=r"Wrong.DEVICES is \['gpu'\]: set it to attributes of devices, such as"):
+        make(type("D", (Cards,), {"config": Wrong}))
+
+
+def test_a_misspelt_name_for_the_devices_of_a_kind_is_reported() -> None:
+    class Typo(Config):
+        DEVICE = {"type": "gpu"}  # noqa: RUF012
+
+    with pytest.raises(DriverError, match=r"Typo.DEVICE is never used, did you mean `DEVICES`\?"):
+        make(type("D", (Cards,), {"config": Typo}))

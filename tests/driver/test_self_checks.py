@@ -1,0 +1,43 @@
+"""A driver's own checks: what it returns is validated where it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin import Check
+from dra_kubeletplugin.driver.self_checks import parse_checks
+from dra_kubeletplugin.errors import DriverError
+
+
+def test_a_problem_and_its_remedy_are_one_line() -> None:
+    check = Check("driver-root", "no libgpu.so\nbelow /run\udc80", "mount /run/gpu")
+    assert check.sentence == "check driver-root: no libgpu.so below /run\ufffd: mount /run/gpu"
+    assert Check("driver-root", "gone").sentence == "check driver-root: gone"
+    assert parse_checks(c for c in [check]) == (check,)
+
+
+@pytest.mark.parametrize("name", ["", "Driver root", "a" * 41, "-a", 7, None])
+def test_a_name_that_cannot_be_a_label_of_a_metric_is_refused(name: Any) -> None:
+    with pytest.raises(DriverError, match="the name must have at most 40"):
+        Check(name)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (None, "must return a list of Check"),
+        ([Check("a"), "b"], "returned 'b': it must return a list of Check"),
+        ([Check("a"), Check("a", "x")], "returned the check a twice"),
+        ([Check(f"c{i}") for i in range(51)], "at most 50"),
+    ],
+)
+def test_a_result_that_is_no_list_of_checks_is_refused(result: Any, text: str) -> None:
+    with pytest.raises(DriverError, match=text):
+        parse_checks(result)
+
+
+def test_texts_must_be_text() -> None:
+    with pytest.raises(DriverError, match="problem and todo must be text"):
+        Check("a", OSError("x"))  # type: ignore[arg-type]

@@ -1,0 +1,53 @@
+"""Runs the conformance suite in tests, with small sizes and short waits."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_kubeletplugin.localcluster.conformance import ConformanceProfile, ConformanceRun, run_checks, select_checks
+from dra_kubeletplugin.localcluster.conformance.checks import performance, registration, slices
+from dra_kubeletplugin.localcluster.conformance.driver_command import DriverCommand
+from dra_kubeletplugin.localcluster.conformance.profile import ConformanceLimits
+
+ROOT = Path(__file__).parents[3]
+PLAIN = f"{shlex.quote(sys.executable)} -m tests.helpers.conformance.plain_driver"
+VARIANT = f"{shlex.quote(sys.executable)} -m tests.helpers.conformance.variants"
+PARAMETERS = {
+    "valid": {"ok.json": {"kind": "PlainConfig", "mode": "fast"}},
+    "invalid": {"bad.json": {"kind": "PlainConfig", "mode": "magic"}},
+    "errors": {"bad.json": "mode"},
+}
+"""Fields of a profile for the parameters of the plain driver."""
+LIMITS = ConformanceLimits(idle=2.0, kills=4, cycles=40)
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the slowest checks quick: fewer calls, shorter waits."""
+    monkeypatch.setattr(performance, "_CALLS", 10)
+    monkeypatch.setattr(performance, "_WARM_UP", 10)
+    monkeypatch.setattr(registration, "_PINGS", 0.5)
+    monkeypatch.setattr(slices, "_RETURN", 8.0)
+
+
+async def run(
+    command: str,
+    checks: Sequence[str] = (),
+    *,
+    rules: Sequence[Mapping[str, Any]] | None = None,
+    **profile: Any,
+) -> ConformanceRun:
+    """Runs checks on a driver. ``profile`` contains fields of the profile."""
+    chosen = ConformanceProfile(**{"limits": LIMITS, **PARAMETERS, **profile})
+    return await run_checks(DriverCommand.parse(command), chosen, select_checks(checks), rules=rules)
+
+
+def explained(found: ConformanceRun) -> str:
+    """Returns the failures of a run, for the message of an assertion."""
+    lines = [f"{o.check.id}: expected {o.expected}; got {o.got}\n{o.log}" for o in found.outcomes if o.expected]
+    return "\n".join([found.fault, *lines])

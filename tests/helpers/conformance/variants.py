@@ -1,0 +1,280 @@
+"""Variants of ``plain_driver.py``: the variable ``VARIANT`` selects one of :data:`ACCEPTED` or :data:`BROKEN`.
+
+Usage: ``python -m tests.helpers.conformance.variants`` in the environment of `dra conformance`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from . import plain_driver as plain
+
+JSON = dict[str, Any]
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "empty endpoint": ("REG-003", "REG-005", "PRE-001", "REG-007"),  # the kubelet uses the registration socket
+    "random order": ("REG-002", "PRE-002", "PRE-007"),
+    "error for an empty list of claims": ("REG-004", "REG-007", "RST-006"),  # a kubelet sends none
+    "prepares every device name": ("PRE-003",),
+    "static spec of each device": ("UNP-003", "PRE-007", "RST-001"),  # written at the first prepare
+    "second pool without devices": ("SLC-008",),
+    "health of prepared devices only": ("HLT-001", "HLT-002"),
+}
+"""Behaviors that a kubelet accepts, each with checks that must pass."""
+BROKEN: dict[str, tuple[str, ...]] = {
+    "endpoint outside of the kubelet's root": ("REG-003",),
+    "no entry for a failed claim": ("PRE-003", "PRE-004", "PRE-005", "PRE-010", "PRE-011"),
+    "one spec that only grows": ("UNP-003", "PRE-007", "RST-001"),
+    "deletes folders of other drivers": ("CDI-006",),
+    "invalid metadata": ("MET-002",),
+    "metadata without devices": ("MET-002",),
+    "parameters of the class precede": ("CFG-004",),
+    "first line names features": ("SLC-007",),
+}
+"""Bugs, each with checks that must fail."""
+
+
+# --- accepted -------------------------------------------------------------------------------------
+
+
+def empty_endpoint() -> None:
+    """Serves both services on the registration socket, and names no endpoint."""
+    serve, get_info = plain.serve, plain.Registration.GetInfo
+    services: list[Any] = []
+
+    def serve_on_one_socket(path: Path, *adders: Any) -> grpc.Server:
+        services.extend(adders)
+        if not path.name.endswith("-reg.sock"):
+            return grpc.server(plain.futures.ThreadPoolExecutor(1))
+        return serve(path, *services)
+
+    def without_endpoint(self: Any, request: Any, context: Any) -> Any:
+        out = get_info(self, request, context)
+        out.endpoint = ""
+        return out
+
+    plain.serve = serve_on_one_socket
+    plain.Registration.GetInfo = without_endpoint  # type: ignore[method-assign]
+
+
+def random_order() -> None:
+    get_info, prepare = plain.Registration.GetInfo, plain.NodeService.NodePrepareResources
+
+    def shuffled_versions(self: Any, request: Any, context: Any) -> Any:
+        out = get_info(self, request, context)
+        versions = list(out.supported_versions)
+        random.shuffle(versions)
+        del out.supported_versions[:]
+        out.supported_versions.extend(versions)
+        return out
+
+    def shuffled_ids(self: Any, request: Any, context: Any) -> Any:
+        out = prepare(self, request, context)
+        for entry in out.claims.values():
+            for device in entry.devices:
+                ids = [*device.cdi_device_ids, f"{plain.KIND}=all"]
+                random.shuffle(ids)
+                del device.cdi_device_ids[:]
+                device.cdi_device_ids.extend(ids)
+        return out
+
+    plain.Registration.GetInfo = shuffled_versions  # type: ignore[method-assign]
+    plain.NodeService.NodePrepareResources = shuffled_ids  # type: ignore[method-assign]
+
+
+def no_empty_list() -> None:
+    prepare = plain.NodeService.NodePrepareResources
+
+    def refuse(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        if not request.claims:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the list of claims is empty")
+        return prepare(self, request, context)
+
+    plain.NodeService.NodePrepareResources = refuse  # type: ignore[method-assign]
+
+
+def every_device() -> None:
+    plain.DEVICES.append("no-such-device")
+    desired = plain.Publisher.desired
+
+    def published(self: Any) -> JSON:
+        out = desired(self)
+        out["spec"]["devices"].pop()
+        return out
+
+    plain.Publisher.desired = published  # type: ignore[method-assign]
+
+
+def static_specs() -> None:
+    """Writes one spec for each device at its first prepare, and keeps it."""
+
+    def device(self: Any, uid: str, result: JSON) -> JSON:
+        name = str(result["device"])
+        return {
+            "requests": [result["request"].partition("/")[0]],
+            "pool": result["pool"],
+            "device": name,
+            "cdi": [f"{plain.KIND}={name}"],
+            "name": name,
+        }
+
+    def specs(self: Any, uid: str, devices: list[JSON]) -> None:
+        for one in devices:
+            edits = {"env": [f"GPU={one['device']}"]}
+            document = {"cdiVersion": "0.5.0", "kind": plain.KIND}
+            text = json.dumps({**document, "devices": [{"name": one["name"], "containerEdits": edits}]})
+            plain.write(self.cdi / f"device-{one['name']}.json", text)
+
+    plain.Claims._device = device  # type: ignore[method-assign]
+    plain.Claims._write_specs = specs  # type: ignore[method-assign]
+
+
+def empty_pool() -> None:
+    create = plain.Publisher.create
+
+    def with_empty_pool(self: Any) -> None:
+        body = self.desired()
+        body["spec"] |= {"pool": {"name": "empty", "generation": 1, "resourceSliceCount": 1}, "devices": []}
+        self.api.call("POST", plain.SLICES, body)
+        create(self)
+
+    plain.Publisher.create = with_empty_pool  # type: ignore[method-assign]
+
+
+def prepared_health() -> None:
+    """Sends a message only while a device is prepared."""
+    watch = plain.Health.NodeWatchResources
+
+    def prepared_only(self: Any, request: Any, context: Any) -> Any:
+        folder = Path(os.environ["PLUGIN_DATA_DIR"]) / "claims"
+        for message in watch(self, request, context):
+            records = [json.loads(p.read_text()) for p in folder.glob("*.json")]
+            names = {d["device"] for r in records for d in r["devices"]}
+            kept = [d for d in message.devices if d.device.device_name in names]
+            if kept:
+                yield type(message)(devices=kept)
+
+    plain.Health.NodeWatchResources = prepared_only  # type: ignore[method-assign]
+
+
+# --- broken ---------------------------------------------------------------------------------------
+
+
+def endpoint_outside() -> None:
+    serve, get_info = plain.serve, plain.Registration.GetInfo
+    outside = Path(os.environ["KUBELET_ROOT"]).parent / f"{plain.UID[:8]}.sock"
+
+    def serve_outside(path: Path, *adders: Any) -> grpc.Server:
+        return serve(path if path.name.endswith("-reg.sock") else outside, *adders)
+
+    def named(self: Any, request: Any, context: Any) -> Any:
+        out = get_info(self, request, context)
+        out.endpoint = str(outside)
+        return out
+
+    plain.serve = serve_outside
+    plain.Registration.GetInfo = named  # type: ignore[method-assign]
+
+
+def no_entry() -> None:
+    prepare = plain.NodeService.NodePrepareResources
+
+    def incomplete(self: Any, request: Any, context: Any) -> Any:
+        out = prepare(self, request, context)
+        for uid in [uid for uid, entry in out.claims.items() if entry.error]:
+            plain.log(f"claim {uid} failed")
+            del out.claims[uid]
+        return out
+
+    plain.NodeService.NodePrepareResources = incomplete  # type: ignore[method-assign]
+
+
+def growing_spec() -> None:
+    def specs(self: Any, uid: str, devices: list[JSON]) -> None:
+        path = self.cdi / "plain.json"
+        old = json.loads(path.read_text())["devices"] if path.exists() else []
+        names = {d["name"] for d in devices}
+        new = [{"name": name, "containerEdits": {"env": ["GPU=1"]}} for name in sorted(names)]
+        document = {"cdiVersion": "0.5.0", "kind": plain.KIND}
+        plain.write(path, json.dumps({**document, "devices": [d for d in old if d["name"] not in names] + new}))
+
+    plain.Claims._write_specs = specs  # type: ignore[method-assign]
+
+
+def deletes_folders() -> None:
+    for path in Path(os.environ["KUBELET_ROOT"], "plugins").glob("other*"):
+        shutil.rmtree(path)
+
+
+def metadata(text: str) -> Callable[[], None]:
+    def apply() -> None:
+        def write_text(self: Any, meta: JSON, devices: list[JSON]) -> None:
+            plain.write(self.metadata(meta["uid"]), text)
+
+        plain.Claims._write_metadata = write_text  # type: ignore[method-assign]
+
+    return apply
+
+
+def class_precedes() -> None:
+    """Reads only the first parameters that are for this driver."""
+    call = plain.Api.call
+
+    def first_only(self: Any, method: str, path: str, body: JSON | None = None) -> JSON:
+        out = call(self, method, path, body)
+        devices = ((out.get("status") or {}).get("allocation") or {}).get("devices") or {}
+        if own := [c for c in devices.get("config") or () if c["opaque"]["driver"] == plain.NAME]:
+            devices["config"] = own[:1]
+        return out
+
+    plain.Api.call = first_only  # type: ignore[method-assign]
+
+
+def feature_line() -> None:
+    """Logs its feature gates at its start, and nothing about dropped fields."""
+    plain.BUG = "dropped fields are not reported"
+    plain.log("flag: --feature-gates is empty")
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def ignores_sigterm() -> None:
+    install = signal.signal
+    signal.signal = lambda number, handler: install(number, signal.SIG_IGN)  # type: ignore[assignment,misc]
+
+
+VARIANTS: dict[str, Callable[[], None]] = {
+    "empty endpoint": empty_endpoint,
+    "random order": random_order,
+    "error for an empty list of claims": no_empty_list,
+    "prepares every device name": every_device,
+    "static spec of each device": static_specs,
+    "second pool without devices": empty_pool,
+    "health of prepared devices only": prepared_health,
+    "endpoint outside of the kubelet's root": endpoint_outside,
+    "no entry for a failed claim": no_entry,
+    "one spec that only grows": growing_spec,
+    "deletes folders of other drivers": deletes_folders,
+    "invalid metadata": metadata("[1, 2]"),
+    "metadata without devices": metadata(
+        '{"apiVersion": "metadata.resource.k8s.io/v1beta1", "kind": "DeviceMetadata"}'
+    ),
+    "parameters of the class precede": class_precedes,
+    "first line names features": feature_line,
+    "ignores SIGTERM": ignores_sigterm,
+}
+
+
+if __name__ == "__main__":
+    VARIANTS[os.environ["VARIANT"]]()
+    sys.exit(plain.main())

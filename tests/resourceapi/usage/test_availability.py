@@ -1,0 +1,139 @@
+"""Free, held, shared, blocked and unavailable by the model are what the scheduler's allocator decides, on random clusters."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_kubeletplugin.resourceapi.usage.nodes import unschedulable
+from dra_kubeletplugin.resourceapi.usage.rows import TAKEN, DeviceUse, counted
+from dra_kubeletplugin.resourceapi.usage.usage import UsageCounter, count_usage
+from dra_kubeletplugin.scheduling.allocator.faults import AllocationError
+from tests.helpers.allocator import Allocator
+from tests.resourceapi.usage.test_usage import DRIVER, JSON, claim, counters, slice_of
+
+CLASSES = [{"metadata": {"name": "any"}, "spec": {}}]
+POLICIES: list[JSON] = [
+    {}, {"requestPolicy": {"default": "8", "validRange": {"min": "8"}}}, {"requestPolicy": {"default": "4", "validValues": ["4", "16"]}},
+]  # fmt: skip
+TAINTS = [
+    {"key": "sick", "effect": "NoSchedule"},
+    {"key": "sick", "effect": "NoExecute"},
+    {"key": "note", "effect": "None"},
+]
+
+
+def nodes(r: Random) -> list[JSON]:
+    away = [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]
+    specs: list[JSON] = [{}, {}, {"unschedulable": True}, {"taints": away}]
+    return [
+        {"metadata": {"name": n, "labels": {"rack": r.choice("ab")}}, "spec": r.choice(specs)} for n in ("n1", "n2")
+    ]
+
+
+def device(r: Random, name: str, *, sets: bool) -> JSON:
+    out: JSON = {"name": name, "attributes": {"id": {"string": name}}}
+    if r.random() < 0.2:
+        out["taints"] = r.sample(TAINTS, r.randint(1, 2))
+    if r.random() < 0.3:
+        out |= {"allowMultipleAllocations": True, "capacity": {"m": {"value": "32", **r.choice(POLICIES)}}}
+    if sets and r.random() < 0.8:
+        out["consumesCounters"] = counters("card", slots=r.choice("124"))
+        if r.random() < 0.3:
+            out["consumesCounters"][0]["compatibilityGroups"] = r.sample("xy", r.randint(1, 2))
+    return out
+
+
+def slices(r: Random) -> list[JSON]:
+    """Pools of a node, of a rack and of all nodes; some are incomplete or contradict themselves."""
+    found = []
+    rack = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["a"]}]}]}
+    for number in range(r.randint(1, 3)):
+        where: JSON = r.choice(
+            [{"nodeName": "n1"}, {"nodeName": "n2"}, {"nodeName": "gone"}, {"allNodes": True}, {"nodeSelector": rack}]
+        )
+        pool, sets = f"p{number}", r.random() < 0.5
+        devices = [device(r, f"{pool}-d{i}", sets=sets) for i in range(r.randint(1, 4))]
+        if r.random() < 0.1:
+            devices.append(devices[0])
+        of = 1 + sets + (r.random() < 0.1)
+        found.append(slice_of("", devices, pool=pool, of=of, **where))
+        if sets:
+            card = [{"name": "card", "counters": {"slots": {"value": "4"}}}]
+            other = slice_of("", [], pool=pool, of=of, sharedCounters=card, **where)
+            other["metadata"]["name"] += "-counters"
+            found.append(other)
+    return found
+
+
+def wanting(name: str, one: JSON) -> JSON:
+    """A claim for this device only, for the least amount of its capacity that the policy allows."""
+    expression = f'device.attributes["{DRIVER}"].id == "{one["name"]}"'
+    exactly: JSON = {"deviceClassName": "any", "selectors": [{"cel": {"expression": expression}}]}
+    if one.get("allowMultipleAllocations"):
+        exactly["capacity"] = {"requests": {"m": "1"}}
+    return {
+        "metadata": {"name": name, "namespace": "ml"},
+        "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}},
+    }
+
+
+def could_get(one: JSON, cluster: list[JSON], held: list[JSON], places: list[JSON]) -> JSON | None:
+    """Returns the allocation of a claim for the device on the first node that takes pods."""
+    allocator = Allocator(cluster, CLASSES, held)
+    for place in places:
+        if not unschedulable(place):
+            try:
+                found = allocator.allocate(place, [wanting("next", one)])
+            except AllocationError:  # the pool contradicts itself
+                continue
+            if found:
+                return found[0]
+    return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_device_is_free_or_shared_exactly_if_the_allocator_gives_it_to_a_further_claim(seed: int) -> None:
+    r = Random(seed)
+    places, cluster = nodes(r), slices(r)
+    devices: dict[str, Any] = {d["name"]: d for s in cluster for d in s["spec"]["devices"]}
+    held: list[JSON] = []
+    for number, name in enumerate(r.choices(list(devices), k=r.randint(0, 6))):  # a device may be taken in shares
+        if allocation := could_get(devices[name], cluster, held, places):
+            held.append(wanting(f"h{number}", devices[name]) | {"status": {"allocation": allocation}})
+    if r.random() < 0.2:  # a node that went away later
+        places[0]["spec"] = {"unschedulable": True}
+    usage = count_usage(cluster, held, nodes=places)
+    owners = {res["device"] for c in held for res in c["status"]["allocation"]["devices"]["results"]}
+    assert {d.name for d in usage.devices} == devices.keys()
+    for row in usage.devices:
+        gets = could_get(devices[row.name], cluster, held, places) is not None
+        assert gets == (row.use in {DeviceUse.FREE, DeviceUse.SHARED}), row
+        assert (row.name in owners) == (row.use in TAKEN), row
+        assert gets != bool(row.why), row
+    count = counted(usage.devices, usage.sets)
+    assert count.free + count.held + count.blocked + count.unavailable == count.devices
+    assert 0 <= count.occupancy.used <= count.occupancy.cards
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_a_count_after_changes_of_nodes_slices_and_claims_is_a_new_count(seed: int) -> None:
+    r = Random(seed)
+    first, cluster = nodes(r), slices(r)
+    names = [(s["spec"]["pool"]["name"], d["name"]) for s in cluster for d in s["spec"]["devices"]]
+    counter = UsageCounter()
+    for _ in range(3):
+        held = [claim(f"c{i}", place) for i, place in enumerate(r.sample(names, r.randint(0, len(names))))]
+        places = r.choice([first, nodes(r), None])
+        shown = r.sample(cluster, r.randint(1, len(cluster)))
+        assert counter.tally(shown, held, nodes=places) == count_usage(shown, held, nodes=places)
+
+
+def test_admin_access_holds_nothing() -> None:
+    found = count_usage([slice_of("n1", [{"name": "d"}])], [claim("c", ("n1", "d"), adminAccess=True)])
+    assert [d.use for d in found.devices] == [DeviceUse.FREE]
