@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import os
+import signal
 import sys
 import urllib.error
 import urllib.request
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypedDict
 
 from ..base.settings import Settings
+from ..base.signals import signal_child
 from ..driver import Driver, as_flags, read_options
 from ..errors import NotReadyError
 from ..localcluster.cluster import LocalCluster
@@ -167,7 +169,7 @@ class SubprocessDriver:
     async def stop(self) -> None:
         if self._process and self._process.returncode is None:
             self._ended_by_us = True
-            self._process.terminate()
+            signal_child(self._process, signal.SIGTERM)
             try:
                 async with asyncio.timeout(_STOP):
                     await self._process.wait()
@@ -178,7 +180,7 @@ class SubprocessDriver:
     async def kill(self) -> None:
         if self._process and self._process.returncode is None:
             self._ended_by_us = True
-            self._process.kill()
+            signal_child(self._process, signal.SIGKILL)
             await self._process.wait()
         self._close_watcher()
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
+from ...base.signals import signal_child
 from ...errors import SettingsError
 from .transcript import Transcript
 
@@ -199,8 +200,7 @@ class DriverInstance:
     async def terminate(self, timeout: float) -> float | None:
         """Sends SIGTERM. Returns the seconds until the process ended, or None if it had to be killed."""
         began = asyncio.get_running_loop().time()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
+        signal_child(self.process, signal.SIGTERM)
         self.transcript.add("driver", f"SIGTERM for process {self.pid}")
         try:
             async with asyncio.timeout(timeout):

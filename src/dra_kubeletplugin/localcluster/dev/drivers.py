@@ -19,6 +19,8 @@ from pathlib import Path
 
 import msgspec
 
+from ...base.signals import signal_child
+
 _KEPT_LINES = 20  # number of last lines of a process's output that an error contains
 _MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0  # seconds before a process that died is started again; the pause doubles each time
 _STEADY = 60.0  # seconds of running after which the pause starts again at its minimum
@@ -159,7 +161,7 @@ class DriverProcess:
                 raise DriverFailed(f"{self.name} does not run")
             self._down_until = asyncio.get_running_loop().time() + down
             self.phase = ProcessPhase.DOWN
-            current.process.kill()
+            signal_child(current.process, signal.SIGKILL)
             await current.process.wait()
         self._changed.set()
 
@@ -293,13 +295,12 @@ class DriverProcess:
         if instance is None:
             return
         if instance.alive:
-            with contextlib.suppress(ProcessLookupError):
-                instance.process.send_signal(signal.SIGTERM)
+            signal_child(instance.process, signal.SIGTERM)
             try:
                 async with asyncio.timeout(STOP):
                     await instance.process.wait()
             except TimeoutError:
-                instance.process.kill()
+                signal_child(instance.process, signal.SIGKILL)
                 await instance.process.wait()
         instance.ready.unlink(missing_ok=True)
         await _drain(instance)

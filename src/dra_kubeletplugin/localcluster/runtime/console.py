@@ -13,6 +13,7 @@ import termios
 import tty as tty_modes
 from collections.abc import Callable
 
+from ...base.signals import signal_child
 from .container_logs import ContainerLog
 from .runc import Streams
 
@@ -119,8 +120,7 @@ class Console:
     def resize(self, width: int, height: int) -> None:
         if self._master >= 0 and self._process is not None:
             fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGWINCH)
+            signal_child(self._process, signal.SIGWINCH)
 
     def _close_master(self) -> None:
         if self._master >= 0:

@@ -15,6 +15,7 @@ import tty as tty_modes
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...base.signals import signal_child
 from .runc import Runc, Started
 
 _CHUNK = 64 * 1024
@@ -153,8 +154,7 @@ class RuncExec:
             return
         for descriptor in self._outputs:
             fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-            with contextlib.suppress(ProcessLookupError):
-                self._started.process.send_signal(signal.SIGWINCH)
+            signal_child(self._started.process, signal.SIGWINCH)
 
     async def wait(self) -> int:
         return await self._started.process.wait()

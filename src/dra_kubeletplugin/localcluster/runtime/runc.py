@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...base.signals import signal_child
 from ..child_reaper import Guard
 from .interface import ContainerError
 
@@ -206,7 +207,7 @@ async def _run(*argv: str) -> tuple[int, str, str]:
         async with asyncio.timeout(_COMMAND_TIMEOUT):
             out, error = await process.communicate()
     except TimeoutError:
-        process.kill()
+        signal_child(process, signal.SIGKILL)
         await process.wait()
         raise ContainerError(f"{' '.join(argv)} did not end within {_COMMAND_TIMEOUT:g} s") from None
     return process.returncode or 0, out.decode(errors="replace"), error.decode(errors="replace").strip()
