@@ -1,7 +1,7 @@
-"""Generated stubs of the kubelet's APIs; `make proto` makes the modules of this folder anew, but for this one.
+"""Generated stubs of the kubelet's APIs. `make proto` generates all modules of this folder except this one.
 
-protobuf imports its message classes in Python also where those in C are used: 37 modules and 2 MiB that nobody needs. Here they
-are loaded when somebody first looks into them. Source: importlib.util.LazyLoader in Python's documentation.
+protobuf imports its message classes in pure Python even if it uses the C implementation: 37 modules and 2 MiB that are never
+used. This module defers their import to the first access. Source: importlib.util.LazyLoader in Python's documentation.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ import sys
 _UNUSED = "google.protobuf.internal.python_message"
 
 
-def _load_late(name: str) -> None:
+def _defer_import(name: str) -> None:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None or name in sys.modules:
         return
@@ -18,8 +18,8 @@ def _load_late(name: str) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     folder, _, last = name.rpartition(".")
-    setattr(sys.modules[folder], last, module)  # or the import of it looks into it
+    setattr(sys.modules[folder], last, module)  # otherwise `from folder import last` would load it
     spec.loader.exec_module(module)
 
 
-_load_late(_UNUSED)
+_defer_import(_UNUSED)
