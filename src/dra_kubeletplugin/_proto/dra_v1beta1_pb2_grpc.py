@@ -50,14 +50,14 @@ class DRAPluginServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def NodePrepareResources(self, request, context):
-        """Readies every claim of the request for use by containers on this node.
+        """Prepares every claim of the request for containers on this node.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NodeUnprepareResources(self, request, context):
-        """Reverses NodePrepareResources; unknown claims succeed.
+        """Reverses NodePrepareResources. Unknown claims succeed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -108,7 +108,7 @@ class DeviceHealth(_message.Message):
     health_check_timeout_seconds: _builtins.int
     """Unset means 30 s."""
     message: _builtins.str
-    """Cut by the kubelet at 1,024 characters."""
+    """The kubelet cuts the text at 1,024 characters."""
     @_builtins.property
     def device(self) -> Global___DeviceIdentifier: ...
     def __init__(

@@ -45,8 +45,8 @@ class DRAResourceHealthServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def NodeWatchResources(self, request, context):
-        """Every message is the complete list of the driver's devices; a device that
-        is not named again within its timeout becomes Unknown.
+        """Every message is the complete list of the driver's devices. A device
+        becomes Unknown if no message names it again within its timeout.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,16 +32,16 @@ class DRAResourceHealthStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DRAResourceHealthAsyncStub: ...
     NodeWatchResources: _grpc.UnaryStreamMultiCallable[_health_v1_pb2.NodeWatchResourcesRequest, _health_v1_pb2.NodeWatchResourcesResponse]
-    """Every message is the complete list of the driver's devices; a device that
-    is not named again within its timeout becomes Unknown.
+    """Every message is the complete list of the driver's devices. A device
+    becomes Unknown if no message names it again within its timeout.
     """
 
 @_typing.type_check_only
 class DRAResourceHealthAsyncStub(DRAResourceHealthStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     NodeWatchResources: _aio.UnaryStreamMultiCallable[_health_v1_pb2.NodeWatchResourcesRequest, _health_v1_pb2.NodeWatchResourcesResponse]  # type: ignore[assignment]
-    """Every message is the complete list of the driver's devices; a device that
-    is not named again within its timeout becomes Unknown.
+    """Every message is the complete list of the driver's devices. A device
+    becomes Unknown if no message names it again within its timeout.
     """
 
 class DRAResourceHealthServicer(metaclass=_abc_1.ABCMeta):
@@ -51,8 +51,8 @@ class DRAResourceHealthServicer(metaclass=_abc_1.ABCMeta):
         request: _health_v1_pb2.NodeWatchResourcesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_health_v1_pb2.NodeWatchResourcesResponse], _abc.AsyncIterator[_health_v1_pb2.NodeWatchResourcesResponse]]:
-        """Every message is the complete list of the driver's devices; a device that
-        is not named again within its timeout becomes Unknown.
+        """Every message is the complete list of the driver's devices. A device
+        becomes Unknown if no message names it again within its timeout.
         """
 
 def add_DRAResourceHealthServicer_to_server(servicer: DRAResourceHealthServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -51,7 +51,7 @@ class PluginInfo(_message.Message):
     """Absolute path of the DRA socket."""
     @_builtins.property
     def supported_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The gRPC services behind it, e.g. "v1.DRAPlugin"."""
+        """The gRPC services on that socket, such as "v1.DRAPlugin"."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class RegistrationStatus(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     plugin_registered: _builtins.bool
     error: _builtins.str
-    """Why not, where plugin_registered is false."""
+    """The reason if plugin_registered is false."""
     def __init__(
         self,
         *,

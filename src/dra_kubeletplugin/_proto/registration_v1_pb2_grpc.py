@@ -50,7 +50,7 @@ class RegistrationServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetInfo(self, request, context):
-        """Answered from memory: the kubelet waits one second.
+        """The response must not block: the kubelet waits one second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

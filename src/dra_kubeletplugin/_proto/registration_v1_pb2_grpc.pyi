@@ -34,14 +34,14 @@ class RegistrationStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RegistrationAsyncStub: ...
     GetInfo: _grpc.UnaryUnaryMultiCallable[_registration_v1_pb2.InfoRequest, _registration_v1_pb2.PluginInfo]
-    """Answered from memory: the kubelet waits one second."""
+    """The response must not block: the kubelet waits one second."""
     NotifyRegistrationStatus: _grpc.UnaryUnaryMultiCallable[_registration_v1_pb2.RegistrationStatus, _registration_v1_pb2.RegistrationStatusResponse]
 
 @_typing.type_check_only
 class RegistrationAsyncStub(RegistrationStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetInfo: _aio.UnaryUnaryMultiCallable[_registration_v1_pb2.InfoRequest, _registration_v1_pb2.PluginInfo]  # type: ignore[assignment]
-    """Answered from memory: the kubelet waits one second."""
+    """The response must not block: the kubelet waits one second."""
     NotifyRegistrationStatus: _aio.UnaryUnaryMultiCallable[_registration_v1_pb2.RegistrationStatus, _registration_v1_pb2.RegistrationStatusResponse]  # type: ignore[assignment]
 
 class RegistrationServicer(metaclass=_abc_1.ABCMeta):
@@ -51,7 +51,7 @@ class RegistrationServicer(metaclass=_abc_1.ABCMeta):
         request: _registration_v1_pb2.InfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_registration_v1_pb2.PluginInfo, _abc.Awaitable[_registration_v1_pb2.PluginInfo]]:
-        """Answered from memory: the kubelet waits one second."""
+        """The response must not block: the kubelet waits one second."""
 
     @_abc_1.abstractmethod
     def NotifyRegistrationStatus(
