@@ -403,7 +403,10 @@ class HardwareUnknownError(ClaimError):
 
     code = "DRA-E128"
     reason = "HARDWARE_UNKNOWN"
-    help = "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; no device is prepared yet."
+    help = (
+        "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; until then no device is "
+        "prepared and no shared state is changed."
+    )
 
 
 class MetadataUpdateError(ClaimError):

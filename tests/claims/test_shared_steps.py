@@ -16,7 +16,7 @@ from dra_kubeletplugin import Claim, Driver, PreparedClaim, PreparedDevice, Reco
 from dra_kubeletplugin.claims import ClaimIdentity, State
 from dra_kubeletplugin.claims.record import SUPERSEDED
 from dra_kubeletplugin.claims.store.journal_file import JournalFile
-from dra_kubeletplugin.claims.store.records import Stored
+from dra_kubeletplugin.claims.store.records import RECOVER, Stored
 from dra_kubeletplugin.errors import DraError
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.waiting import wait_until
@@ -647,6 +647,53 @@ async def test_state_of_a_claim_that_only_the_hardware_knows_stays_set_up(
         assert bench.card.taken() == []
         await ok(one.unprepare(ClaimIdentity("ns", "a", "uid-a")))
         assert bench.card.taken() == torn_down
+
+
+async def test_state_stays_set_up_until_the_driver_has_reported_the_claims_of_a_lost_journal(bench: Bench) -> None:
+    """Claim a was in preparation, so it has no note: only recover() knows that it uses the card."""
+    a, b = bench.claim("a", "d-0"), bench.claim("b", "d-1")
+    is_readable = False
+
+    class InUse(Plain):
+        def recover(self) -> list[RecoveredClaim]:
+            if not is_readable:
+                raise OSError("the bus does not respond")
+            device = PreparedDevice(request="r", pool="node", name="d-0")
+            return [RecoveredClaim(uid="uid-a", devices=[device], shared_steps=[STEP])]
+
+    async with bench.instance() as one:
+        await ok(one.prepare(b))
+        path = one.settings.records_path
+    path.unlink()
+    bench.card.taken()
+    async with bench.instance(InUse) as one:
+        assert "recover() of the driver has not yet returned" in await error_of(one.unprepare(b))
+        assert bench.card.taken() == []
+        is_readable = True
+        assert await one.claims.recovery.once()
+        await ok(one.unprepare(b))
+        assert bench.card.taken() == []
+        await ok(one.unprepare(a))
+        assert bench.card.taken() == ["teardown card-0 4.2"]
+
+
+async def test_an_unfinished_set_up_is_not_torn_down_until_the_driver_has_reported_the_claims_of_a_lost_journal(
+    bench: Bench,
+) -> None:
+    a, b = bench.claim("a", "d-0"), bench.claim("b", "d-1")
+    async with bench.instance() as one:
+        bench.card.free.clear()
+        bench.card.fail = {"setup", "teardown"}
+        preparing = asyncio.ensure_future(one.prepare(b))
+        await asyncio.to_thread(bench.card.entered.wait, 60)
+        await one.claims.store.do(lambda records: records.set_meta(RECOVER, "pending"))
+        bench.card.free.set()
+        await error_of(preparing)
+        bench.card.fail = set()
+        assert bench.card.taken() == ["setup card-0 4.2"]  # and the rollback did not tear it down
+        await one.claims.store.do(lambda records: records.clear_meta(RECOVER))
+        await ok(one.prepare(a))
+        assert bench.card.taken() == ["teardown card-0 4.2", "setup card-0 4.2"]
 
 
 async def test_state_of_a_claim_that_only_the_hardware_knows_is_not_set_up_in_another_way(bench: Bench) -> None:

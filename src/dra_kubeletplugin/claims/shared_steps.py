@@ -21,9 +21,9 @@ from ..base.telemetry.logs import claim_fields
 from ..driver import Driver
 from ..driver.calls import Calls
 from ..driver.hardware_lock import LOCKS, HardwareLock
-from ..errors import ClaimTakenError, DriverError, RecordsError, SharedStepError, printable
+from ..errors import ClaimTakenError, DriverError, HardwareUnknownError, RecordsError, SharedStepError, printable
 from .record import SUPERSEDED, UNDONE, UNPROVEN, InFlightRecords, Record, Row
-from .store.records import Records
+from .store.records import RECOVER, Records
 from .store.store import Mode, Operation, RecordStore
 from .undo_steps import mismatch, run_all
 
@@ -103,7 +103,10 @@ class SharedSteps:
             log.info("set up shared step: %s of %s", step, key)
 
     def _join(self, records: Records, record: Record, entry: Entry, own: Entry | None) -> list[Entry] | None:
-        """Adds the entry to the record. Returns None if the state is set up; otherwise the unfinished entries to tear down first."""
+        """Adds the entry to the record. Returns None if the state is set up; otherwise the unfinished entries to tear down first.
+
+        Raises :class:`SharedStepError`, or :class:`HardwareUnknownError`.
+        """
         users = self._users(records, record.uid, entry)
         for user in (*users.ready, *users.uncertain):
             used = next(e for e in user.shared if _is_same(e, entry))
@@ -113,6 +116,8 @@ class SharedSteps:
                     f"{printable(used['data'])}, and this claim needs {printable(entry['data'])}: it waits until that claim's pod has "
                     f"stopped"
                 )
+        if not users.ready:
+            _check_recovered(records, entry)
         self._put(records, record, entry, {**entry, "ready": bool(users.ready)})
         if users.ready:
             return None
@@ -140,8 +145,13 @@ class SharedSteps:
                 log.info("tore down shared step: %s of %s", entry["step"], entry["key"])
 
     def _leave(self, records: Records, record: Record, entry: Entry) -> bool:
-        """Removes the entry if another claim uses the state. Otherwise marks the entry as not ready, and returns True."""
+        """Removes the entry if another claim uses the state. Otherwise marks the entry as not ready, and returns True.
+
+        Raises :class:`HardwareUnknownError`.
+        """
         users = self._users(records, record.uid, entry)
+        if not users.ready:
+            _check_recovered(records, entry)
         is_last = not (users.ready or users.stale or users.unknown)
         if not users.ready and users.unknown:
             log.warning(
@@ -224,6 +234,15 @@ class SharedSteps:
             lock.release()
             raise
         lock.release()
+
+
+def _check_recovered(records: Records, entry: Entry) -> None:
+    """Raises :class:`HardwareUnknownError` if the driver may still report claims that use the state."""
+    if records.has_meta(RECOVER):
+        raise HardwareUnknownError(
+            f"shared state is not changed: {printable(entry['step'])} of {printable(entry['key'])}. Records were lost, and recover() "
+            "of the driver has not yet returned which claims use it; the plugin retries"
+        )
 
 
 def shared_users(rows: Iterable[Row]) -> dict[tuple[str, str], list[Record]]:
