@@ -294,8 +294,9 @@ class Publisher:
         """Returns what another writer did to our slices since they were as wanted; None if our own devices changed."""
         if not sync.writes or self._syncer.settled_at != sync.version:
             return None
+        before = {s.name: s.version for s in self._syncer.settled.values()}
         now = {s.name: s.version for s in sync.existing}
-        return WriterConflict.MISSING if now.items() <= self._syncer.settled.items() else WriterConflict.CHANGED
+        return WriterConflict.MISSING if now.items() <= before.items() else WriterConflict.CHANGED
 
     # --- faults ---------------------------------------------------------------------------------
 
