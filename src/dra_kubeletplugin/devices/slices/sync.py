@@ -28,7 +28,7 @@ from ..pool_content import PoolContent
 from ..validation import decoded
 from .leadership import Leadership
 from .pack import SliceContent, assign_existing, pack
-from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, newest_generation, previous_contents
+from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
 from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
@@ -169,7 +169,7 @@ class Syncer:
             of_pool.setdefault(slice_.pool, []).append(slice_)
         removals, others = list[WritePlan](), list[WritePlan]()
         for pool in sorted(of_pool.keys() - {c.name for c in contents}):
-            frame = PoolFrame(self._scope.driver, pool, {}, newest_generation(of_pool[pool]), 0)
+            frame = first_frame([], of_pool[pool], self._scope.driver, pool, {})
             removals.append(make_plan([], of_pool[pool], frame, ()))
         for content in contents:
             stay = {d.name for d in content.devices}
@@ -203,7 +203,7 @@ class Syncer:
         slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
         assign_existing(slices, {name: names for name, names in before.items() if name in by_name})
         frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
-        ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name}, ())
+        ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name})
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
     def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
