@@ -684,7 +684,7 @@ async def test_a_device_s_own_nodes_make_every_device_of_its_pool_state_its_own(
     devices = [Device("a", nodes=Nodes.named("node-1")), Device("b"), Device("c", nodes=Nodes.all())]
     await inventory.update([Pool("p", devices, nodes=Nodes.matching({"rack": "r1"}))])
     (content,) = inventory.contents()
-    assert content.per_device
+    assert content.fields == {"perDeviceNodeSelection": True}
     a, b, c = inventory.published("p")
     assert (a["nodeName"], c["allNodes"]) == ("node-1", True)
     assert b["nodeSelector"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["r1"]
@@ -697,10 +697,10 @@ async def test_while_a_vanished_device_has_its_own_nodes_every_device_of_its_poo
     await inventory.update([Pool("p", [own, plain], nodes=Nodes.all())])
     await inventory.update([Pool("p", [plain], nodes=Nodes.all())], held={("p", "own"): {}})
     (content,) = inventory.contents()
-    assert content.per_device
+    assert content.fields == {"perDeviceNodeSelection": True}
     assert [d.get("nodeName") or d["allNodes"] for d in inventory.published("p")] == [True, "node-1"]
     await inventory.update([Pool("p", [plain], nodes=Nodes.all())])
-    assert not inventory.contents()[0].per_device
+    assert inventory.contents()[0].fields == {"allNodes": True}
     assert inventory.published("p") == [{"name": "plain"}]
 
 
@@ -711,7 +711,7 @@ async def test_a_vanished_device_gets_its_own_nodes_when_its_pool_becomes_one_of
     for _ in range(2):
         await inventory.update([moved], held={("p", "gone"): {}})
         (content,) = inventory.contents()
-        assert content.per_device
+        assert content.fields == {"perDeviceNodeSelection": True}
         assert [d.get("nodeName") or d.get("allNodes") for d in inventory.published("p")] == ["node-1", True]
 
 

@@ -165,7 +165,9 @@ class Inventory:
 
         def render() -> dict[str, PoolContent]:
             marks = self._policy.marks(decisions)
-            return {n: render_pool(s, marks.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
+            return {
+                n: render_pool(s, marks.get(n, {}), off, self.pool, self._contents.get(n)) for n, s in states.items()
+            }
 
         self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
         self._states, self._decisions, self.gates_off = states, decisions, off

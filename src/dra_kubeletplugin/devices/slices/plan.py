@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
 from .pack import PublishedNames, SliceContent
-from .slice_objects import JSON, ExistingSlice, PoolFrame, SliceWrite
+from .slice_objects import ExistingSlice, PoolFrame, SliceWrite
 
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
@@ -40,7 +41,7 @@ def first_frame(
     existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
-    fields: JSON,
+    fields: Mapping[str, Any],
 ) -> PoolFrame:
     """Returns the frame with the current generation, to compare existing slices with it. :func:`make_plan` may raise the generation."""
     generation = max((s.generation for s in existing), default=1)

@@ -78,7 +78,7 @@ class PoolFrame:
 
     driver: str
     pool: str
-    fields: JSON
+    fields: Mapping[str, Any]
     generation: int
     count: int
 

@@ -190,9 +190,7 @@ class Syncer:
         for slice_ in slices:
             if slice_.name in gone:
                 slice_.name = None  # create it again with the same content
-        nodes = {"perDeviceNodeSelection": True} if pool.per_device else pool.nodes.of_slice(self._scope.node)
-        fields = {**nodes, **pool.options}
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
         kept = [(by_name[s.name], s) for s in slices if s.name]
         changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, frame)}
         touch = {have.name for have, _ in kept if have.name not in changed and not self._has_metadata(have)}
@@ -202,7 +200,7 @@ class Syncer:
         # All slices are written anyway, so the author's order costs no further write.
         slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
         assign_existing(slices, {name: names for name, names in before.items() if name in by_name})
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
         ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name})
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
