@@ -84,20 +84,11 @@ class PoolState:
 
     def same(self, other: PoolState) -> bool:
         """Whether both states would be published alike, ignoring health and the API server's rejections. The order of devices counts."""
-        return (
-            (self.nodes, self.per_device, self.options, self.fault)
-            == (other.nodes, other.per_device, other.options, other.fault)
-            and _same(self.devices, other.devices)
-            and _same(self.gone, other.gone)
-            and list(self.sets.items()) == list(other.sets.items())
-        )
+        return self._published() == other._published()
 
-
-def _same(now: Mapping[str, DeviceEntry], before: Mapping[str, DeviceEntry]) -> bool:
-    return list(now) == list(before) and all(
-        a is b or (a.encoded, a.fault) == (b.encoded, b.fault)
-        for a, b in zip(now.values(), before.values(), strict=True)
-    )
+    def _published(self) -> tuple[object, ...]:
+        items = (self.devices, self.gone, self.sets)
+        return self.nodes, self.per_device, self.options, self.fault, items, list(map(list, items))
 
 
 def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[str, JSON] | None) -> PoolState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -34,7 +34,7 @@ JSON = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A device of a pool, with the result of its validation.
+    """A device of a pool, with the result of its validation. Two entries are equal if they are published alike.
 
     Attributes:
         name: its name.
@@ -47,7 +47,7 @@ class DeviceEntry:
     """
 
     name: str
-    device: Device
+    device: Device = field(compare=False)
     encoded: bytes
     fault: str = ""
     consumed: int = 0
@@ -74,11 +74,12 @@ class DeviceEntry:
         if self.fault or not self.encoded or self.has_own_nodes:
             return self
         built = {**self.json, **nodes.of_device()}
-        return replace(self, encoded=msgspec.json.encode(built), gates=gates_of(built))
+        return replace(self.with_json(built), gates=gates_of(built))
 
     def with_json(self, json: JSON) -> DeviceEntry:
         """Returns the entry with other JSON, which is known to be valid."""
-        return DeviceEntry(self.name, self.device, msgspec.json.encode(json), "", *_limits(json), self.gates)
+        encoded, limit = msgspec.json.encode(json), max_devices([json])
+        return DeviceEntry(self.name, self.device, encoded, "", self.consumed, limit, self.gates)
 
 
 class CounterSetEntry(NamedTuple):
@@ -120,7 +121,7 @@ def validate_device(
             faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
         if device.nodes is not None and device.nodes.where is Where.THIS:
             faults.append("nodes: Nodes.this() is for pools, not for devices")
-        return DeviceEntry(name, device, encoded, _fault_text(faults, encoded), *_limits(built), gates_of(built))
+        return _entry(device, built, encoded, faults)
     except DraError as e:
         return DeviceEntry(name, device, b"", printable(e))
     except Exception as e:  # the author may have changed the device after its creation
@@ -147,10 +148,7 @@ def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
 
 def recalled_device(raw: JSON) -> DeviceEntry:
     """Validates a device as it was published before. Raises anything that reading it raises."""
-    device, encoded = read_device(raw), msgspec.json.encode(raw)
-    return DeviceEntry(
-        device.name, device, encoded, _fault_text(device_faults(raw), encoded), *_limits(raw), gates_of(raw)
-    )
+    return _entry(read_device(raw), raw, msgspec.json.encode(raw), device_faults(raw))
 
 
 def recalled_set(raw: JSON) -> CounterSetEntry:
@@ -164,10 +162,12 @@ def _fault_text(faults: list[str], encoded: bytes) -> str:
     return printable("; ".join(faults))
 
 
-def _limits(device: JSON) -> tuple[int, int]:
-    """Returns the number of counters that a device consumes, and how many devices a slice with this device may have."""
-    consumed = sum(len(c["counters"]) for c in device.get("consumesCounters") or [])
-    return consumed, max_devices([device])
+def _entry(device: Device, built: JSON, encoded: bytes, faults: list[str]) -> DeviceEntry:
+    """Returns the entry of a device with its JSON, as an object and as text."""
+    consumed = sum(len(c["counters"]) for c in built.get("consumesCounters") or [])
+    return DeviceEntry(
+        device.name, device, encoded, _fault_text(faults, encoded), consumed, max_devices([built]), gates_of(built)
+    )
 
 
 def parse_pools(result: object, method: str) -> dict[str, Pool]:
