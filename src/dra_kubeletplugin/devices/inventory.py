@@ -31,7 +31,7 @@ from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
 from .pool_content import PoolContent, gate_notes, render_pool, sample_devices
-from .pool_state import DeviceKey, Held, PoolState, updated_pool, with_rejected
+from .pool_state import DeviceKey, Held, PoolState, updated_pool
 from .validation import parse_pools, taint_fault
 
 log = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ class Inventory:
                 for entry, reason in entries
                 if entry and (sent is None or sent.get(entry.name) == entry.device)
             }
-            after = with_rejected(replace(state, server_rejections={**state.server_rejections, **rejected}))
+            after = replace(state, server_rejections={**state.server_rejections, **rejected})
             await self._apply({**self._states, state.name: after}, self._decisions, self.gates_off, published=True)
 
     async def clear_rejections(self) -> bool:
@@ -223,7 +223,7 @@ class Inventory:
         async with self._change:
             if not any(s.server_rejections for s in self._states.values()):
                 return False
-            states = {n: with_rejected(replace(s, server_rejections={})) for n, s in self._states.items()}
+            states = {n: replace(s, server_rejections={}) for n, s in self._states.items()}
             await self._apply(states, self._decisions, self.gates_off, published=True)
         return True
 
