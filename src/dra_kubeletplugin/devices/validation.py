@@ -19,7 +19,7 @@ from ..driver.diagnostics.author_errors import instead_of_item, replacement_mess
 from ..errors import DraError, DriverError, describe, printable
 from ..resourceapi.decoding import read_device
 from ..resourceapi.gated_fields import Gate, gates_of
-from ..resourceapi.nodes import Nodes, Where
+from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
 from ..resourceapi.pools import MAX_DEVICES, Pool
 from ..resourceapi.types import CounterSet, Device, Taint, counter_set_faults, device_faults
 from ..resourceapi.validation.common import pool_name
@@ -27,7 +27,6 @@ from ..resourceapi.validation.slices import max_devices, slice_options
 
 MAX_POOLS = 4096
 _ATTEMPTS = 5  # to read a device that another thread changes
-_NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
 MAX_BYTES = 512 * 1024  # of one device or counter set as JSON; two of them in a slice stay below the limit of etcd
 JSON = Mapping[str, Any]
 
@@ -62,7 +61,7 @@ class DeviceEntry:
     @property
     def has_own_nodes(self) -> bool:
         """Whether the JSON text selects the device's nodes. Each access decodes it again."""
-        return not self.json.keys().isdisjoint(_NODE_FIELDS)
+        return not self.json.keys().isdisjoint(NODE_FIELDS)
 
     def draws(self) -> dict[str, dict[str, str]]:
         """Returns the counters that the device consumes: counter set → counter → amount."""
@@ -109,7 +108,7 @@ def validate_device(
     name = device.name
     try:
         built = _json_of(device)
-        own = any(f in built for f in _NODE_FIELDS)
+        own = any(f in built for f in NODE_FIELDS)
         if per_device and not own:
             built |= nodes.of_device()
         encoded = msgspec.json.encode(built)

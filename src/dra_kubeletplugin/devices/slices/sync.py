@@ -88,8 +88,6 @@ class Syncer:
         self._accepted: dict[str, tuple[bytes, bytes]] = {}
         self._metadata: JSON | None = None
         self._found: dict[str, ExistingSlice] = {}  # slices as last listed, with our writes since then
-        # pools of which another publisher has slices, each with a message
-        self._other_publishers: Mapping[str, str] = {}
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -117,14 +115,17 @@ class Syncer:
         async with self._leadership.lock.taken():
             pass  # waits until a previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
-        existing = await self._list_existing(resource, {c.name for c in contents})
-        taken = {p: why for p, why in self._other_publishers.items() if p in pools}
-        if await self._inventory.set_taken(taken):
+        existing, others = await self._list_existing(resource, {c.name for c in contents})
+        if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
             raise SupersededError
         return version, contents, existing
 
-    async def _list_existing(self, resource: Resource, pools: Collection[str]) -> list[ExistingSlice]:
+    async def _list_existing(
+        self, resource: Resource, pools: Collection[str]
+    ) -> tuple[list[ExistingSlice], dict[str, str]]:
         """Lists our slices. Decodes them one at a time, and lets other tasks run in between.
+
+        Returns our slices, and the pools that another publisher publishes, each with a message.
 
         Raises:
             ApiError: the slices cannot be listed, or the response is malformed.
@@ -157,8 +158,7 @@ class Syncer:
         for slice_ in out:
             age = _age(slice_.metadata)
             own_ages[slice_.pool] = min(own_ages.get(slice_.pool, age), age)
-        self._other_publishers = {p: by for p, (age, by) in others.items() if p not in own_ages or age < own_ages[p]}
-        return out
+        return out, {p: by for p, (age, by) in others.items() if p not in own_ages or age < own_ages[p]}
 
     def _plan_pools(
         self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
