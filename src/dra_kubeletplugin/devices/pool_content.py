@@ -6,11 +6,9 @@ has feature gates off, devices lose the fields that depend on these gates, or ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..base.text import join_names
-from ..errors import printable
 from ..resourceapi.gated_fields import Gate, lost, options_without, without
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.types import Taint
@@ -136,23 +134,3 @@ def sample_devices(state: PoolState, marks: Mapping[str, HealthMark]) -> Iterato
         if gates and gates not in seen:
             seen.add(gates)
             yield gates, entry.json if mark is None else _marked(entry.json, mark)
-
-
-def gate_notes(contents: Iterable[PoolContent], off: frozenset[Gate], shown: Callable[[str, str], str]) -> list[str]:
-    """Returns a sentence for each set of fields that devices are published without, with an example device.
-
-    Args:
-        contents: the rendered pools.
-        off: gates that the API server has off.
-        shown: returns a device's display name, from the names of its pool and of the device.
-    """
-    found: dict[tuple[str, ...], list[str]] = {}
-    for content in contents:
-        for name, device in content.rendered.items():
-            if device.lost:
-                found.setdefault(tuple(device.lost), []).append(shown(content.name, name))
-    gates = ", ".join(sorted(g.value for g in off))
-    return [
-        f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
-        for fields, names in found.items()
-    ]

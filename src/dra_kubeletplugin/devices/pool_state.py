@@ -96,13 +96,11 @@ class PoolState:
         more = b',"counterSets":' + msgspec.json.encode(sets) if sets else b""
         return msgspec.Raw(b'{"device":' + (entry.encoded or b"null") + more + b"}")
 
-    def same(self, other: PoolState) -> bool:
-        """Whether both states would be published alike, ignoring health and the API server's rejections. The order of devices counts."""
-        return self._published() == other._published()
-
-    def _published(self) -> tuple[object, ...]:
+    def described(self) -> tuple[object, ...]:
+        """Returns a value that is equal for two states that are published alike, except for health and the API server's rejections."""
         items = (self.devices, self.gone, self.sets)
-        return self.nodes, self.per_device, self.options, self.fault, items, list(map(list, items))
+        order = list(map(list, items))  # two dicts are equal in any order, but the order of devices counts
+        return self.name, self.nodes, self.per_device, self.options, self.fault, items, order
 
 
 def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[str, JSON] | None) -> PoolState:

@@ -137,8 +137,7 @@ def _json_of(item: Device | CounterSet) -> dict[str, Any]:
 def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
     """Validates one counter set like :func:`validate_device`."""
     try:
-        built = _json_of(counter_set)
-        return CounterSetEntry(built, _fault_text(counter_set_faults(built), msgspec.json.encode(built)))
+        return recalled_set(_json_of(counter_set))
     except (DraError, TypeError, ValueError) as e:
         return CounterSetEntry({}, printable(e))
     except Exception as e:
