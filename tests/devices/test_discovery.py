@@ -23,6 +23,7 @@ from dra_kubeletplugin.devices.pool_state import Held
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import RecordsError
 from dra_kubeletplugin.host.fake import described
+from tests.helpers.devices import published_devices
 from tests.helpers.waiting import wait_until
 
 QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, retry=0.01)
@@ -181,7 +182,7 @@ async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tm
 
     async with scanning(tmp_path, lambda look: [Device("a")] if look == 1 else [], held=unreadable) as (_, driver, inventory):  # fmt: skip
         await wait_until(lambda: len(driver.looks) > 2)
-        assert [d["name"] for d in inventory.published()] == ["a"]
+        assert [d["name"] for d in published_devices(inventory)] == ["a"]
         assert inventory.has_gone
 
 

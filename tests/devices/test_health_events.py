@@ -22,6 +22,7 @@ from dra_kubeletplugin.resourceapi.usage.rows import DeviceRow, HealthRow
 from dra_kubeletplugin.resourceapi.usage.usage import count_usage
 from dra_kubeletplugin.resourceapi.validation.slices import validate_device
 from dra_kubeletplugin.testing import node_with
+from tests.helpers.devices import published_devices
 from tests.helpers.drivers import HealthReportingDriver
 from tests.helpers.publisher import scripted_api_server
 from tests.helpers.waiting import wait_until
@@ -185,18 +186,18 @@ async def test_the_slice_has_the_reason_in_64_bytes_and_loses_it_with_the_fault(
     await inventory.set_health(
         {"a": Health(False, "link 3 has lost its carrier: " + "é" * 60), "b": Health(None, "?")}, 0.0
     )
-    a, b = inventory.published()
+    a, b = published_devices(inventory)
     assert reason_of(a).startswith("link 3 has lost its carrier: é") and reason_of(a).endswith("...")
     assert not validate_device(a, "d") and reason_of(b) == ""
     await inventory.set_health({}, 1.0)
-    assert "attributes" not in inventory.published()[0]
+    assert "attributes" not in published_devices(inventory)[0]
 
 
 async def test_a_device_without_room_for_an_attribute_is_published_without_the_reason() -> None:
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     await inventory.update([Pool("node", [Device("a", attributes={f"n{i}": i for i in range(32)})])])
     await inventory.set_health({"a": Health(False, "hot")}, 0.0)
-    (device,) = inventory.published()
+    (device,) = published_devices(inventory)
     assert len(device["attributes"]) == 32 and device["taints"] and not validate_device(device, "d")
 
 
@@ -204,7 +205,7 @@ async def test_a_fault_without_a_taint_is_in_the_slice_too() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")])])
     await inventory.set_health({"a": Health(False, "hot")}, 0.0)
-    (device,) = inventory.published()
+    (device,) = published_devices(inventory)
     assert (reason_of(device), device.get("taints")) == ("hot", None)
 
 

@@ -12,6 +12,7 @@ from dra_kubeletplugin import Device, Health, Pool, Taint
 from dra_kubeletplugin.devices.health_policy import HealthDecision, HealthPolicy, checked_report
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.errors import DriverError
+from tests.helpers.devices import published_devices
 
 
 def follow(reports: list[bool | None], policy: HealthPolicy) -> list[HealthDecision]:
@@ -119,7 +120,7 @@ async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_
         await inventory.update([Pool("node", [Device("a")])])
         for at, report in enumerate(reports):
             await inventory.set_health({"a": Health(report)}, float(at))
-        return "taints" not in inventory.published()[0]
+        return "taints" not in published_devices(inventory)[0]
 
     assert await process(healthy, not healthy, not healthy) is healthy, "two of three"
     assert await process(not healthy) is not healthy, "a device that is broken at the start must not be given out"

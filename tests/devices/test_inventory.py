@@ -27,6 +27,7 @@ from dra_kubeletplugin.plugin.grpc.health import HealthService
 from dra_kubeletplugin.resourceapi.gated_fields import Gate
 from dra_kubeletplugin.resourceapi.nodes import Where
 from dra_kubeletplugin.resourceapi.validation.slices import validate_device
+from tests.helpers.devices import published_devices
 
 UNHEALTHY = Taint(key="example.com/unhealthy", effect="NoExecute")
 KINDS = pytest.mark.parametrize("kind", [v1.NodeWatchResourcesResponse, v1alpha1.NodeWatchResourcesResponse])
@@ -73,7 +74,7 @@ async def told(inventory: Inventory, kind: Any = v1.NodeWatchResourcesResponse) 
 
 
 def published(inventory: Inventory) -> dict[str, list[str]]:
-    return {d["name"]: [t["key"] for t in d.get("taints", [])] for d in inventory.published()}
+    return {d["name"]: [t["key"] for t in d.get("taints", [])] for d in published_devices(inventory)}
 
 
 # --- health -----------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ async def test_all_taints_of_a_report_are_published_with_one_version_and_the_dev
     assert inventory.healthy("a") and not inventory.unhealthy(), (
         "a healthy device with an informational taint is prepared"
     )
-    assert "attributes" not in inventory.published()[0], "and has no reason why it is unhealthy"
+    assert "attributes" not in published_devices(inventory)[0], "and has no reason why it is unhealthy"
     version = inventory.version
     await inventory.set_health({"a": Health(False, "ECC", taints=[ecc, program, program])}, at=2.0)
     assert published(inventory) == {"a": ["x.example.com/worn", program.key, ecc.key]}
@@ -337,7 +338,7 @@ async def test_a_program_that_causes_a_fault_every_second_causes_a_write_once_a_
         await inventory.set_health({"a": Health(True, f"xid {second}", taints=[taint])}, at=clock())
         versions.append(inventory.version)
     assert len(set(versions)) == 2, "the first taint at once, the second after a minute"
-    assert inventory.published()[0]["taints"][0]["value"] == "60"
+    assert published_devices(inventory)[0]["taints"][0]["value"] == "60"
     clock.now = begun + 121
     last = Health(True, "is over", measured=clock())
     for _ in range(2):  # the driver repeats its last measurement
@@ -514,11 +515,11 @@ async def test_the_taint_of_an_unhealthy_device_never_makes_a_seventeenth() -> N
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     await inventory.update(node([Device("a", taints=SEVENTEEN[:16])]))
     await inventory.set_health({"a": Health(False)}, at=1.0)
-    (device,) = inventory.published()
+    (device,) = published_devices(inventory)
     assert validate_device(device, "") == []
     assert device["taints"][-1]["key"] == UNHEALTHY.key
     await inventory.update(node([]), held={("node", "a"): {}})
-    (device,) = inventory.published()
+    (device,) = published_devices(inventory)
     assert (validate_device(device, ""), device["taints"][-1]["key"]) == ([], GONE.key)
 
 
@@ -565,7 +566,7 @@ async def test_the_same_object_that_was_changed_inside_is_a_change() -> None:
     await inventory.update(node([device]))
     device.attributes["x"] = 2  # type: ignore[index]
     assert await inventory.update(node([device]))
-    assert inventory.published()[0]["attributes"] == {"x": {"int": 2}}
+    assert published_devices(inventory)[0]["attributes"] == {"x": {"int": 2}}
 
 
 async def test_devices_that_a_look_finds_unchanged_are_kept_and_the_newest_data_of_the_driver_counts() -> None:
@@ -646,7 +647,7 @@ async def test_nothing_that_a_driver_answers_raises_anything_but_a_driver_error(
         except DriverError as e:
             assert str(e).encode()
     assert (await messages(inventory))[0].SerializeToString() is not None
-    inventory.published()
+    published_devices(inventory)
 
 
 @given(st.text(max_size=6), st.dictionaries(st.text(max_size=6), st.text(max_size=6) | st.integers(), max_size=3))
@@ -655,7 +656,7 @@ async def test_whatever_a_device_has_become_inside_it_is_published_validly_or_le
 ) -> None:
     inventory = Inventory("node")
     await inventory.update(node([broken("a", name=name, attributes=attributes), Device("good")]))
-    for device in inventory.published():
+    for device in published_devices(inventory):
         assert validate_device(device, "") == []
     assert "good" in published(inventory) or name == "good"
     (await messages(inventory))[0].SerializeToString()
@@ -684,8 +685,8 @@ async def test_a_device_s_own_nodes_make_every_device_of_its_pool_state_its_own(
     devices = [Device("a", nodes=Nodes.named("node-1")), Device("b"), Device("c", nodes=Nodes.all())]
     await inventory.update([Pool("p", devices, nodes=Nodes.matching({"rack": "r1"}))])
     (content,) = inventory.contents()
-    assert content.per_device
-    a, b, c = inventory.published("p")
+    assert content.fields == {"perDeviceNodeSelection": True}
+    a, b, c = published_devices(inventory, "p")
     assert (a["nodeName"], c["allNodes"]) == ("node-1", True)
     assert b["nodeSelector"]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["r1"]
 
@@ -697,11 +698,11 @@ async def test_while_a_vanished_device_has_its_own_nodes_every_device_of_its_poo
     await inventory.update([Pool("p", [own, plain], nodes=Nodes.all())])
     await inventory.update([Pool("p", [plain], nodes=Nodes.all())], held={("p", "own"): {}})
     (content,) = inventory.contents()
-    assert content.per_device
-    assert [d.get("nodeName") or d["allNodes"] for d in inventory.published("p")] == [True, "node-1"]
+    assert content.fields == {"perDeviceNodeSelection": True}
+    assert [d.get("nodeName") or d["allNodes"] for d in published_devices(inventory, "p")] == [True, "node-1"]
     await inventory.update([Pool("p", [plain], nodes=Nodes.all())])
-    assert not inventory.contents()[0].per_device
-    assert inventory.published("p") == [{"name": "plain"}]
+    assert inventory.contents()[0].fields == {"allNodes": True}
+    assert published_devices(inventory, "p") == [{"name": "plain"}]
 
 
 async def test_a_vanished_device_gets_its_own_nodes_when_its_pool_becomes_one_of_devices_with_own_nodes() -> None:
@@ -711,8 +712,8 @@ async def test_a_vanished_device_gets_its_own_nodes_when_its_pool_becomes_one_of
     for _ in range(2):
         await inventory.update([moved], held={("p", "gone"): {}})
         (content,) = inventory.contents()
-        assert content.per_device
-        assert [d.get("nodeName") or d.get("allNodes") for d in inventory.published("p")] == ["node-1", True]
+        assert content.fields == {"perDeviceNodeSelection": True}
+        assert [d.get("nodeName") or d.get("allNodes") for d in published_devices(inventory, "p")] == ["node-1", True]
 
 
 async def test_without_the_gate_of_partitions_neither_counter_sets_nor_nodes_of_devices_are_sent() -> None:
@@ -771,7 +772,7 @@ async def test_a_pool_that_vanished_stays_as_long_as_a_claim_has_a_device_of_it(
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")]), Pool("node/x", [Device("a"), Device("b")])])
     await inventory.update([Pool("node", [Device("a")])], held={("node/x", "b"): {}})
-    assert [d["name"] for d in inventory.published("node/x")] == ["b"]
+    assert [d["name"] for d in published_devices(inventory, "node/x")] == ["b"]
     await inventory.update([Pool("node", [Device("a")])])
     assert list(inventory.pools) == ["node"]
 

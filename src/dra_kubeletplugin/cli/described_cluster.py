@@ -133,8 +133,7 @@ def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str])
     notes += [f"not published {where}: {name}: {fault}" for name, fault in inventory.rejected.items()]
     for pool in inventory.contents():
         contents = pack(pool.devices, pool.counter_sets, slice_size=inventory.slice_size)
-        nodes = {"perDeviceNodeSelection": True} if pool.per_device else dict(pool.nodes.of_slice(settings.node_name))
-        frame = PoolFrame(settings.driver_name, pool.name, nodes, 1, len(contents))
+        frame = PoolFrame(settings.driver_name, pool.name, pool.fields, 1, len(contents))
         for i, content in enumerate(contents):
             name = f"{pool.name}-{settings.driver_name}-{i:05x}"
             spec = frame.spec(content, {})

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..base.telemetry.metrics import Metrics
+from ..base.wakeup import Wakeup
 from ..driver import Driver, Role
 from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import reading_result
@@ -91,10 +92,9 @@ class DeviceDiscovery:
         self._metrics = metrics
         self._sysfs = sysfs
         self._intervals = intervals
-        self._wanted = asyncio.Event()
+        self._wakeup = Wakeup()
         self._ended = asyncio.Condition()
         self._rounds = (0, 0)  # the number of calls that began, and of calls that ended
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._hangs = False
         self._began = 0.0
         self._failures = 0
@@ -102,11 +102,7 @@ class DeviceDiscovery:
 
     def request(self) -> None:
         """Requests a call soon, because devices may have changed. Safe from any thread."""
-        if self._loop is None:
-            return  # the first call is still to come
-        # The loop may be closed: a thread of the vendor's library may live longer than the plugin.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._wanted.set)
+        self._wakeup.request()
 
     async def set_gates_off(self, off: frozenset[Gate]) -> None:
         """Passes the gates that the API server has off to the driver, which may return a simpler layout.
@@ -158,12 +154,11 @@ class DeviceDiscovery:
 
     async def run(self) -> None:
         """Calls the driver at once and then repeatedly. Never returns; external failures do not stop it."""
-        self._loop = asyncio.get_running_loop()
         # A controller's devices are not on the machine where the controller runs.
         subsystems = self._driver.subsystems if self._driver.role is Role.NODE else ()
-        with kernel_events(self._sysfs, self._wanted.set, subsystems):
+        with kernel_events(self._sysfs, self._wakeup.request, subsystems):
             while True:
-                self._wanted.clear()
+                self._wakeup.clear()
                 await self._discover()
                 await self._next()
 
@@ -247,19 +242,11 @@ class DeviceDiscovery:
         pause = intervals.interval
         if self._failures:
             pause = min(pause, intervals.retry * 2 ** min(self._failures - 1, 10)) * random.uniform(0.8, 1.0)
-        if not await self._event(pause):
+        if not await self._wakeup.wait(pause):
             return
         burst_ends = time.monotonic() + intervals.burst
         while (remaining := burst_ends - time.monotonic()) > 0:
-            self._wanted.clear()
-            if not await self._event(min(intervals.settle, remaining)):
+            self._wakeup.clear()
+            if not await self._wakeup.wait(min(intervals.settle, remaining)):
                 break
         await asyncio.sleep(max(0.0, ended + intervals.apart - time.monotonic()))
-
-    async def _event(self, timeout: float) -> bool:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._wanted.wait()
-        except TimeoutError:
-            return False
-        return True

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
 
 from ..base.telemetry.metrics import Metrics
+from ..base.wakeup import Wakeup
 from ..driver import Driver, Health
 from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import reading_result
@@ -45,16 +45,11 @@ class HealthMonitor:
         self._metrics = metrics
         self._interval = interval
         self._faults = faults
-        self._wanted = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wakeup = Wakeup()
 
     def request(self) -> None:
         """Requests a call at once, because health may have changed. Safe from any thread."""
-        if self._loop is None:
-            return  # the first call is still to come
-        # The loop may be closed: a thread of the vendor's library may live longer than the plugin.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._wanted.set)
+        self._wakeup.request()
 
     def note(self) -> str:
         """Returns why the health of devices is or becomes unknown; empty if there is no such reason."""
@@ -65,18 +60,15 @@ class HealthMonitor:
 
     async def run(self) -> None:
         """Calls ``health`` repeatedly. Never returns; external failures do not stop it."""
-        self._loop = asyncio.get_running_loop()
         while not self._inventory.known:  # a report about devices that are not known yet would be lost
             await self._inventory.changed(self._inventory.version)
         while True:
-            self._wanted.clear()
+            self._wakeup.clear()
             await self._call_driver()
             self.first_call_done.set()
             ended = time.monotonic()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
-                    await self._wanted.wait()
-                    await asyncio.sleep(ended + _APART - time.monotonic())
+            if await self._wakeup.wait(self._interval):
+                await asyncio.sleep(ended + _APART - time.monotonic())
 
     async def _call_driver(self) -> None:
         started = time.monotonic()

@@ -24,13 +24,16 @@ class RejectedReports:
 
     def __init__(self) -> None:
         self._taints: set[str] = set()
-        self._unknown_names: dict[str, str] = {}  # name → sentence
-        self._known: Collection[str] = ()
+        self._unknown_names: Collection[str] = ()
+        self._found: tuple[Collection[str], Collection[str]] = (
+            (),
+            (),
+        )  # the unknown and the known names of the last report
 
     @property
     def notes(self) -> list[str]:
         """Returns a sentence for each error; if there are many, only the first ones and the number of the others."""
-        sentences = sorted(self._taints.union(self._unknown_names.values()))
+        sentences = sorted(self._taints.union(self._unknown_names))
         more = (
             [f"health() returned {len(sentences) - _MAX_NOTES} more invalid entries"]
             if len(sentences) > _MAX_NOTES
@@ -51,22 +54,22 @@ class RejectedReports:
             n: replace(reports[n], taints=[t for t in reports[n].taints if t not in f]) for n, f in faults.items()
         }
 
-    def log_unknown_names(self, reports: Collection[str], known: Collection[str]) -> None:
+    def log_unknown_names(self, reports: Collection[str], known: set[str]) -> None:
         """Logs names of the report that are not names of devices. ``known`` are the names of all devices."""
-        names = {n for n in reports if n.rpartition("/")[2] not in known}
-        before = self._unknown_names if known == self._known else {}
-        sentences = {n: before[n] for n in names if n in before}
+        device_names = {n: n.rpartition("/")[2] for n in reports}
+        unknown = sorted(n for n, device in device_names.items() if device not in known)
+        if (unknown, known) == self._found:
+            return  # searching the nearest of thousands of names takes milliseconds
         # A device that the report also names is not a candidate: the name of a removed card is not a misspelling of another card's name.
-        candidates = (
-            set(known).difference(n.rpartition("/")[2] for n in reports) if len(sentences) < len(names) else set()
-        )
-        # Searching the nearest of thousands of names takes milliseconds.
-        for i, n in enumerate(sorted(names.difference(sentences))):
-            text = f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
-            sentences[n] = text + (did_you_mean(n.rpartition("/")[2], candidates) if i < _MAX_HINTS else "")
-        new_sentences = sorted(set(sentences.values()).difference(self._unknown_names.values()))
+        candidates = known.difference(device_names.values()) if unknown else ()
+        sentences = [
+            f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"
+            + (did_you_mean(device_names[n], candidates) if i < _MAX_HINTS else "")
+            for i, n in enumerate(unknown)
+        ]
+        new_sentences = sorted(set(sentences).difference(self._unknown_names))
         log_sample(log, logging.WARNING, "the health report has an error: %s", new_sentences)
-        self._unknown_names, self._known = sentences, frozenset(known)
+        self._unknown_names, self._found = sentences, (unknown, known)
 
 
 def _taint_faults(health: Health) -> dict[Taint, str]:

@@ -30,8 +30,8 @@ from .background import compute
 from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
 from .health_report_errors import RejectedReports
-from .pool_content import PoolContent, gate_notes, render_pool, sample_devices
-from .pool_state import DeviceKey, Held, PoolState, updated_pool, with_rejected
+from .pool_content import PoolContent, render_pool, sample_devices
+from .pool_state import DeviceKey, Held, PoolState, updated_pool
 from .validation import parse_pools, taint_fault
 
 log = logging.getLogger(__name__)
@@ -122,13 +122,11 @@ class Inventory:
         async with self._change:
             count = sum(len(p.devices) for p in result.values())
             states = await compute(count, lambda: self._updated_states(result, held))
-            changed = (
-                not self.known
-                or list(states) != list(self._states)
-                or any(not s.same(self._states[n]) for n, s in states.items())
-            )
-            devices = {name: state.devices for name, state in states.items()}
-            decisions = {k: d for k, d in self._decisions.items() if k.device in devices.get(k.pool, ())}
+            before, after = ([s.described() for s in known.values()] for known in (self._states, states))
+            changed = not self.known or after != before
+            decisions = {
+                k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
+            }
             published = changed or self.update_pending
             await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
         return changed
@@ -165,7 +163,9 @@ class Inventory:
 
         def render() -> dict[str, PoolContent]:
             marks = self._policy.marks(decisions)
-            return {n: render_pool(s, marks.get(n, {}), off, self._contents.get(n)) for n, s in states.items()}
+            return {
+                n: render_pool(s, marks.get(n, {}), off, self.pool, self._contents.get(n)) for n, s in states.items()
+            }
 
         self._contents = await compute(sum(len(s.devices) + len(s.gone) for s in states.values()), render)
         self._states, self._decisions, self.gates_off = states, decisions, off
@@ -213,7 +213,7 @@ class Inventory:
                 for entry, reason in entries
                 if entry and (sent is None or sent.get(entry.name) == entry.device)
             }
-            after = with_rejected(replace(state, server_rejections={**state.server_rejections, **rejected}))
+            after = replace(state, server_rejections={**state.server_rejections, **rejected})
             await self._apply({**self._states, state.name: after}, self._decisions, self.gates_off, published=True)
 
     async def clear_rejections(self) -> bool:
@@ -221,7 +221,7 @@ class Inventory:
         async with self._change:
             if not any(s.server_rejections for s in self._states.values()):
                 return False
-            states = {n: with_rejected(replace(s, server_rejections={})) for n, s in self._states.items()}
+            states = {n: replace(s, server_rejections={}) for n, s in self._states.items()}
             await self._apply(states, self._decisions, self.gates_off, published=True)
         return True
 
@@ -313,14 +313,18 @@ class Inventory:
         """Returns the options that pools set for all their devices, ignoring the gates that are off. The last pool wins."""
         return {name: value for s in self._states.values() if not s.fault for name, value in s.options.items()}
 
-    def published(self, pool: str | None = None) -> list[JSON]:
-        """Returns the devices of one pool as new objects."""
-        found = (c for c in self.contents() if c.name == (self.pool if pool is None else pool))
-        return [entry.json for c in found for entry in c.devices]
-
     def gate_notes(self) -> list[str]:
         """Returns a sentence for each set of fields that devices are published without, with an example device."""
-        return gate_notes(self._contents.values(), self.gates_off, self.shown)
+        found: dict[tuple[str, ...], list[str]] = {}
+        for content in self._contents.values():
+            for name, device in content.rendered.items():
+                if device.lost:
+                    found.setdefault(tuple(device.lost), []).append(self.shown(content.name, name))
+        gates = ", ".join(sorted(g.value for g in self.gates_off))
+        return [
+            f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
+            for fields, names in found.items()
+        ]
 
     # --- health ---------------------------------------------------------------------------------
 

@@ -6,11 +6,9 @@ has feature gates off, devices lose the fields that depend on these gates, or ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..base.text import join_names
-from ..errors import printable
 from ..resourceapi.gated_fields import Gate, lost, options_without, without
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.types import Taint
@@ -43,7 +41,8 @@ class PoolContent(NamedTuple):
     """A pool as it should be in slices.
 
     Attributes:
-        options: fields that apply to all devices.
+        nodes: the nodes of devices that do not select their own nodes.
+        fields: the fields of a slice's spec that apply to all devices: the nodes and the pool's options.
         fault: why the pool is not published at all; empty if it is.
         rejected: devices and counter sets that are not published, each with the reason.
         rendered: the devices whose published form differs from the driver's.
@@ -51,17 +50,20 @@ class PoolContent(NamedTuple):
 
     name: str
     nodes: Nodes
-    per_device: bool
+    fields: JSON
     devices: Sequence[DeviceEntry]
     counter_sets: Sequence[JSON]
-    options: JSON
     fault: str
     rejected: Mapping[str, str]
     rendered: Mapping[str, RenderedDevice]
 
 
 def render_pool(
-    state: PoolState, marks: Mapping[str, HealthMark], off: frozenset[Gate], before: PoolContent | None = None
+    state: PoolState,
+    marks: Mapping[str, HealthMark],
+    off: frozenset[Gate],
+    node: str,
+    before: PoolContent | None,
 ) -> PoolContent:
     """Returns the pool as it is published.
 
@@ -69,6 +71,7 @@ def render_pool(
         state: the pool.
         marks: marks of unhealthy devices, by device.
         off: gates that the API server has off.
+        node: the node whose pools are published.
         before: the last result, whose rendered devices are used again.
     """
     rejected, fault = dict(state.rejected), state.fault
@@ -81,7 +84,7 @@ def render_pool(
     if isinstance(options, str):
         fault, options = fault or options, {}
     if fault:
-        return PoolContent(state.name, state.nodes, state.per_device, [], [], options, fault, rejected, {})
+        return PoolContent(state.name, state.nodes, {}, [], [], fault, rejected, {})
     devices: list[DeviceEntry] = []
     rendered: dict[str, RenderedDevice] = {}
     for entry in state.publishable():
@@ -98,7 +101,8 @@ def render_pool(
         else:
             rejected[entry.name] = known.reason
     sets = [] if Gate.PARTITIONS in off else [s.json for s in state.sets.values() if not s.fault]
-    return PoolContent(state.name, state.nodes, state.per_device, devices, sets, options, "", rejected, rendered)
+    nodes = {"perDeviceNodeSelection": True} if state.per_device else state.nodes.of_slice(node)
+    return PoolContent(state.name, state.nodes, {**nodes, **options}, devices, sets, "", rejected, rendered)
 
 
 def _render_device(entry: DeviceEntry, mark: HealthMark | None, off: frozenset[Gate]) -> RenderedDevice:
@@ -130,23 +134,3 @@ def sample_devices(state: PoolState, marks: Mapping[str, HealthMark]) -> Iterato
         if gates and gates not in seen:
             seen.add(gates)
             yield gates, entry.json if mark is None else _marked(entry.json, mark)
-
-
-def gate_notes(contents: Iterable[PoolContent], off: frozenset[Gate], shown: Callable[[str, str], str]) -> list[str]:
-    """Returns a sentence for each set of fields that devices are published without, with an example device.
-
-    Args:
-        contents: the rendered pools.
-        off: gates that the API server has off.
-        shown: returns a device's display name, from the names of its pool and of the device.
-    """
-    found: dict[tuple[str, ...], list[str]] = {}
-    for content in contents:
-        for name, device in content.rendered.items():
-            if device.lost:
-                found.setdefault(tuple(device.lost), []).append(shown(content.name, name))
-    gates = ", ".join(sorted(g.value for g in off))
-    return [
-        f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"
-        for fields, names in found.items()
-    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -52,8 +53,7 @@ class PoolState:
         devices: the driver's devices, in its order.
         gone: devices that vanished while a claim holds them.
         sets: the counter sets.
-        server_rejections: devices that the API server rejected: name → the rejected JSON, the reason.
-        rejected: all devices and counter sets that are not published, each with the reason; computed by :func:`with_rejected`.
+        server_rejections: devices that the API server rejected: name → the rejected JSON, the reason; without effect on other JSON.
     """
 
     name: str
@@ -65,10 +65,24 @@ class PoolState:
     gone: Mapping[str, DeviceEntry] = field(default_factory=dict)
     sets: Mapping[str, CounterSetEntry] = field(default_factory=dict)
     server_rejections: Mapping[str, tuple[bytes, str]] = field(default_factory=dict)
-    rejected: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> DeviceEntry | None:
         return self.devices.get(name) or self.gone.get(name)
+
+    @cached_property
+    def rejected(self) -> Mapping[str, str]:
+        """All devices and counter sets that are not published, each with the reason."""
+        out = {f"counter set {printable(n)}": s.fault for n, s in self.sets.items() if s.fault}
+        for name, entry in {**self.gone, **self.devices}.items():
+            fault = entry.fault
+            if not fault and entry.consumed:
+                fault = counters_fault(entry, self.sets, seek=len(out) < _MAX_HINTS)
+            rejected_json, reason = self.server_rejections.get(name, (b"", ""))
+            if not fault and reason and rejected_json == entry.encoded:
+                fault = f"rejected by the API server: {reason}"
+            if fault:
+                out[name] = fault
+        return out
 
     def publishable(self) -> Iterator[DeviceEntry]:
         """Yields the devices that can be published, in order; devices that vanished in use come last."""
@@ -82,22 +96,11 @@ class PoolState:
         more = b',"counterSets":' + msgspec.json.encode(sets) if sets else b""
         return msgspec.Raw(b'{"device":' + (entry.encoded or b"null") + more + b"}")
 
-    def same(self, other: PoolState) -> bool:
-        """Whether both states would be published alike, ignoring health and the API server's rejections. The order of devices counts."""
-        return (
-            (self.nodes, self.per_device, self.options, self.fault)
-            == (other.nodes, other.per_device, other.options, other.fault)
-            and _same(self.devices, other.devices)
-            and _same(self.gone, other.gone)
-            and list(self.sets.items()) == list(other.sets.items())
-        )
-
-
-def _same(now: Mapping[str, DeviceEntry], before: Mapping[str, DeviceEntry]) -> bool:
-    return list(now) == list(before) and all(
-        a is b or (a.encoded, a.fault) == (b.encoded, b.fault)
-        for a, b in zip(now.values(), before.values(), strict=True)
-    )
+    def described(self) -> tuple[object, ...]:
+        """Returns a value that is equal for two states that are published alike, except for health and the API server's rejections."""
+        items = (self.devices, self.gone, self.sets)
+        order = list(map(list, items))  # two dicts are equal in any order, but the order of devices counts
+        return self.name, self.nodes, self.per_device, self.options, self.fault, items, order
 
 
 def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[str, JSON] | None) -> PoolState:
@@ -112,7 +115,7 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     """
     gone, kept_sets = _vanished(before, {d.name for d in pool.devices} if pool else set(), held)
     if pool is None:
-        return with_rejected(replace(before, devices={}, gone=gone, sets=kept_sets))
+        return replace(before, devices={}, gone=gone, sets=kept_sets)
     options, fault = pool_options(before.name, pool, node)
     per_device = pool.nodes.where is not Where.THIS and (
         any(d.nodes is not None for d in pool.devices) or any(e.has_own_nodes for e in gone.values())
@@ -128,9 +131,9 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
         twice = CounterSetEntry({}, "the driver returned this name twice")
         sets[item.name] = twice if item.name in sets else validate_counter_set(item)
     sets |= {name: kept for name, kept in kept_sets.items() if name not in sets}
-    return with_rejected(
-        PoolState(before.name, pool.nodes, per_device, options, fault, devices, gone, sets, before.server_rejections)
-    )
+    known = {**gone, **devices}
+    rejections = {n: r for n, r in before.server_rejections.items() if n in known and known[n].encoded == r[0]}
+    return PoolState(before.name, pool.nodes, per_device, options, fault, devices, gone, sets, rejections)
 
 
 def _vanished(
@@ -162,25 +165,6 @@ def _vanished(
     return gone, {name: s for name, s in sets.items() if name in consumed}
 
 
-def with_rejected(state: PoolState) -> PoolState:
-    """Returns ``state`` with ``rejected`` computed again: the invalid devices and counter sets, and the API server's rejections.
-
-    A rejection is forgotten when the device has other JSON.
-    """
-    out = {f"counter set {printable(n)}": s.fault for n, s in state.sets.items() if s.fault}
-    known = {**state.gone, **state.devices}
-    by_server = {n: r for n, r in state.server_rejections.items() if n in known and known[n].encoded == r[0]}
-    for name, entry in known.items():
-        fault = entry.fault
-        if not fault and entry.consumed:
-            fault = counters_fault(entry, state.sets, seek=len(out) < _MAX_HINTS)
-        if not fault and name in by_server:
-            fault = f"rejected by the API server: {by_server[name][1]}"
-        if fault:
-            out[name] = fault
-    return replace(state, server_rejections=by_server, rejected=out)
-
-
 def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, CounterSetEntry]]:
     """Rebuilds a device that vanished while no plugin ran, and its counter sets, from a record.
 
@@ -193,4 +177,4 @@ def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, Counte
     return entry, {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
 
 
-__all__ = ["DeviceEntry", "DeviceKey", "Held", "PoolState", "updated_pool", "with_rejected"]
+__all__ = ["DeviceEntry", "DeviceKey", "Held", "PoolState", "updated_pool"]

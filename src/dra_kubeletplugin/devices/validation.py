@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from ..driver.diagnostics.author_errors import instead_of_item, replacement_mess
 from ..errors import DraError, DriverError, describe, printable
 from ..resourceapi.decoding import read_device
 from ..resourceapi.gated_fields import Gate, gates_of
-from ..resourceapi.nodes import Nodes, Where
+from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
 from ..resourceapi.pools import MAX_DEVICES, Pool
 from ..resourceapi.types import CounterSet, Device, Taint, counter_set_faults, device_faults
 from ..resourceapi.validation.common import pool_name
@@ -27,14 +27,13 @@ from ..resourceapi.validation.slices import max_devices, slice_options
 
 MAX_POOLS = 4096
 _ATTEMPTS = 5  # to read a device that another thread changes
-_NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
 MAX_BYTES = 512 * 1024  # of one device or counter set as JSON; two of them in a slice stay below the limit of etcd
 JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A device of a pool, with the result of its validation.
+    """A device of a pool, with the result of its validation. Two entries are equal if they are published alike.
 
     Attributes:
         name: its name.
@@ -47,7 +46,7 @@ class DeviceEntry:
     """
 
     name: str
-    device: Device
+    device: Device = field(compare=False)
     encoded: bytes
     fault: str = ""
     consumed: int = 0
@@ -62,7 +61,7 @@ class DeviceEntry:
     @property
     def has_own_nodes(self) -> bool:
         """Whether the JSON text selects the device's nodes. Each access decodes it again."""
-        return not self.json.keys().isdisjoint(_NODE_FIELDS)
+        return not self.json.keys().isdisjoint(NODE_FIELDS)
 
     def draws(self) -> dict[str, dict[str, str]]:
         """Returns the counters that the device consumes: counter set → counter → amount."""
@@ -74,11 +73,12 @@ class DeviceEntry:
         if self.fault or not self.encoded or self.has_own_nodes:
             return self
         built = {**self.json, **nodes.of_device()}
-        return replace(self, encoded=msgspec.json.encode(built), gates=gates_of(built))
+        return replace(self.with_json(built), gates=gates_of(built))
 
     def with_json(self, json: JSON) -> DeviceEntry:
         """Returns the entry with other JSON, which is known to be valid."""
-        return DeviceEntry(self.name, self.device, msgspec.json.encode(json), "", *_limits(json), self.gates)
+        encoded, limit = msgspec.json.encode(json), max_devices([json])
+        return DeviceEntry(self.name, self.device, encoded, "", self.consumed, limit, self.gates)
 
 
 class CounterSetEntry(NamedTuple):
@@ -108,7 +108,7 @@ def validate_device(
     name = device.name
     try:
         built = _json_of(device)
-        own = any(f in built for f in _NODE_FIELDS)
+        own = any(f in built for f in NODE_FIELDS)
         if per_device and not own:
             built |= nodes.of_device()
         encoded = msgspec.json.encode(built)
@@ -120,7 +120,7 @@ def validate_device(
             faults.append("nodes: a device in a pool of this node must not select nodes: set the pool's nodes instead")
         if device.nodes is not None and device.nodes.where is Where.THIS:
             faults.append("nodes: Nodes.this() is for pools, not for devices")
-        return DeviceEntry(name, device, encoded, _fault_text(faults, encoded), *_limits(built), gates_of(built))
+        return _entry(device, built, encoded, faults)
     except DraError as e:
         return DeviceEntry(name, device, b"", printable(e))
     except Exception as e:  # the author may have changed the device after its creation
@@ -137,8 +137,7 @@ def _json_of(item: Device | CounterSet) -> dict[str, Any]:
 def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
     """Validates one counter set like :func:`validate_device`."""
     try:
-        built = _json_of(counter_set)
-        return CounterSetEntry(built, _fault_text(counter_set_faults(built), msgspec.json.encode(built)))
+        return recalled_set(_json_of(counter_set))
     except (DraError, TypeError, ValueError) as e:
         return CounterSetEntry({}, printable(e))
     except Exception as e:
@@ -147,10 +146,7 @@ def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
 
 def recalled_device(raw: JSON) -> DeviceEntry:
     """Validates a device as it was published before. Raises anything that reading it raises."""
-    device, encoded = read_device(raw), msgspec.json.encode(raw)
-    return DeviceEntry(
-        device.name, device, encoded, _fault_text(device_faults(raw), encoded), *_limits(raw), gates_of(raw)
-    )
+    return _entry(read_device(raw), raw, msgspec.json.encode(raw), device_faults(raw))
 
 
 def recalled_set(raw: JSON) -> CounterSetEntry:
@@ -164,10 +160,12 @@ def _fault_text(faults: list[str], encoded: bytes) -> str:
     return printable("; ".join(faults))
 
 
-def _limits(device: JSON) -> tuple[int, int]:
-    """Returns the number of counters that a device consumes, and how many devices a slice with this device may have."""
-    consumed = sum(len(c["counters"]) for c in device.get("consumesCounters") or [])
-    return consumed, max_devices([device])
+def _entry(device: Device, built: JSON, encoded: bytes, faults: list[str]) -> DeviceEntry:
+    """Returns the entry of a device with its JSON, as an object and as text."""
+    consumed = sum(len(c["counters"]) for c in built.get("consumesCounters") or [])
+    return DeviceEntry(
+        device.name, device, encoded, _fault_text(faults, encoded), consumed, max_devices([built]), gates_of(built)
+    )
 
 
 def parse_pools(result: object, method: str) -> dict[str, Pool]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
 
 from ..base.telemetry.metrics import Metrics
+from ..base.wakeup import Wakeup
 from ..driver import Check, Driver
 from ..driver.calls import Calls
 from ..driver.diagnostics.author_errors import reading_result
@@ -30,24 +29,18 @@ class DriverChecks:
         self._results: Sequence[Check] = ()
         self._fault = ""  # why the last call failed
         self._called_at: float | None = None  # when the present call began
-        self._wanted = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wakeup = Wakeup()
 
     def request(self) -> None:
         """Requests a call at once. Safe from any thread."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._wanted.set)
+        self._wakeup.request()
 
     async def run(self) -> None:
         """Calls ``checks`` repeatedly. Never returns; external failures do not stop it."""
-        self._loop = asyncio.get_running_loop()
         while True:
-            self._wanted.clear()
+            self._wakeup.clear()
             await self.once()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
-                    await self._wanted.wait()
+            await self._wakeup.wait(self._interval)
 
     async def once(self) -> None:
         """Calls ``checks`` once. A failure is a result."""

@@ -18,7 +18,6 @@ from ..devices.inventory import Inventory
 from ..devices.pool_state import DeviceKey
 from ..devices.validation import decoded
 from ..errors import RecordsError, printable
-from ..resourceapi.nodes import Where
 from ..resourceapi.usage.rows import TAKEN, DeviceRow, HealthRow, NodeRow, Overview, card_shares, counted, occupancy
 from ..resourceapi.usage.usage import count_usage
 from . import usage_page
@@ -59,7 +58,7 @@ def overview(
     node: str, driver: str, inventory: Inventory, recorded: ClaimSnapshot, notes: Iterable[str] = ()
 ) -> Overview:
     """Returns the same rows as :func:`dra_kubeletplugin.analysis.overview`, with the facts that a plugin knows."""
-    found = count_usage(_slices(node, driver, inventory), map(_claim, recorded.claims))
+    found = count_usage(_slices(driver, inventory), map(_claim, recorded.claims))
     health = inventory.health()
     known = {key: (_HEALTH[h.healthy], printable(h.message)) for key, h in health}
     devices = tuple(_with_health(row, known) for row in found.devices)
@@ -76,17 +75,15 @@ def overview(
     )
 
 
-def _slices(node: str, driver: str, inventory: Inventory) -> Iterator[JSON]:
+def _slices(driver: str, inventory: Inventory) -> Iterator[JSON]:
     """Yields each pool as one slice."""
     for content in inventory.contents():
-        where = content.nodes.where
-        place: JSON = {"nodeName": node} if where is Where.THIS else {"allNodes": True} if where is Where.ALL else {}
         yield {
             "metadata": {"name": content.name},
             "spec": {
                 "driver": driver,
                 "pool": {"name": content.name, "generation": 1, "resourceSliceCount": 1},
-                **({"perDeviceNodeSelection": True} if content.per_device else place),
+                **content.fields,
                 "devices": [decoded(p.encoded) for p in content.devices],
                 "sharedCounters": content.counter_sets,
             },

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from .nodes import NODE_FIELDS
+
 JSON = Mapping[str, Any]
 _LISTS = ("ints", "bools", "strings", "versions")
-_NODES = ("nodeName", "nodeSelector", "allNodes")
 _BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 
 
@@ -116,7 +117,7 @@ _TABLE = (
     _Row(
         Gate.PARTITIONS,
         r"spec\.(sharedCounters|perDeviceNodeSelection|devices\[\]\.(consumesCounters|nodeName|nodeSelector|allNodes))",
-        lambda d: "consumesCounters" in d or any(f in d for f in _NODES),
+        lambda d: "consumesCounters" in d or any(f in d for f in NODE_FIELDS),
         lambda d: (
             "without counters it would be allocated together with overlapping devices of the same hardware"
             if "consumesCounters" in d

@@ -15,6 +15,8 @@ from .validation import names as rules
 from .validation.common import node_selector
 
 JSON = Mapping[str, Any]
+NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
+"""The fields of a slice or of a device that select its nodes."""
 _HOSTNAME = "kubernetes.io/hostname"
 
 

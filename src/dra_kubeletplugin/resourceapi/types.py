@@ -11,7 +11,7 @@ import msgspec
 
 from ..errors import InvalidObjectError, describe, printable, shown
 from .amounts import Amount, Capacity, NodeResource
-from .nodes import Nodes
+from .nodes import NODE_FIELDS, Nodes
 from .quantity import Quantity
 from .validation import names, slices
 from .validation.common import is_attribute_name
@@ -338,7 +338,7 @@ def device_faults(built: Mapping[str, Any]) -> list[str]:
         out += [f"{path}[{key}]: must not contain more than one slash" for key in deep]
     for path in ("attributes", "capacity"):  # the server's own message does not name the key
         out += [f"{path}[{k}]: the name is too long" for k in built.get(path) or {} if _is_long(k)]
-    per_device = any(f in built for f in ("nodeName", "nodeSelector", "allNodes"))
+    per_device = any(f in built for f in NODE_FIELDS)
     return out + list(map(_sentence, slices.validate_device(built, "", per_device=per_device)))
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import CounterSet, Device, Pool
 from dra_kubeletplugin.base.http_server.server import Request, Response
 from dra_kubeletplugin.devices.inventory import Inventory
+from dra_kubeletplugin.devices.slices import publisher as publisher_module
 from dra_kubeletplugin.devices.slices.conflict_backoff import ConflictBackoff, WriterConflict
 from dra_kubeletplugin.devices.slices.server_response import rejected_devices
 from dra_kubeletplugin.kube import KubeClient
@@ -156,6 +157,29 @@ async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_unti
             await inventory.update([Pool("node", [Device("a"), Device("b")])])
             await asyncio.wait_for(publisher.published.wait(), 30)
             assert server.devices() == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", ["after a pause", "after the watch was cut"])
+async def test_rejected_slices_are_sent_again_without_a_change_of_the_devices(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "after a pause":
+        monkeypatch.setattr(publisher_module, "_RETRY_REJECTED_AFTER", 0.5)
+
+    def refuse(request: Request) -> Response | None:
+        if request.method not in {"POST", "PUT"} or "resourceslices" not in request.path:
+            return None
+        return json_response({"kind": "Status", "message": "no", "code": 422}, 422)
+
+    async with scripted_api_server() as server:
+        server.instead = refuse
+        async with running_publisher(server, await make_inventory("a")) as publisher:
+            await wait_until(lambda: "rejects the slices" in publisher.fault)
+            server.instead = lambda request: None
+            if how == "after the watch was cut":
+                server.drop_connections()
+            await asyncio.wait_for(publisher.published.wait(), 30)
+            assert server.devices() == ["a"]
 
 
 def _foreign_slice() -> dict[str, Any]:

@@ -10,12 +10,12 @@ from ...kube import KubeClient, Resource
 from ...kube.errors import NotFoundError, UnauthorizedError
 from ...resourceapi.conversion import GROUP
 from ...resourceapi.gated_fields import Gate, gate_of, gates_of_options, without
+from ...resourceapi.nodes import NODE_FIELDS
 from ..inventory import Inventory
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
 
 JSON = dict[str, Any]
-_NODES = ("nodeName", "nodeSelector", "allNodes")
 
 
 class GateProbe:
@@ -54,10 +54,10 @@ class GateProbe:
     async def _ask(
         self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> frozenset[Gate]:
-        bare = [{k: v for k, v in d.items() if k not in _NODES} for d in samples]
+        bare = [{k: v for k, v in d.items() if k not in NODE_FIELDS} for d in samples]
         somewhere: JSON = {"nodeName": self._scope.node} if self._scope.node else {"allNodes": True}
         off = await self._dropped(resource, {**somewhere, **options}, bare)
-        if any(f in d for d in samples for f in _NODES):
+        if any(f in d for d in samples for f in NODE_FIELDS):
             off |= await self._dropped(resource, {"perDeviceNodeSelection": True}, [{"name": "d", "allNodes": True}])
         return off
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...base import forks
+from ...base.flock import FolderLock
 from ...errors import describe
 
 log = logging.getLogger(__name__)
@@ -36,34 +34,29 @@ class WriteLock:
     @contextlib.asynccontextmanager
     async def taken(self) -> AsyncIterator[None]:
         """Holds the lock. If it cannot be taken, logs that once and continues without it, because a node needs its slices."""
-        with contextlib.ExitStack() as stack:
-            if self._folder is not None:
-                try:
-                    fd = forks.open_file(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-                    stack.callback(forks.close, fd)
-                    await self._lock(fd)
-                    self._reported = ""
-                except OSError as e:
-                    if (fault := str(e)) != self._reported:
-                        log.warning(
-                            "cannot take the slice write lock %s: %s; continuing without it", self._folder, fault
-                        )
-                    self._reported = fault
+        if self._folder is None:
             yield
+            return
+        lock = FolderLock(self._folder)
+        try:
+            await self._take(lock)
+            self._reported = ""
+        except OSError as e:
+            if (fault := str(e)) != self._reported:
+                log.warning("cannot take the slice write lock %s: %s; continuing without it", self._folder, fault)
+            self._reported = fault
+        try:
+            yield
+        finally:
+            lock.close()
 
-    async def _lock(self, fd: int) -> None:
+    async def _take(self, lock: FolderLock) -> None:
         """Takes the lock. Raises ``OSError`` if that fails, or takes too long."""
         # after a failure, do not wait again before each write
         until = time.monotonic() + (0.0 if self._reported else self._timeout)
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise TimeoutError(
-                        f"another instance of the plugin has held the lock for more than {self._timeout:g}s"
-                    ) from None
+        while not lock.try_acquire():
+            if time.monotonic() > until:
+                raise TimeoutError(f"another instance of the plugin has held the lock for more than {self._timeout:g}s")
             await asyncio.sleep(_LOOK)
 
 

@@ -99,13 +99,10 @@ def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, Publi
 
 
 def _stay(
-    devices: Sequence[DeviceEntry], before: Mapping[str, PublishedNames], contents: Mapping[str, SliceContent]
+    devices: Sequence[DeviceEntry], before: dict[str, PublishedNames], contents: Mapping[str, SliceContent]
 ) -> Collection[str]:
     """Puts devices into their previous slices. Returns the names of new devices and of devices that cannot stay."""
-    home: dict[str, str] = {}
-    for slice_, names in before.items():
-        for name in names.devices:
-            home.setdefault(name, slice_)
+    home = {name: slice_ for slice_ in reversed(before) for name in before[slice_].devices}
     at_home: dict[str, list[DeviceEntry]] = {}
     rest = set()
     for device in devices:
@@ -167,27 +164,20 @@ def _place(
     return added
 
 
-def _pack_sets(counter_sets: Sequence[JSON], before: Mapping[str, PublishedNames]) -> list[SliceContent]:
-    contents = {k: SliceContent(name=k) for k in before}
-    home: dict[str, str] = {}
-    for key, names in before.items():
-        for name in names.counter_sets:
-            home.setdefault(name, key)
-    rest = []
-    for counter_set in counter_sets:
-        content = contents.get(home.get(counter_set["name"], ""))
-        if content is not None and len(content.counter_sets) < MAX_COUNTER_SETS:
-            content.counter_sets.append(counter_set)
-        else:
-            rest.append(counter_set)
-    every = list(contents.values())
-    for counter_set in rest:
-        target = next((c for c in every if len(c.counter_sets) < MAX_COUNTER_SETS), None)
-        if target is None:
-            target = SliceContent()
-            every.append(target)
-        target.counter_sets.append(counter_set)
+def _pack_sets(counter_sets: Sequence[JSON], before: dict[str, PublishedNames]) -> list[SliceContent]:
+    """Puts counter sets into their previous slices, and the others into the first slice with free capacity."""
+    by_name = {k: SliceContent(name=k) for k in before}
+    home = {name: by_name[k] for k in reversed(before) for name in before[k].counter_sets}
+    contents = list(by_name.values())
+    for counter_set in sorted(counter_sets, key=lambda s: s["name"] not in home):
+        content = home.get(counter_set["name"])
+        if content is None or len(content.counter_sets) == MAX_COUNTER_SETS:
+            content = next((c for c in contents if len(c.counter_sets) < MAX_COUNTER_SETS), None)
+        if content is None:
+            content = SliceContent()
+            contents.append(content)
+        content.counter_sets.append(counter_set)
     place = {s["name"]: i for i, s in enumerate(counter_sets)}
-    for content in every:
+    for content in contents:
         content.counter_sets.sort(key=lambda s: place[s["name"]])
-    return [c for c in every if c.counter_sets]
+    return [c for c in contents if c.counter_sets]

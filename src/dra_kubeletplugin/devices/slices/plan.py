@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
 from .pack import PublishedNames, SliceContent
-from .slice_objects import JSON, ExistingSlice, PoolFrame, SliceWrite
+from .slice_objects import ExistingSlice, PoolFrame, SliceWrite
 
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
@@ -40,10 +41,11 @@ def first_frame(
     existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
-    fields: JSON,
+    fields: Mapping[str, Any],
 ) -> PoolFrame:
     """Returns the frame with the current generation, to compare existing slices with it. :func:`make_plan` may raise the generation."""
-    return PoolFrame(driver, pool, fields, max(newest_generation(existing), 1), len(contents))
+    generation = max((s.generation for s in existing), default=1)
+    return PoolFrame(driver, pool, fields, generation, len(contents))
 
 
 def make_plan(
@@ -68,31 +70,29 @@ def make_plan(
     """
     by_name = {s.name: s for s in existing}
     names = {c.name for c in contents if c.name}
-    generation = newest_generation(existing)
-    current = {s.name: s for s in existing if s.generation == generation}
+    current = {s.name: s for s in existing if s.generation == frame.generation}
     bad = [i for i, c in enumerate(contents) if c.name in current and c.name in changed]
     missing = [i for i, c in enumerate(contents) if c.name not in current]
     obsolete = [s for name, s in sorted(by_name.items()) if name not in names]
     extra = [s for s in obsolete if s.name in current]
+    touched = [i for i, c in enumerate(contents) if c.name in touch and c.name in current]
     devices = sum(len(c.devices) for c in contents)
-
     numbers = _numbers(contents)
 
     def writes(places: Iterable[int]) -> list[SliceWrite]:
         return [SliceWrite(contents[i], by_name.get(contents[i].name or ""), numbers[i]) for i in places]
 
-    touched = [i for i, c in enumerate(contents) if c.name in touch and c.name in current and i not in bad]
-    if _stays(len(contents), current, frame, bad, missing, extra):
+    if _stays(len(contents), current, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
         # Surplus slices are deleted last: while there are too many slices, the generation counts as incomplete.
         if len(current) > len(contents):
             return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
         return WritePlan(frame, obsolete, order, [], devices)
     # Another writer has used the largest possible generation: all slices are deleted, and the generation restarts at 1.
-    if generation >= _LAST_GENERATION:
+    if frame.generation >= _LAST_GENERATION:
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
         return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
-    new_frame = replace(frame, generation=max(generation + 1, frame.generation))
+    new_frame = replace(frame, generation=frame.generation + 1)
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
     every.sort(key=lambda w: w.existing is None)
@@ -117,7 +117,6 @@ def _numbers(contents: Sequence[SliceContent]) -> list[int]:
 def _stays(
     count: int,
     current: Mapping[str, ExistingSlice],
-    frame: PoolFrame,
     bad: Sequence[int],
     missing: Sequence[int],
     extra: Sequence[ExistingSlice],
@@ -125,17 +124,10 @@ def _stays(
     """Whether the writes can be made in the present generation."""
     if not current or not (bad or missing):
         return True
-    if any(s.generation != frame.generation for s in current.values()):
-        return False  # a higher generation was requested
     if len(bad) == 1 and not missing and not extra:
         return len(current) == count
     # An incomplete generation is completed only if all its existing slices are as wanted.
     return not bad and all(s.count == count for s in current.values())
-
-
-def newest_generation(existing: Sequence[ExistingSlice]) -> int:
-    """Returns the newest generation among the slices of a pool; 0 if it has none."""
-    return max((s.generation for s in existing), default=0)
 
 
 def is_complete(existing: Sequence[ExistingSlice]) -> bool:

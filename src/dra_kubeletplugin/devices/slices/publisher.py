@@ -78,8 +78,6 @@ class Publisher:
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
-        # the rejected version of the inventory, and the time until which it is not sent again
-        self._rejected: tuple[int, float] | None = None
         self._contention = ConflictBackoff()
         self._dirty = asyncio.Event()
         # Whether the watch has reconnected: the API server may not be the one whose gates were probed.
@@ -148,14 +146,18 @@ class Publisher:
         A kubelet that restarts deletes all slices of its node, so this deletion is not a conflict with another writer.
         """
         self._contention.reset()
-        if self._pause is not None and not self._pause.expired():
-            self._pause.reschedule(0)
+        self._end_pause()
 
     # --- when to write --------------------------------------------------------------------------
 
     def _note_reconnect(self) -> None:
         self._reconnected = True
         self._dirty.set()
+        self._end_pause()
+
+    def _end_pause(self) -> None:
+        if self._pause is not None and not self._pause.expired():
+            self._pause.reschedule(0)
 
     async def _sync_forever(self) -> None:
         while True:
@@ -163,7 +165,7 @@ class Publisher:
             await asyncio.sleep(_SETTLE)
             self._dirty.clear()
             if self._reconnected:
-                self._reconnected, self._rejected = False, None
+                self._reconnected = False
                 self._syncer.forget_server_behavior()
                 await self._forget()
             if not self.inventory.known:
@@ -172,13 +174,14 @@ class Publisher:
             pause = await self._attempt()
             async with self._ended:
                 self._ended.notify_all()
-            if pause:
+            if pause and not self._reconnected:
                 # A change of our own devices is published at once, also during the pause after a conflict.
                 try:
                     async with asyncio.timeout(pause) as self._pause:
                         await self.inventory.changed(version)  # also counts changes during the attempt
                 except TimeoutError:
-                    pass
+                    if pause == _RETRY_REJECTED_AFTER:
+                        await self._forget()
                 finally:
                     self._pause = None
                 self._dirty.set()
@@ -189,11 +192,8 @@ class Publisher:
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
             if not self.leads and self.leadership.holds():
                 return
-            if self._rejected and time.monotonic() > self._rejected[1]:
-                return
-            limit = remaining if self.leads and not self._rejected else min(remaining, _FOLLOW)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit):
+                async with asyncio.timeout(remaining if self.leads else min(remaining, _FOLLOW)):
                     await self._dirty.wait()
         if not self._dirty.is_set():
             await self._forget()
@@ -206,20 +206,15 @@ class Publisher:
 
     async def _attempt(self) -> float:
         """Runs one synchronisation and handles every failure. Returns the seconds until the next attempt; 0 to wait for an event."""
-        version = self.inventory.version
         try:
             self.leads = self.leadership.holds()
-            if not self.leads:
-                return await self._follow_leader()
-            if self._rejected and self._rejected[0] == version and time.monotonic() < self._rejected[1]:
-                return 0.0
-            return await self._publish()
+            return await (self._publish() if self.leads else self._follow_leader())
         except SupersededError:
             await self._note_gates(self.inventory.gates_off)
             self._dirty.set()
             return 0.0
         except ApiError as e:
-            return self._failed(e, version)
+            return self._failed(e)
         except Exception as e:  # an unexpected response must not end the plugin
             return self._retry_later(
                 f"unexpected exception while slices are published; please report it: {describe(e)}", logging.ERROR, e
@@ -243,7 +238,7 @@ class Publisher:
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
             self._contention.written(time.monotonic(), is_response=undone is not None)
-        self._failures, self._rejected = 0, None
+        self._failures = 0
         self._pools = tuple(
             PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
         )
@@ -294,19 +289,19 @@ class Publisher:
         """Returns what another writer did to our slices since they were as wanted; None if our own devices changed."""
         if not sync.writes or self._syncer.settled_at != sync.version:
             return None
+        before = {s.name: s.version for s in self._syncer.settled.values()}
         now = {s.name: s.version for s in sync.existing}
-        return WriterConflict.MISSING if now.items() <= self._syncer.settled.items() else WriterConflict.CHANGED
+        return WriterConflict.MISSING if now.items() <= before.items() else WriterConflict.CHANGED
 
     # --- faults ---------------------------------------------------------------------------------
 
-    def _failed(self, e: ApiError, version: int) -> float:
+    def _failed(self, e: ApiError) -> float:
         if isinstance(e, REJECTIONS):
-            # The same objects would be rejected again, so wait for a change.
-            self._rejected = (version, time.monotonic() + _RETRY_REJECTED_AFTER)
+            # The same objects would be rejected again, so wait for a change of the devices.
             self._retry_later(
                 f"the API server rejects the slices, so their devices cannot be scheduled: {e}", logging.ERROR
             )
-            return 0.0
+            return _RETRY_REJECTED_AFTER
         if isinstance(e, ForbiddenError):
             return self._retry_later(f"not permitted to publish slices (see docs/deploy.md): {e}", logging.ERROR)
         return self._retry_later(

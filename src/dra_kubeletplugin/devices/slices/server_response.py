@@ -27,32 +27,21 @@ def as_sent(obj: JSON, resource: Resource) -> JSON:
     return obj if resource.version == "v1" else convert(obj, resource.version)
 
 
-def lost(sent: JSON, stored: JSON) -> set[str]:
-    """Returns the paths of a spec's fields that the API server dropped, with empty brackets for indexes.
-
-    Compares only devices that differ.
-    """
-    pairs = zip(sent.get("devices") or [], stored.get("devices") or [], strict=False)
-    found = [p for a, b in pairs if a != b for p in _dropped(a, b, "spec.devices[]")]
-    rest = {k: v for k, v in sent.items() if k != "devices" or k not in stored}
-    return {re.sub(r"\[\d+\]", "[]", p) for p in found + _dropped(rest, stored, "spec")}
-
-
-def _dropped(sent: Any, echoed: Any, path: str = "") -> list[str]:
-    """Returns the paths of fields that ``sent`` has and ``echoed`` lacks: a server with a disabled gate dropped them."""
-    if isinstance(sent, Mapping) and isinstance(echoed, Mapping):
-        out = []
+def lost(sent: Any, stored: Any, path: str = "spec") -> set[str]:
+    """Returns the paths of a spec's fields that the API server dropped, with empty brackets for indexes."""
+    if sent == stored:  # nearly all devices of a slice: only the others are compared field by field
+        return set()
+    out: set[str] = set()
+    if isinstance(sent, Mapping) and isinstance(stored, Mapping):
         for key, value in sent.items():
-            where = f"{path}.{key}" if path else key
-            if key not in echoed:
-                out += [where] if value not in (None, [], {}, "") else []
-            else:
-                out += _dropped(value, echoed[key], where)
-        return out
-    if isinstance(sent, list) and isinstance(echoed, list):
-        pairs = zip(sent, echoed, strict=False)
-        return [p for i, (a, b) in enumerate(pairs) for p in _dropped(a, b, f"{path}[{i}]")]
-    return []
+            if key in stored:
+                out |= lost(value, stored[key], f"{path}.{key}")
+            elif value not in (None, [], {}, ""):
+                out.add(f"{path}.{key}")
+    elif isinstance(sent, list) and isinstance(stored, list):
+        for a, b in zip(sent, stored, strict=False):
+            out |= lost(a, b, f"{path}[]")
+    return out
 
 
 def rejected_devices(e: ApiError, obj: JSON) -> dict[str, str]:

@@ -7,7 +7,7 @@ of a device and the order of fields.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +78,7 @@ class PoolFrame:
 
     driver: str
     pool: str
-    fields: JSON
+    fields: Mapping[str, Any]
     generation: int
     count: int
 
@@ -87,9 +87,8 @@ class PoolFrame:
         return {"driver": self.driver, **self.fields, "pool": pool}
 
     def digest(self, content: SliceContent) -> bytes:
-        """Returns the digest of the spec that contains ``content``. Decodes one device at a time."""
-        devices = (device_digest(msgspec.json.decode(d.encoded)) for d in content.devices)
-        return spec_digest(self._head(), devices, content.counter_sets)
+        """Returns :func:`digest` of the spec that contains ``content``."""
+        return digest(self.spec(content, {}))
 
     def mark(self, content: SliceContent) -> bytes:
         """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`.
@@ -142,33 +141,20 @@ class SliceWrite:
         return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
 
 
-def device_digest(device: Mapping[str, Any]) -> bytes:
-    """Returns a digest that is equal for two devices if and only if they are the same."""
-    out = {k: v for k, v in device.items() if v not in (None, [], {}, False)}
-    if "taints" in out:
-        out["taints"] = [{k: v for k, v in t.items() if k != "timeAdded"} for t in out["taints"]]
-    return _digest(out)
-
-
-def spec_digest(head: Mapping[str, Any], devices: Iterable[bytes], counter_sets: object) -> bytes:
-    """Returns a digest that is equal for two specs if and only if they are the same.
-
-    Args:
-        head: all fields but devices and counter sets.
-        devices: the digest of each, in order.
-        counter_sets: as in the spec; None if there are none.
-    """
-    return hashlib.sha256(_digest([head, counter_sets or []]) + b"".join(devices)).digest()
-
-
 def digest(spec: Mapping[str, Any]) -> bytes:
-    """Returns :func:`spec_digest` of a whole spec."""
-    head = {k: v for k, v in spec.items() if k not in {"devices", "sharedCounters"}}
-    return spec_digest(head, map(device_digest, spec.get("devices") or []), spec.get("sharedCounters"))
+    """Returns a digest that is equal for two specs if and only if they are the same."""
+    parts = {k: v for k, v in spec.items() if k != "devices" and (v or k != "sharedCounters")}
+    out = hashlib.sha256(_sorted_text(parts))
+    for device in spec.get("devices") or []:
+        filled = {k: v for k, v in device.items() if v not in (None, [], {}, False)}
+        if "taints" in filled:
+            filled["taints"] = [{k: v for k, v in t.items() if k != "timeAdded"} for t in filled["taints"]]
+        out.update(_sorted_text(filled))
+    return out.digest()
 
 
-def _digest(value: object) -> bytes:
-    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).digest()
+def _sorted_text(value: object) -> bytes:
+    return msgspec.json.encode(value, order="sorted")
 
 
 def _cut(prefix: str) -> str:

@@ -27,8 +27,8 @@ from ..inventory import Inventory
 from ..pool_content import PoolContent
 from ..validation import decoded
 from .leadership import Leadership
-from .pack import PublishedNames, SliceContent, assign_existing, pack
-from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, newest_generation, previous_contents
+from .pack import SliceContent, assign_existing, pack
+from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
 from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
@@ -72,10 +72,10 @@ class Syncer:
         times: TaintTimes,
         leadership: Leadership,
     ) -> None:
-        self.settled: Mapping[str, str] = {}
-        """Slice → its resource version when all slices were as wanted."""
+        self.settled: dict[str, ExistingSlice] = {}
+        """The slices when all were as wanted, by name, with our writes since then."""
         self.settled_at = -1
-        """The inventory's version at that time."""
+        """The inventory's version when all slices were as wanted."""
         self.dropped: set[str] = set()
         """Fields without a known gate that the API server dropped."""
         self._client = client
@@ -86,12 +86,8 @@ class Syncer:
         self._leadership = leadership
         # slice → mark of the content that needs no write, and digest of the stored spec, which may lack fields of the content
         self._accepted: dict[str, tuple[bytes, bytes]] = {}
-        # pool → slice → its content when all slices were as wanted
-        self._layout: dict[str, dict[str, PublishedNames]] = {}
         self._metadata: JSON | None = None
-        self._found: dict[str, ExistingSlice] = {}  # slices as last listed
-        # pools of which another publisher has slices, each with a message
-        self._other_publishers: Mapping[str, str] = {}
+        self._found: dict[str, ExistingSlice] = {}  # slices as last listed, with our writes since then
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -119,14 +115,17 @@ class Syncer:
         async with self._leadership.lock.taken():
             pass  # waits until a previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
-        existing = await self._list_existing(resource, {c.name for c in contents})
-        taken = {p: why for p, why in self._other_publishers.items() if p in pools}
-        if await self._inventory.set_taken(taken):
+        existing, others = await self._list_existing(resource, {c.name for c in contents})
+        if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
             raise SupersededError
         return version, contents, existing
 
-    async def _list_existing(self, resource: Resource, pools: Collection[str]) -> list[ExistingSlice]:
+    async def _list_existing(
+        self, resource: Resource, pools: Collection[str]
+    ) -> tuple[list[ExistingSlice], dict[str, str]]:
         """Lists our slices. Decodes them one at a time, and lets other tasks run in between.
+
+        Returns our slices, and the pools that another publisher publishes, each with a message.
 
         Raises:
             ApiError: the slices cannot be listed, or the response is malformed.
@@ -159,8 +158,7 @@ class Syncer:
         for slice_ in out:
             age = _age(slice_.metadata)
             own_ages[slice_.pool] = min(own_ages.get(slice_.pool, age), age)
-        self._other_publishers = {p: by for p, (age, by) in others.items() if p not in own_ages or age < own_ages[p]}
-        return out
+        return out, {p: by for p, (age, by) in others.items() if p not in own_ages or age < own_ages[p]}
 
     def _plan_pools(
         self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
@@ -171,7 +169,7 @@ class Syncer:
             of_pool.setdefault(slice_.pool, []).append(slice_)
         removals, others = list[WritePlan](), list[WritePlan]()
         for pool in sorted(of_pool.keys() - {c.name for c in contents}):
-            frame = PoolFrame(self._scope.driver, pool, {}, newest_generation(of_pool[pool]), 0)
+            frame = first_frame([], of_pool[pool], self._scope.driver, pool, {})
             removals.append(make_plan([], of_pool[pool], frame, ()))
         for content in contents:
             stay = {d.name for d in content.devices}
@@ -182,7 +180,8 @@ class Syncer:
     def _plan_pool(self, pool: PoolContent, existing: list[ExistingSlice]) -> WritePlan:
         by_name = {s.name: s for s in existing}
         filled = pool.devices or pool.counter_sets
-        before, gone = previous_contents(existing, self._layout.get(pool.name, {}) if filled else {})
+        settled = {n: s.names for n, s in self.settled.items() if s.pool == pool.name and filled}
+        before, gone = previous_contents(existing, settled)
         slices = pack(pool.devices, pool.counter_sets, before, self._inventory.slice_size)
         if not all(is_numbered(name) for name in before) and not is_in_order(pool.devices, slices):
             # Another writer's names do not sort in the author's order, so all slices are created again, once, with numbered names.
@@ -191,9 +190,7 @@ class Syncer:
         for slice_ in slices:
             if slice_.name in gone:
                 slice_.name = None  # create it again with the same content
-        nodes = {"perDeviceNodeSelection": True} if pool.per_device else pool.nodes.of_slice(self._scope.node)
-        fields = {**nodes, **pool.options}
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
         kept = [(by_name[s.name], s) for s in slices if s.name]
         changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, frame)}
         touch = {have.name for have, _ in kept if have.name not in changed and not self._has_metadata(have)}
@@ -203,8 +200,8 @@ class Syncer:
         # All slices are written anyway, so the author's order costs no further write.
         slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
         assign_existing(slices, {name: names for name, names in before.items() if name in by_name})
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, fields)
-        ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name}, ())
+        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
+        ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name})
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
     def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
@@ -236,13 +233,12 @@ class Syncer:
             ApiError: a write failed. If the API server rejected the write, this is raised after the writes of the other pools.
             SupersededError: the plan became wrong.
         """
-        settled = {s.name: s.version for s in sync.existing}
         if sync.writes:
             self._metadata = await self._scope.metadata(self._client)
         rejected: ApiError | None = None
         for i, plan in enumerate(sync.plans):
             try:
-                await self._carry_out_pool(plan, resource, settled)
+                await self._carry_out_pool(plan, resource)
             except ApiError as e:
                 # A device that this pool must lose first may be planned for another pool, so the other writes must wait.
                 if not isinstance(e, (*REJECTIONS, ForbiddenError)) or i < sync.with_removals:
@@ -250,34 +246,21 @@ class Syncer:
                 rejected = rejected or e
         if rejected:
             raise rejected
-        self.settled, self.settled_at = settled, sync.version
-        self._metrics.set("slices", len(settled))
+        self.settled, self.settled_at = dict(self._found), sync.version
+        self._metrics.set("slices", len(self.settled))
         if not sync.writes:
-            self._layout = {}
             tainted: dict[str, list[str]] = {}
             for slice_ in sync.existing:
-                self._layout.setdefault(slice_.pool, {})[slice_.name] = slice_.names
                 tainted.setdefault(slice_.pool, []).extend(slice_.timed)
             self._times.forget(tainted)
 
-    async def _carry_out_pool(self, plan: WritePlan, resource: Resource, settled: dict[str, str]) -> None:
-        layout = self._layout.setdefault(plan.frame.pool, {})
-
-        async def delete(slices: Sequence[ExistingSlice]) -> None:
-            for slice_ in slices:
-                async with self._writing():
-                    await self._delete(resource, slice_)
-                settled.pop(slice_.name, None)
-                layout.pop(slice_.name, None)
-
-        await delete(plan.first)
+    async def _carry_out_pool(self, plan: WritePlan, resource: Resource) -> None:
+        for slice_ in plan.first:
+            await self._delete(resource, slice_)
         for write in plan.writes:
-            async with self._writing():
-                name, version = await self._write(resource, write, plan.frame)
-            settled[name] = version
-            devices = [d.name for d in write.content.devices]
-            layout[name] = PublishedNames(devices, [c["name"] for c in write.content.counter_sets])
-        await delete(plan.last)
+            await self._write(resource, write, plan.frame)
+        for slice_ in plan.last:
+            await self._delete(resource, slice_)
         if plan.count:
             made = sum(w.existing is None for w in plan.writes)
             log.info(
@@ -301,37 +284,38 @@ class Syncer:
                 raise SupersededError
             yield
 
-    async def _write(self, resource: Resource, write: SliceWrite, frame: PoolFrame) -> tuple[str, str]:
-        await asyncio.sleep(0)
-        obj = write.object(frame, self._scope.node, self._metadata or {}, self._times.of(frame.pool))
-        sent = as_sent(obj, resource)
-        try:
-            response = await (
-                self._client.update(resource, sent) if write.existing else self._client.create(resource, sent)
-            )
-        except ApiError as e:
-            if reasons := rejected_devices(e, obj):
-                sent_devices = {d.name: d.device for d in write.content.devices}
-                await self._inventory.reject(reasons, frame.pool, sent_devices)
-            raise
-        del sent
-        self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")
-        stored = in_v1(response, resource)
-        meta = stored["metadata"]
-        await asyncio.sleep(0)
-        await self._check_stored(obj, stored, write.content, frame)
-        return meta["name"], meta["resourceVersion"]
+    async def _write(self, resource: Resource, write: SliceWrite, frame: PoolFrame) -> None:
+        async with self._writing():
+            await asyncio.sleep(0)
+            obj = write.object(frame, self._scope.node, self._metadata or {}, self._times.of(frame.pool))
+            sent = as_sent(obj, resource)
+            try:
+                response = await (
+                    self._client.update(resource, sent) if write.existing else self._client.create(resource, sent)
+                )
+            except ApiError as e:
+                if reasons := rejected_devices(e, obj):
+                    sent_devices = {d.name: d.device for d in write.content.devices}
+                    await self._inventory.reject(reasons, frame.pool, sent_devices)
+                raise
+            del sent
+            self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")
+            stored = in_v1(response, resource)
+            await asyncio.sleep(0)
+            await self._check_stored(obj, stored, write.content, frame)
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
-        meta = slice_.metadata
-        with contextlib.suppress(NotFoundError):
-            await self._client.delete(resource, meta["name"], uid=meta["uid"], version=meta["resourceVersion"])
-            self._metrics.inc("slice_writes_total", verb="delete")
+        async with self._writing():
+            with contextlib.suppress(NotFoundError):
+                await self._client.delete(resource, slice_.name, uid=slice_.uid, version=slice_.version)
+                self._metrics.inc("slice_writes_total", verb="delete")
+        self._found.pop(slice_.name, None)
+        self.settled.pop(slice_.name, None)
 
     async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, frame: PoolFrame) -> None:
         """Compares the stored spec with the sent spec. The API server silently drops unknown fields; each such field is logged once."""
         have = existing_slice(stored)
-        self._found[have.name] = have
+        self._found[have.name] = self.settled[have.name] = have
         self._accepted[have.name] = (frame.mark(content), have.digest)
         if sent["spec"] == stored["spec"]:
             return

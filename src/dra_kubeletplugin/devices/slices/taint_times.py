@@ -52,11 +52,10 @@ class TaintTimes:
 
     def of(self, pool: str) -> Mapping[str, list[JSON]]:
         """Returns the taints with a time, by device of a pool."""
-        self._load()
         return self._times.get(pool, {})
 
     def learn(self, existing: Iterable[ExistingSlice]) -> None:
-        """Reads the times in the API server's slices."""
+        """Reads the times in the API server's slices, and at the first call the file. A synchronisation begins with this call."""
         self._load()
         now: Times = {pool: dict(devices) for pool, devices in self._times.items()}
         for slice_ in existing:
@@ -66,7 +65,6 @@ class TaintTimes:
 
     def forget(self, tainted: Mapping[str, Iterable[str]]) -> None:
         """Forgets the times of all devices except ``tainted`` (pool → names). If a removed taint is added again, it gets a new time."""
-        self._load()
         now = {
             pool: {n: t for n, t in devices.items() if n in names}
             for pool, devices in self._times.items()

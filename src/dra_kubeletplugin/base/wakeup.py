@@ -1,0 +1,37 @@
+"""A request from any thread that wakes a task of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+
+class Wakeup:
+    """Wakes one task that repeats its work. Several requests during the work cause one repetition.
+
+    The task calls :meth:`clear`, does its work, and calls :meth:`wait`.
+    """
+
+    def __init__(self) -> None:
+        self._wanted = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def request(self) -> None:
+        """Wakes the task. Safe from any thread. Has no effect before the task's first work, which is still to come."""
+        if self._loop is None:
+            return
+        # The loop may be closed: a thread of the vendor's library may live longer than the plugin.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wanted.set)
+
+    def clear(self) -> None:
+        """Forgets the requests so far, because the work that begins now fulfils them."""
+        self._loop = asyncio.get_running_loop()
+        self._wanted.clear()
+
+    async def wait(self, timeout: float) -> bool:
+        """Waits for a request. Returns False if there is none within ``timeout`` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._wanted.wait()
+        return self._wanted.is_set()
