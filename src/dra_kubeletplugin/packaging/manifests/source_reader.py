@@ -46,14 +46,6 @@ def is_rendered(path: Path) -> bool:
     return not path.is_symlink() and MADE in path.read_bytes()[:_HEAD].decode(errors="replace")
 
 
-class SourceError(Exception):
-    """Errors in the source or in a driver's values; ``faults`` has one sentence for each error."""
-
-    def __init__(self, *faults: str) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
-
-
 @dataclass(frozen=True)
 class Parameter:
     """One parameter.
@@ -154,8 +146,8 @@ class Manifest:
         """Returns the object as YAML, with its own feature and the features ``on``.
 
         Args:
-            values: a value for each parameter. kustomize renders with placeholders (:func:`.kustomize.placeholders`), and with markers
-                to find the places of parameters (:func:`.replacements.with_markers`); :mod:`.driver_folder` uses a driver's values.
+            values: a value for each parameter: a driver's value (:mod:`.driver_folder`), or a marker from which :mod:`.kustomize` finds
+                the places of parameters.
         """
 
         def value(found: re.Match[str]) -> str:
@@ -206,7 +198,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def load() -> Source:
-    """Loads the source. Raises :class:`SourceError` for a template that only Helm could render."""
+    """Loads the source. Raises ``ValueError`` for a template that only Helm could render."""
     data = parse_yaml((SOURCE / "parameters.yaml").read_text())
     files = {"namespace": SOURCE / "namespace.yaml"} | {pod: TEMPLATES / f"{pod}.yaml" for pod in PODS}
     return Source(
@@ -250,5 +242,5 @@ def _lines(text: str) -> list[Line]:
         elif not line.lstrip().startswith("{{-"):
             target.append(Line(line, dict(needs)))
         elif not line.startswith(("{{- include ", "{{- /*")):
-            raise SourceError(f"kustomize has no form of {line.strip()!r}: use the forms that source_reader.py lists")
+            raise ValueError(f"kustomize has no form of {line.strip()!r}: use the forms that source_reader.py lists")
     return whole
