@@ -5,8 +5,8 @@ feature, so this module reads the templates too. It knows these forms:
 
 - ``{{ .Values.httpPort }}`` is a parameter. ``include "dra.name" .`` is the parameter ``name``, and ``.Release.Namespace`` is the
   parameter ``namespace``. Each may have ``| quote``.
-- ``{{- if .Values.features.probes }}`` on a line of its own, also with ``not`` and ``{{- else }}``: the lines up to ``{{- end }}`` need
-  the feature.
+- ``{{- if .Values.features.probes }}`` on a line of its own, also with ``{{- else }}``: the lines up to ``{{- end }}`` need the
+  feature.
 - ``{{- define "dra.plugin" }}`` begins the object that ``{{- include "dra.workload" (list . "plugin") }}`` prints.
 - Other lines of ``{{- include ... }}`` and comments are only for Helm.
 """
@@ -35,7 +35,7 @@ PODS = ("plugin", "supervisor", "controller", "webhook")
 """The names of the pods in the values; each has a file of templates."""
 _PARAMETER = re.compile(r"\{\{ (.+?)( \| quote)? \}\}")
 _NAMES = {'include "dra.name" .': "name", ".Release.Namespace": "namespace"}
-_IF = re.compile(r" *\{\{- if (not )?\.Values\.features\.(\w+) \}\}")
+_IF = re.compile(r" *\{\{- if \.Values\.features\.(\w+) \}\}")
 _DEFINE = re.compile(r'\{\{- define "dra\.(\w+)" \}\}')
 _WORKLOAD = re.compile(r'\{\{- include "dra\.workload" \(list \. "(\w+)"\) \}\}')
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -227,7 +227,7 @@ def _lines(text: str) -> list[Line]:
     needs: list[tuple[str, bool]] = []  # the features that the open ``if`` blocks need
     for line in text.splitlines():
         if found := _IF.fullmatch(line):
-            needs.append((found[2], not found[1]))
+            needs.append((found[1], True))
         elif line.lstrip() == "{{- else }}":
             feature, wanted = needs.pop()
             needs.append((feature, not wanted))
