@@ -376,7 +376,7 @@ def test_wrong_values_are_reported_in_a_sentence(
         ("name: a\n\tnamespace: b\n", "values.yaml:2:1: not valid YAML: a tab: YAML is indented with spaces"),
         ("name: a\nname: b\n", "values.yaml:2: the key 'name' was already used in line 1"),
         ("- name\n", "values.yaml:1: not a mapping of names to values"),
-        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: put all values into one document"),
+        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: put everything into one document"),
         ("", "values.yaml: name: a value is required"),
     ],
 )

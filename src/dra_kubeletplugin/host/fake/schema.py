@@ -48,18 +48,19 @@ writes are lost; functions that were plugged or unplugged stay so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from ...base.text import did_you_mean
-from ...base.yaml import line_numbers
-from ...base.yaml.line_numbers import Place
 from ...errors import SettingsError, printable, shown
 from .model import FORMS, Function, Link, Machine, NumaNode, VirtualFunctions
-from .topology import Fault, check_functions, check_numa, with_defaults
+from .topology import Fault, Place, check_functions, check_numa, with_defaults
+
+if TYPE_CHECKING:
+    from ...base.yaml.documents import YamlDocument
 
 T = TypeVar("T")
 _STRUCTS = (Machine, Function, Link, VirtualFunctions, NumaNode)
@@ -76,16 +77,21 @@ def load(path: Path) -> Machine:
 
     Raises :class:`SettingsError` with errors and their lines.
     """
-    found, lines = line_numbers.read(path)
-    return parse(found, str(path), lines)
+    from ...base.yaml import loader, stream
+
+    faults: list[str] = []
+    document = stream.read_one(path, faults, loader.PlainBuilder)
+    if faults:
+        raise SettingsError(*faults)
+    return parse(document.value if document else None, str(path), document)
 
 
-def parse(data: object, source: str = "described host", lines: Mapping[Place, int] | None = None) -> Machine:
+def parse(data: object, source: str = "described host", document: YamlDocument | None = None) -> Machine:
     """Reads a description from an object, as parsed from YAML or JSON.
 
     Args:
         source: the name of the description in error messages.
-        lines: line numbers by place in the object, if known.
+        document: the document of the object, if it is from YAML.
 
     Raises :class:`SettingsError`: the first error of each function and of the other keys. If there is none, all contradictions between
     the functions and NUMA nodes.
@@ -100,7 +106,7 @@ def parse(data: object, source: str = "described host", lines: Mapping[Place, in
         machine = msgspec.structs.replace(machine, functions=complete)
         faults += [*check_functions(machine), *check_numa(machine)]
     if faults or isinstance(machine, Fault):
-        raise SettingsError(*(_message(fault, source, lines or {}) for fault in faults))
+        raise SettingsError(*(_message(fault, document.place if document else lambda path: source) for fault in faults))
     return machine
 
 
@@ -177,8 +183,6 @@ def _reductions(data: Any, path: list[str | int]) -> Iterator[tuple[Any, Any]]:
         yield key, copied
 
 
-def _message(fault: Fault, source: str, lines: Mapping[Place, int]) -> str:
-    place = fault.place
-    line = next((f":{lines[place[:n]]}" for n in range(len(place), -1, -1) if place[:n] in lines), "")
-    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
-    return printable(f"{source}{line}: {path}{': ' if path else ''}{fault.text}")
+def _message(fault: Fault, place_of: Callable[[str], str]) -> str:
+    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in fault.place).removeprefix(".")
+    return printable(f"{place_of(path)}: {path}{': ' if path else ''}{fault.text}")

@@ -45,14 +45,11 @@ def values_of(
     found: list[YamlDocument] = []
     faults: list[str] = []
     for path in paths:
-        in_file = stream.read(path, faults)
-        for document in in_file:
-            faults += [": ".join(fault) for fault in document.faults]
-            if not isinstance(document.value, dict):
-                faults.append(f"{document.place()}: not a mapping of names to values")
-        if len(in_file) > 1:
-            faults.append(f"{in_file[1].place()}: a second document: put all values into one document")
-        found += in_file
+        document = stream.read_one(path, faults)
+        if document and isinstance(document.value, dict):
+            found.append(document)
+        elif document:
+            faults.append(f"{document.place()}: not a mapping of names to values")
     if faults:
         raise SettingsError(*faults)
     raw: JSON = {}
