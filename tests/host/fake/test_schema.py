@@ -269,14 +269,16 @@ def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> Non
         host.plug("vendor: 1\nvendor: 2\n")
 
 
-def test_the_first_error_of_each_function_is_reported(tmp_path: Path) -> None:
+def test_every_error_of_each_function_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- {address: 1, vendor: x, device: 2}\n- {vendor: 1, device: 70000}\n")
     with pytest.raises(SettingsError) as told:
         schema.load(file)
     assert [fault.partition(": ")[2] for fault in told.value.faults] == [
         "functions[0].address: 1: expected `str`, got `int`",
+        "functions[0].vendor: 'x': expected `int`, got `str`",
         "functions[1].device: 70000: expected `int` <= 65535",
+        "functions[1]: `address` is missing",
     ]
 
 
