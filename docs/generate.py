@@ -211,8 +211,8 @@ Write keys that several functions share once, with an anchor (`attributes: &card
 (`attributes: {{<<: *card, label: right}}`).
 
 Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. One
-run reports the first error of each function and the first error of the other keys, each with its key and line. Only without such errors
-are contradictions checked, such as two functions at one address; then all of them are reported.
+run reports all of them, each with its key and line. Only without wrong keys and values are contradictions checked, such as two
+functions at one address; then all contradictions are reported.
 """
 
 

@@ -14,7 +14,7 @@ from ..base.text import counted, join_names
 from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
 from ..packaging.manifests.driver_options import driver_beside
-from ..packaging.manifests.source_reader import SourceError, load
+from ..packaging.manifests.source_reader import load
 from ..packaging.manifests.values import values_of
 from ..packaging.manifests.values_validation import framework_options
 from ..packaging.manifests.writer import write_driver, write_shared
@@ -59,8 +59,6 @@ def deploy(args: argparse.Namespace) -> int:
             command = f"kubectl apply -k {shlex.quote(str(out))}"
             for warning in warnings:
                 print(f"{Style.of(sys.stderr).yellow('warning')} {printable(warning)}", file=sys.stderr)
-    except SourceError as e:
-        raise SettingsError(*map(printable, e.faults)) from None
     except (OSError, UnicodeError) as e:
         raise SettingsError(f"the manifests cannot be rendered: {describe(e)}") from None
     print(printable(f"wrote {counted(len(written), 'file')} into {out}: {_places(written)}"))

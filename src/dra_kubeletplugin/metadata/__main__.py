@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(e, file=sys.stderr)
         return 1
     if options.output == "json":
-        print(msgspec.json.format(msgspec.json.encode([_json(d) for d in found]), indent=2).decode())
+        print(msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=2).decode())
     elif found:
         print(_table(found))
     else:
@@ -49,22 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _json(device: Device) -> dict[str, Any]:
-    out: dict[str, Any] = msgspec.to_builtins({k: v for k, v in vars(device).items() if k != "attributes"})
-    return out | {"attributes": {name: _plain(value) for name, value in device.attributes.items()}}
-
-
-def _plain(value: Value) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, bool | int | str) else str(value)
-
-
 def _shown(value: Value) -> str:
-    plain = _plain(value)
-    if isinstance(plain, list):
-        return "[" + ", ".join(map(str, plain)) + "]"
-    return str(plain).lower() if isinstance(plain, bool) else str(plain)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "[" + ", ".join(map(_shown, value)) + "]" if isinstance(value, tuple) else str(value)
 
 
 def _table(found: Sequence[Device]) -> str:

@@ -21,6 +21,7 @@ from ..resourceapi.version import Version
 GROUP = "metadata.resource.k8s.io"
 VERSIONS = ("v1beta1", "v1alpha1")  # newest first, the order in files
 KIND = "DeviceMetadata"
+_BLANK = " \t\r\n"
 _ESCAPED = re.compile(b"[<>&]|\xe2\x80[\xa8\xa9]")  # characters that Go escapes in JSON
 _KNOWN = frozenset(f"{GROUP}/{v}" for v in VERSIONS)
 
@@ -85,20 +86,20 @@ class Document:
     path: Path
 
 
-class _Meta(msgspec.Struct):
+class _Meta(msgspec.Struct, omit_defaults=True):
     name: str
     namespace: str = ""
     uid: str = ""
-    generation: int = 1
+    generation: int = 0
 
 
-class _Network(msgspec.Struct, rename="camel"):
+class _Network(msgspec.Struct, rename="camel", omit_defaults=True):
     interface_name: str = ""
     ips: list[str] | None = None
     hardware_address: str = ""
 
 
-class _Device(msgspec.Struct, rename="camel"):
+class _Device(msgspec.Struct, rename="camel", omit_defaults=True):
     driver: str
     pool: str
     name: str
@@ -106,38 +107,38 @@ class _Device(msgspec.Struct, rename="camel"):
     network_data: _Network | None = None
 
 
-class _Request(msgspec.Struct):
+class _Request(msgspec.Struct, omit_defaults=True):
     name: str
     devices: list[_Device] | None = None
 
 
-class _Object(msgspec.Struct, rename="camel"):
+class _Object(msgspec.Struct, rename="camel", omit_defaults=True):
+    kind: str
+    api_version: str
     metadata: _Meta
     pod_claim_name: str | None = None
     requests: list[_Request] | None = None
 
 
 def decode(data: bytes, path: Path) -> Document:
-    """Decodes the first object of a known version. Raises as :func:`versions`."""
-    return next(versions(data, path))
-
-
-def is_whole(data: bytes, document: Document) -> bool:
-    """Returns whether all objects of known versions in ``data`` equal ``document``, which is the first of them.
-
-    The result is False for a partly written file.
-    """
-    try:
-        return all(replace(d, version=document.version) == document for d in versions(data, document.path))
-    except MetadataError:
-        return False
-
-
-def versions(data: bytes, path: Path) -> Iterator[Document]:
-    """Yields the document of each object of a known version.
+    """Decodes the first object of a known version.
 
     Raises :class:`MetadataError` with the path if the data is not JSON, a field has a wrong type, or no object has a known version.
     """
+    return next(_versions(data, path))
+
+
+def decode_whole(data: bytes, path: Path) -> Document | None:
+    """Like :func:`decode`, but returns None for a partly written file: not all objects of known versions have the same content."""
+    try:
+        first, *others = _versions(data, path)
+    except MetadataError:
+        return None
+    return first if all(replace(d, version=first.version) == first for d in others) else None
+
+
+def _versions(data: bytes, path: Path) -> Iterator[Document]:
+    """Yields the document of each object of a known version."""
     unknown: list[str] = []
     found = False
     for obj in _objects(data, path):
@@ -146,7 +147,7 @@ def versions(data: bytes, path: Path) -> Iterator[Document]:
             unknown.append(f"{version} {obj.get('kind')}" if isinstance(obj, dict) else f"a {type(obj).__name__}")
             continue
         try:
-            yield _document(msgspec.convert(obj, _Object), str(version).partition("/")[2], path)
+            yield _document(msgspec.convert(obj, _Object), path)
         except (msgspec.ValidationError, ValueError, TypeError) as e:
             raise MetadataError(f"{path}: {describe(e)}") from None
         found = True
@@ -156,32 +157,29 @@ def versions(data: bytes, path: Path) -> Iterator[Document]:
 
 
 def _objects(data: bytes, path: Path) -> Iterator[Any]:
+    decoder = json.JSONDecoder()
     try:
-        text = data.decode()
+        rest = data.decode().lstrip(_BLANK)
+        while rest:
+            obj, end = decoder.raw_decode(rest)
+            yield obj
+            rest = rest[end:].lstrip(_BLANK)
     except UnicodeDecodeError as e:
         raise MetadataError(f"{path} is not UTF-8: {e.reason} at byte {e.start}") from None
-    decoder, at = json.JSONDecoder(), 0
-    while True:
-        while at < len(text) and text[at] in " \t\r\n":
-            at += 1
-        if at == len(text):
-            return
-        try:
-            obj, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as e:
-            raise MetadataError(f"{path} is not a stream of JSON objects: {describe(e)}") from None
-        yield obj
+    except (ValueError, RecursionError) as e:
+        raise MetadataError(f"{path} is not a stream of JSON objects: {describe(e)}") from None
 
 
-def _document(obj: _Object, version: str, path: Path) -> Document:
+def _document(obj: _Object, path: Path) -> Document:
     meta = obj.metadata
+    generation = meta.generation or 1
     claim = ClaimRef(meta.name, meta.namespace, meta.uid, obj.pod_claim_name or "")
     found = tuple(
-        _device(device, request.name, claim, meta.generation)
+        _device(device, request.name, claim, generation)
         for request in obj.requests or ()
         for device in request.devices or ()
     )
-    return Document(claim, meta.generation, found, version, path)
+    return Document(claim, generation, found, obj.api_version.partition("/")[2], path)
 
 
 def _device(device: _Device, request: str, claim: ClaimRef, generation: int) -> Device:
@@ -208,26 +206,16 @@ def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Map
     Args:
         requests: devices by request, each in JSON form (``driver``, ``pool``, ``name``, ``attributes``, ``networkData``).
     """
-    meta: dict[str, Any] = {
-        "name": claim.name,
-        "namespace": claim.namespace,
-        "uid": claim.uid,
-        "generation": generation,
-    }
-    body: dict[str, Any] = {"metadata": {k: v for k, v in meta.items() if v}}
-    if claim.pod_claim:
-        body["podClaimName"] = claim.pod_claim
-    body["requests"] = [{"name": name, "devices": list(map(_ordered, devices))} for name, devices in requests.items()]
-    objects = ({"kind": KIND, "apiVersion": f"{GROUP}/{version}", **body} for version in VERSIONS)
-    data = b"".join(msgspec.json.format(msgspec.json.encode(o), indent=2) + b"\n" for o in objects)
+    written = _Object(
+        KIND,
+        "",
+        _Meta(claim.name, claim.namespace, claim.uid, generation),
+        claim.pod_claim or None,
+        [_Request(name, msgspec.convert(devices, list[_Device])) for name, devices in requests.items()],
+    )
+    data = b""
+    for version in VERSIONS:
+        written.api_version = f"{GROUP}/{version}"
+        # deterministic: attributes are sorted by name, as Go writes them
+        data += msgspec.json.format(msgspec.json.encode(written, order="deterministic"), indent=2) + b"\n"
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), data)
-
-
-def _ordered(device: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the device with its fields in the order of the Go type, and its attributes sorted by name, as Go writes them."""
-    out: dict[str, Any] = {key: device[key] for key in ("driver", "pool", "name")}
-    if attributes := device.get("attributes"):
-        out["attributes"] = dict(sorted(attributes.items()))
-    if network := device.get("networkData"):
-        out["networkData"] = network
-    return out

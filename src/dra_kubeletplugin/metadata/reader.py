@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from ..errors import MetadataError
-from .document import Device, Document, decode, is_whole
+from .document import Device, Document, decode, decode_whole
 from .paths import CLAIMS, CONTAINER_ROOT, SUFFIX, TEMPLATES, base_request
 
 ROOT_VARIABLE = "DRA_DEVICE_METADATA_ROOT"
@@ -46,51 +46,17 @@ def devices(
 def documents(*, claim: str = "", request: str = "", driver: str = "", root: Path | None = None) -> list[Document]:
     """Returns the files, each in its first known version. Arguments and errors as for :func:`devices`."""
     top = root or Path(os.environ.get(ROOT_VARIABLE) or CONTAINER_ROOT)
-    out = []
-    for kind in (CLAIMS, TEMPLATES):
-        for path in _files(top / kind):
-            of_claim, of_request = path.parts[-3:-1]
-            wanted = (
-                (not claim or of_claim == claim)
-                and (not request or of_request == base_request(request))
-                and (not driver or path.name == driver + SUFFIX)
-            )
-            if wanted:
-                out.append(_read(path))
-    return out
+    names = f"{claim or '*'}/{base_request(request) or '*'}/{driver or '*'}{SUFFIX}"
+    return [_read(path) for kind in (CLAIMS, TEMPLATES) for path in sorted((top / kind).glob(names))]
 
 
 def _read(path: Path) -> Document:
     """Reads a file. If it never becomes consistent, returns the first version that can be decoded."""
     for pause in _RETRY_PAUSES:
-        data = _content(path)
-        try:
-            document = decode(data, path)
-            if is_whole(data, document):
-                return document
-        except MetadataError:
-            pass  # a driver may be writing the file
-        time.sleep(pause)
+        if document := decode_whole(_content(path), path):
+            return document
+        time.sleep(pause)  # a driver may be writing the file
     return decode(_content(path), path)
-
-
-def _files(top: Path) -> list[Path]:
-    """Returns the files ``<claim>/<request>/<driver>-metadata.json`` in ``top``, sorted; empty if the folder does not exist."""
-    try:
-        return sorted(p for claim in _folders(top) for request in _folders(claim) for p in _named(request))
-    except OSError as e:
-        raise MetadataError(f"{e.filename}: {e.strerror}") from None
-
-
-def _folders(top: Path) -> list[Path]:
-    try:
-        return [p for p in top.iterdir() if p.is_dir()]
-    except FileNotFoundError:
-        return []
-
-
-def _named(folder: Path) -> list[Path]:
-    return [p for p in folder.iterdir() if p.name.endswith(SUFFIX)]
 
 
 def _content(path: Path) -> bytes:

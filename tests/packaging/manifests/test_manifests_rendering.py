@@ -14,7 +14,7 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.packaging.manifests import source_reader
 from dra_kubeletplugin.packaging.manifests.patches import merge_patch
 from dra_kubeletplugin.packaging.manifests.replacements import places
-from dra_kubeletplugin.packaging.manifests.source_reader import Distribution, SourceError
+from dra_kubeletplugin.packaging.manifests.source_reader import Distribution
 from dra_kubeletplugin.packaging.manifests.values import merged
 from dra_kubeletplugin.packaging.manifests.values_validation import faults
 from tests.packaging.manifests.rendering import (
@@ -376,7 +376,7 @@ def test_wrong_values_are_reported_in_a_sentence(
         ("name: a\n\tnamespace: b\n", "values.yaml:2:1: not valid YAML: a tab: YAML is indented with spaces"),
         ("name: a\nname: b\n", "values.yaml:2: the key 'name' was already used in line 1"),
         ("- name\n", "values.yaml:1: not a mapping of names to values"),
-        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: put all values into one document"),
+        ("name: a\n---\nname: b\n", "values.yaml:3: a second document: put everything into one document"),
         ("", "values.yaml: name: a value is required"),
     ],
 )
@@ -640,7 +640,7 @@ def test_a_template_is_read_as_helm_renders_it() -> None:
 
 
 def test_a_condition_that_kustomize_cannot_express_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"kustomize has no form of '\{\{- if eq \.Values\.logLevel \"info\" \}\}'"):
+    with pytest.raises(ValueError, match=r"kustomize has no form of '\{\{- if eq \.Values\.logLevel \"info\" \}\}'"):
         list(source_reader.manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
 
 
@@ -653,12 +653,12 @@ def test_the_templates_name_only_features_and_parameters_of_the_list() -> None:
 
 
 def test_a_parameter_that_kustomize_cannot_replace_is_refused() -> None:
-    with pytest.raises(SourceError, match=r"spec\.x: none of the characters"):
+    with pytest.raises(ValueError, match=r"spec\.x: none of the characters"):
         list(places({"spec": {"x": "a${name}b"}}))
 
 
 def test_a_patch_of_a_list_without_names_is_refused() -> None:
-    with pytest.raises(SourceError, match="items have no names"):
+    with pytest.raises(ValueError, match="items have no names"):
         merge_patch({"rules": [1]}, {"rules": [2]})
 
 

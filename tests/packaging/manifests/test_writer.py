@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.cli import main
+from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.packaging.manifests import helm, kustomize
-from dra_kubeletplugin.packaging.manifests.source_reader import SourceError
 from dra_kubeletplugin.packaging.manifests.values import read
 from dra_kubeletplugin.packaging.manifests.writer import write_driver, write_shared
 from tests.packaging.manifests.rendering import SOURCE
@@ -70,7 +70,7 @@ def test_what_somebody_else_made_is_never_lost(tmp_path: Path, writer: str, plac
         else:
             mine.write_text("my: own\n")
         before = tree(folder)
-        with pytest.raises(SourceError, match=rf"{place} was not written by `dra deploy`"):
+        with pytest.raises(SettingsError, match=rf"{place} was not written by `dra deploy`"):
             WRITERS[writer](folder)
         assert tree(folder) == before
         mine.unlink()

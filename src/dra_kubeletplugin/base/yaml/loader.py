@@ -3,7 +3,7 @@
 Source: sigs.k8s.io/yaml, which contains go-yaml v2; the tests compare with its results. go-yaml's syntax of numbers differs from
 YAML 1.1.
 
-PyYAML composes a text into nodes, which have tags and positions. :class:`_Builder` builds the values from the nodes.
+PyYAML composes a text into nodes, which have tags and positions. :class:`Builder` builds the values from the nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import base64
 import binascii
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ _MAX_DEPTH = 200
 # Characters that the aliases of a document may repeat; a value counts as one more. A few lines could otherwise exceed the memory.
 _MAX_FROM_ALIASES = 1_000_000
 _TAG = "tag:yaml.org,2002:"
-MERGE = f"{_TAG}merge"  # the tag of the key ``<<``
+_MERGE = f"{_TAG}merge"  # the tag of the key ``<<``
 _WORDS: dict[str, tuple[str, bool | None]] = dict.fromkeys(("", "~", "null", "Null", "NULL"), ("null", None))
 for _boolean, _spellings in ((True, ("y", "yes", "true", "on")), (False, ("n", "no", "false", "off"))):
     _WORDS |= {form: ("bool", _boolean) for word in _spellings for form in (word, word.capitalize(), word.upper())}
@@ -45,18 +45,16 @@ class TextPart:
     duplicate_keys: list[tuple[str, int, int]] = field(default_factory=list)
 
 
-def parts(text: str) -> Iterator[TextPart]:
-    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after yielding those before it."""
-    for node in composed(text):
-        builder = _Builder()
-        yield TextPart(node, builder.build(node), builder.duplicate_keys)
+def parts(text: str, of: type[Builder] | None = None) -> Iterator[TextPart]:
+    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after yielding those before it.
 
-
-def composed(text: str) -> Iterator[yaml.Node]:
-    """Yields the documents as nodes. Raises as :func:`parts`."""
+    Args:
+        of: how to build the values; by default as kubectl does.
+    """
     loader = _Composer(text)
     while loader.check_node():
-        yield loader.get_node()
+        node, builder = loader.get_node(), (of or Builder)()
+        yield TextPart(node, builder.build(node), builder.duplicate_keys)
 
 
 class _Composer(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -78,7 +76,7 @@ class _Composer(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[
         return _TAG + ("map" if kind is yaml.MappingNode else "seq")
 
 
-class _Builder:
+class Builder:
     """Builds the value of one document. Nodes that aliases share have one value."""
 
     def __init__(self) -> None:
@@ -100,7 +98,7 @@ class _Builder:
         self._size += 1
         if isinstance(node, yaml.ScalarNode):
             self._size += len(node.value)
-            value = _scalar(node)
+            value = self.scalar(node)
         elif key in self._open:
             raise _fault(node, "an alias is inside its own anchor")
         else:
@@ -110,13 +108,13 @@ class _Builder:
         self._built[key] = value, self._size - before
         return value
 
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
         """Returns the value of a mapping. Puts the pairs that ``<<`` merges before the mapping's own pairs, also in the node."""
         merged: list[tuple[yaml.Node, yaml.Node]] = []
         own: list[tuple[yaml.Node, yaml.Node]] = []
         first: dict[str, int] = {}
         for key, value in node.value:
-            if key.tag == MERGE:
+            if key.tag == _MERGE:
                 merged += self._merged(value)
                 continue
             own.append((key, value))
@@ -125,7 +123,7 @@ class _Builder:
                     self.duplicate_keys.append((key.value, first[key.value], key.start_mark.line))
                 first.setdefault(key.value, key.start_mark.line)
         node.value = merged + own
-        return {_key(key): self.build(value) for key, value in node.value}
+        return {self.key(key): self.build(value) for key, value in node.value}
 
     def _merged(self, value: yaml.Node) -> Iterator[tuple[yaml.Node, yaml.Node]]:
         """Yields the pairs of a mapping or of several mappings, of which the first one wins."""
@@ -134,6 +132,41 @@ class _Builder:
                 raise _fault(source, "'<<' merges only mappings")
             self.build(source)
             yield from source.value
+
+    def scalar(self, node: yaml.ScalarNode) -> Any:
+        return _scalar(node)
+
+    def key(self, node: yaml.Node) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            raise _fault(node, "found unhashable key")
+        value = _scalar(node) if not _NOT_IN_JSON.fullmatch(node.value) else node.value
+        if value is None:
+            raise _fault(node, "the key is null: put it in quotes")
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class PlainBuilder(Builder):
+    """Builds values in which every scalar is text, except decimal and hexadecimal integers, decimal fractions, bools and null.
+
+    YAML 1.1 would read the address ``0000:17:00.0`` as a number with base sixty.
+    """
+
+    _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*|0x[0-9a-fA-F]+)")
+    _FRACTION = re.compile(r"[-+]?[0-9]+\.[0-9]+")
+    _PLAIN_WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+    def scalar(self, node: yaml.ScalarNode) -> Any:
+        text: str = node.value
+        if node.style:  # quoted
+            return text
+        if text in self._PLAIN_WORDS:
+            return self._PLAIN_WORDS[text]
+        if self._INTEGER.fullmatch(text):
+            return int(text, 0)
+        return float(text) if self._FRACTION.fullmatch(text) else text
+
+    def key(self, node: yaml.Node) -> Any:
+        return self.scalar(node) if isinstance(node, yaml.ScalarNode) else super().key(node)
 
 
 def _scalar(node: yaml.ScalarNode) -> Any:
@@ -151,15 +184,6 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     if isinstance(value, float) and math.isnan(value):
         raise _fault(node, f"{node.value} is not a number in JSON")
     return value
-
-
-def _key(node: yaml.Node) -> str:
-    if not isinstance(node, yaml.ScalarNode):
-        raise _fault(node, "found unhashable key")
-    value = _scalar(node) if not _NOT_IN_JSON.fullmatch(node.value) else node.value
-    if value is None:
-        raise _fault(node, "the key is null: put it in quotes")
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _plain(text: str) -> tuple[str, Any]:

@@ -20,6 +20,7 @@ import yaml
 from ...errors import clip, printable
 from . import loader
 from .documents import YamlDocument
+from .loader import Builder
 
 STDIN = Path("-")
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -68,8 +69,29 @@ def files(paths: list[Path]) -> Iterator[Path]:
         yield from found
 
 
-def read(path: Path, faults: list[str]) -> list[YamlDocument]:
-    """Returns the non-empty documents of a file. Faults are added to ``faults``; documents before a fault are returned."""
+def read_one(path: Path, faults: list[str], of: type[Builder] = Builder) -> YamlDocument | None:
+    """Like :func:`read`, for a file with one document. A duplicate key and a second document are faults. None if the file is empty."""
+    return _only(read(path, faults, of), faults)
+
+
+def parse_one(text: str, name: str, faults: list[str], of: type[Builder]) -> YamlDocument | None:
+    """Like :func:`read_one`, for a text with a name."""
+    return _only(_documents(text, name, faults, of), faults)
+
+
+def _only(found: list[YamlDocument], faults: list[str]) -> YamlDocument | None:
+    faults += [": ".join(fault) for document in found for fault in document.faults]
+    if len(found) > 1:
+        faults.append(f"{found[1].place()}: a second document: put everything into one document")
+    return found[0] if found else None
+
+
+def read(path: Path, faults: list[str], of: type[Builder] = Builder) -> list[YamlDocument]:
+    """Returns the non-empty documents of a file. Faults are added to ``faults``; documents before a fault are returned.
+
+    Args:
+        of: how to build the values.
+    """
     name = "standard input" if path == STDIN else str(path)
     try:
         raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
@@ -83,9 +105,13 @@ def read(path: Path, faults: list[str]) -> list[YamlDocument]:
         line = raw[: e.start].count(b"\n") + 1
         faults.append(f"{name}:{line}: byte 0x{raw[e.start]:02x} is not {encoding}: save the file as UTF-8")
         return []
+    return _documents(text, name, faults, of)
+
+
+def _documents(text: str, name: str, faults: list[str], of: type[Builder]) -> list[YamlDocument]:
     out: list[YamlDocument] = []
     try:
-        for document in parts(text, name):
+        for document in parts(text, name, of):
             if document.value is not None:
                 out.append(document)
     except StreamFault as e:
@@ -93,7 +119,7 @@ def read(path: Path, faults: list[str]) -> list[YamlDocument]:
     return out
 
 
-def parts(text: str, file: str = "") -> Iterator[YamlDocument]:
+def parts(text: str, file: str = "", of: type[Builder] = Builder) -> Iterator[YamlDocument]:
     """Yields the documents of a text, also empty ones. Raises :class:`StreamFault` after the documents before the fault."""
     line = end = found = 0
     if text.lstrip().startswith("{"):
@@ -112,7 +138,7 @@ def parts(text: str, file: str = "") -> Iterator[YamlDocument]:
             line = text.count("\n", 0, rest.end())
             text = text[rest.end() :]
     for chunk, first in _chunks(text, line):
-        yield from _yaml_parts(chunk, first, file)
+        yield from _yaml_parts(chunk, first, file, of)
 
 
 def _json_parts(text: str, file: str) -> Iterator[tuple[YamlDocument, int]]:
@@ -194,17 +220,17 @@ def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
     yield text[start:], line
 
 
-def _yaml_parts(chunk: str, line: int, file: str) -> Iterator[YamlDocument]:
+def _yaml_parts(chunk: str, line: int, file: str, of: type[Builder]) -> Iterator[YamlDocument]:
     chunk = chunk.removeprefix(_MARK)
     if stray := _STRAY.search(chunk):
         raise _at(
             chunk, stray.start(), "a byte order mark inside a document, which kubectl reads as text: delete it", line
         )
-    found = loader.parts(chunk)
+    found = loader.parts(chunk, of)
     try:
         part = next(found, None)
     except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise parse_fault(chunk, e, line) from None
+        raise _parse_fault(chunk, e, line) from None
     if part is None:
         return
     node = part.node
@@ -224,7 +250,7 @@ def _at(text: str, index: int, message: str, line: int = 0) -> StreamFault:
     return StreamFault(line + text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index), message)
 
 
-def parse_fault(chunk: str, e: Exception, line: int = 0) -> StreamFault:
+def _parse_fault(chunk: str, e: Exception, line: int) -> StreamFault:
     """Converts a parser's exception into a message for the author of the text. ``line`` is the text's first line, from 0."""
     if isinstance(e, yaml.reader.ReaderError):
         index = len(chunk.encode(errors="surrogatepass")[: e.position].decode(errors="ignore"))

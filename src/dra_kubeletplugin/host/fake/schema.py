@@ -48,26 +48,22 @@ writes are lost; functions that were plugged or unplugged stay so.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import msgspec
 
 from ...base.text import did_you_mean
-from ...base.yaml import line_numbers
-from ...base.yaml.line_numbers import Place
 from ...errors import SettingsError, printable, shown
 from .model import FORMS, Function, Link, Machine, NumaNode, VirtualFunctions
-from .topology import Fault, check_functions, check_numa, with_defaults
+from .topology import Fault, Place, check_functions, check_numa, with_defaults
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from ...base.yaml.documents import YamlDocument
+
 _STRUCTS = (Machine, Function, Link, VirtualFunctions, NumaNode)
 _KEYS = sorted({name for struct in _STRUCTS for name in struct.__struct_encode_fields__})
-_PATH = re.compile(r"^(?P<text>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
-_PART = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
-_UNKNOWN_KEY = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
-_MISSING_KEY = re.compile(r"Object missing required field (`.*`)")
 _PATTERN = re.compile(r"Expected `str` matching regex '(.*)'", re.DOTALL)
 
 
@@ -76,109 +72,83 @@ def load(path: Path) -> Machine:
 
     Raises :class:`SettingsError` with errors and their lines.
     """
-    found, lines = line_numbers.read(path)
-    return parse(found, str(path), lines)
+    from ...base.yaml import loader, stream
+
+    faults: list[str] = []
+    document = stream.read_one(path, faults, loader.PlainBuilder)
+    if faults:
+        raise SettingsError(*faults)
+    return parse(document.value if document else None, str(path), document)
 
 
-def parse(data: object, source: str = "described host", lines: Mapping[Place, int] | None = None) -> Machine:
+def parse(data: object, source: str = "described host", document: YamlDocument | None = None) -> Machine:
     """Reads a description from an object, as parsed from YAML or JSON.
 
     Args:
         source: the name of the description in error messages.
-        lines: line numbers by place in the object, if known.
+        document: the document of the object, if it is from YAML.
 
-    Raises :class:`SettingsError`: the first error of each function and of the other keys. If there is none, all contradictions between
-    the functions and NUMA nodes.
+    Raises :class:`SettingsError` with all errors of values. If there is none, with all contradictions between the functions and NUMA
+    nodes.
     """
-    functions, rest = _split(data)
-    decoded = [_convert(item, Function, ("functions", i)) for i, item in enumerate(functions)]
-    machine = _convert(rest, Machine, ())
-    faults = [found for found in (*decoded, machine) if isinstance(found, Fault)]
-    if not faults and isinstance(machine, Machine):
-        known = [fn for fn in decoded if isinstance(fn, Function)]
-        complete, faults = with_defaults(known)
-        machine = msgspec.structs.replace(machine, functions=complete)
-        faults += [*check_functions(machine), *check_numa(machine)]
-    if faults or isinstance(machine, Fault):
-        raise SettingsError(*(_message(fault, source, lines or {}) for fault in faults))
+
+    def check(faults: Iterable[Fault]) -> None:
+        if messages := [_message(fault, document.place if document else lambda path: source) for fault in faults]:
+            raise SettingsError(*messages)
+
+    check(_faults(data, Machine, ()))
+    machine = msgspec.convert(data, Machine)
+    functions, faults = with_defaults(machine.functions)
+    machine = msgspec.structs.replace(machine, functions=functions)
+    check([*faults, *check_functions(machine), *check_numa(machine)])
     return machine
 
 
-def _split(data: object) -> tuple[Sequence[object], object]:
-    """Returns the functions, and the description without them, so that each function is decoded on its own."""
-    if isinstance(data, Mapping) and isinstance(functions := data.get("functions"), list | tuple):
-        return functions, {**data, "functions": []}
-    return [], data
+def _faults(data: object, kind: Any, place: Place) -> Iterator[Fault]:
+    """Yields the faults of the value's parts; if they have none, the fault of the value as a whole.
 
-
-def _convert(data: object, struct: type[T], place: Place) -> T | Fault:
-    try:
-        return msgspec.convert(data, struct)
-    except msgspec.ValidationError as e:
-        try:
-            return _fault(data, struct, place, str(e))
-        except (LookupError, TypeError):  # a key that contains the text of a path, as msgspec writes it
-            return Fault(place, str(e))
-    except UnicodeError as e:
-        return Fault(place, str(e))
-
-
-def _fault(data: object, struct: type[Any], place: Place, error: str) -> Fault:
-    """Translates an error of msgspec, which ends with the path, as in ``- at `$.vfs.total```."""
-    found = _PATH.search(error)
-    assert found
-    path: list[str | int] = [name or (int(i) if i.isdigit() else i) for name, i in _PART.findall(found["path"] or "")]
-    if found["key"]:
-        path.append("...")
-    while "..." in path:
-        at = path.index("...")
-        path[at] = _culprit(data, struct, path[:at], error)
-    text = found["text"]
-    value: Any = data
-    for part in path[: -1 if found["key"] else None]:
-        value = value[part]
-    if found["key"]:
-        value = path[-1]
-    if unknown := _UNKNOWN_KEY.fullmatch(text):
-        return Fault((*place, *path, unknown[1]), f"unknown key{did_you_mean(unknown[1], _KEYS)}")
-    if missing := _MISSING_KEY.fullmatch(text):
-        return Fault((*place, *path), f"{missing[1]} is missing")
-    if pattern := _PATTERN.fullmatch(text):
-        text = f"{shown(value)} is not {FORMS[pattern[1].encode().decode('unicode_escape')]}"
-    elif text.startswith("Expected"):
-        text = f"{shown(value)}: {text[0].lower()}{text[1:]}"
-    return Fault((*place, *path), text)
-
-
-def _culprit(data: Any, struct: type[Any], path: list[str | int], error: str) -> Any:
-    """Returns the key of the mapping at ``path`` that has the error: msgspec writes ``[...]`` for every key.
-
-    Decodes the object again, with one key of the mapping at a time.
+    msgspec reports only the first fault, and its paths have no keys of mappings. So each part of a faulty value is decoded alone.
     """
-    for key, reduced in _reductions(data, path):
-        try:
-            msgspec.convert(reduced, struct)
-        except msgspec.ValidationError as e:
-            if str(e) == error:
-                return key
-        except UnicodeError:
-            continue  # another fault than the one that is searched
-    raise LookupError(f"no key of {path} has the error {error}")
-
-
-def _reductions(data: Any, path: list[str | int]) -> Iterator[tuple[Any, Any]]:
-    """Yields each key of the mapping at ``path``, and ``data`` with this key alone in the mapping."""
-    if not path:
-        yield from ((key, {key: value}) for key, value in data.items())
+    try:
+        msgspec.convert(data, kind)
         return
-    for key, reduced in _reductions(data[path[0]], path[1:]):
-        copied: Any = dict(data) if isinstance(data, Mapping) else list(data)
-        copied[path[0]] = reduced
-        yield key, copied
+    except (msgspec.ValidationError, UnicodeError) as e:
+        whole: Fault | None = Fault(place, _text(data, str(e)))
+    for fault in _faults_within(data, kind, place):
+        yield fault
+        whole = None
+    if whole:
+        yield whole
 
 
-def _message(fault: Fault, source: str, lines: Mapping[Place, int]) -> str:
-    place = fault.place
-    line = next((f":{lines[place[:n]]}" for n in range(len(place), -1, -1) if place[:n] in lines), "")
-    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).lstrip(".")
-    return printable(f"{source}{line}: {path}{': ' if path else ''}{fault.text}")
+def _faults_within(data: object, kind: Any, place: Place) -> Iterator[Fault]:
+    kind = get_args(kind)[0] if type(None) in get_args(kind) else kind
+    arguments = get_args(kind)
+    if isinstance(data, Mapping) and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        for key, value in data.items():
+            if key in fields:
+                yield from _faults(value, fields[key].type, (*place, key))
+            else:
+                yield Fault((*place, key), f"unknown key{did_you_mean(str(key), _KEYS)}")
+        missing = [name for name, field in fields.items() if field.required and name not in data]
+        yield from (Fault(place, f"`{name}` is missing") for name in missing)
+    elif isinstance(data, Mapping) and get_origin(kind) is Mapping:
+        for key, value in data.items():
+            yield from _faults(key, arguments[0], (*place, key))
+            yield from _faults(value, arguments[1], (*place, key))
+    elif isinstance(data, list | tuple) and get_origin(kind) is tuple:
+        for i, item in enumerate(data):
+            yield from _faults(item, arguments[0], (*place, i))
+
+
+def _text(value: object, error: str) -> str:
+    """Words an error of msgspec for the author of a description."""
+    if pattern := _PATTERN.fullmatch(error):
+        return f"{shown(value)} is not {FORMS[pattern[1].encode().decode('unicode_escape')]}"
+    return f"{shown(value)}: {error[0].lower()}{error[1:]}" if error.startswith("Expected") else error
+
+
+def _message(fault: Fault, place_of: Callable[[str], str]) -> str:
+    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in fault.place).removeprefix(".")
+    return printable(f"{place_of(path)}: {path}{': ' if path else ''}{fault.text}")

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from ...base.text import counted, did_you_mean
-from ...base.yaml.line_numbers import Place
 from .model import Function, Machine, VirtualFunctions, root_of, routing_id
 
+Place = tuple[str | int, ...]
 Taken = dict[tuple[str, int], tuple[int, str]]  # (domain, routing id) -> (index in the list, name for errors)
 LAST = 0xFFFF  # highest routing id of a domain
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...base.yaml import line_numbers
+from ...base.yaml import stream
+from ...base.yaml.loader import PlainBuilder
 from ...errors import SettingsError
 from ...host import Host
 from ...host.fake import described, kernel, schema
@@ -107,12 +108,12 @@ class NodeHost:
 
 
 def _function(text: str, host: NodeHost) -> Mapping[str, Any]:
-    try:
-        found, _ = line_numbers.parse(text, "the function's description")
-    except SettingsError as e:
-        raise HostError(str(e)) from None
-    if isinstance(found, dict) and "address" in found:
-        return found
+    faults: list[str] = []
+    document = stream.parse_one(text, "the function's description", faults, PlainBuilder)
+    if faults:
+        raise HostError("; ".join(faults))
+    if document and isinstance(document.value, dict) and "address" in document.value:
+        return document.value
     if text.strip() in host.addresses:
         raise HostError(f"{text.strip()} is already present")
     away = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...base.yaml.loader import dump
 from . import pod_fields
-from .kustomize import PARAMETERS, kebab, patch_entry, placeholders
+from .kustomize import PARAMETERS, kebab, patch_entry, placeholder
 from .source_reader import JSON, MADE, Source
 from .values import Values
 
@@ -52,7 +52,7 @@ def _kustomization(source: Source, values: Values, base: str) -> JSON:
                 "literals": [f"{name}={value}" for name, value in values.parameters.items()],
             },
             {
-                "name": f"{placeholders(source)['name']}-options",  # the component `parameters` replaces the placeholder
+                "name": f"{placeholder(source.parameters['name'])}-options",  # the component `parameters` replaces the placeholder
                 "options": {"labels": {"app.kubernetes.io/name": values.parameters["name"]}},
                 "literals": [f"{name}={value}" for name, value in values.options.items()],
             },

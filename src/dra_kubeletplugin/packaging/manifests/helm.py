@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ...base.yaml.loader import dump
 from ...driver import Driver
-from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, kind_shape
+from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, named
 from . import driver_options
 from .pod_fields import ALL
 from .pod_values_validation import OWN_LABEL
@@ -19,6 +19,8 @@ from .source_reader import HEADER, JSON, MADE, PODS, SOURCE, TEMPLATES, Paramete
 from .values_validation import OPTION, framework_options
 
 CHART = "dra-driver"
+_PARTS = {"metadata": "apis.meta.v1.ObjectMeta", "spec": "core.v1.PodSpec", "container": "core.v1.Container"}
+"""The Kubernetes types of the parts of a pod (``PodField.of``)."""
 
 
 def files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
@@ -77,16 +79,15 @@ def _values(source: Source) -> str:
 def _schema(source: Source, driver: type[Driver] | None) -> JSON:
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
     options = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
-    device_class = kind_shape("resource.k8s.io", "v1", "DeviceClass")
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
     # In Helm, a value of null removes the default, and a template without the default fails or switches the feature off.
     required = {"required": [name for name in features if name != "namespace"]}
     properties: JSON = {p.name: _parameter(p) for p in source.parameters.values()} | {
         "features": _closed(features) | required,
-        "options": options | driver_options.schema(driver, framework_options() - set(source.variables)),
+        "options": options | driver_options.schema(driver, framework_options() - source.variables),
         "deviceClasses": {
             "type": "object",
-            "additionalProperties": _of_field(device_class, "spec") | {"type": "object"},
+            "additionalProperties": _of_shape(named("resource.v1.DeviceClassSpec"), 20) | {"type": "object"},
         },
         "pods": _closed({pod: {"$ref": "#/definitions/pod"} for pod in (ALL, *PODS)}),
         "global": {"type": "object"},  # reserved by Helm
@@ -117,23 +118,17 @@ def _parameter(p: Parameter) -> JSON:
 
 def _pod(source: Source) -> JSON:
     """Returns the JSON Schema of the fields of a pod. The schema checks three levels; the API server checks the rest."""
-    pod = kind_shape("", "v1", "Pod")
-    assert isinstance(pod, Struct)
-    spec = pod.fields["spec"].shape
-    assert isinstance(spec, Struct)
-    containers = spec.fields["containers"].shape
-    assert isinstance(containers, ListShape)
-    parts = {"metadata": pod.fields["metadata"].shape, "spec": spec, "container": containers.item.shape}
-    fields = {name: _of_field(parts[field.of], name, 3) for name, field in source.pod_fields.items()}
+    fields = {field.name: _of_field(_PARTS[field.of], field.name) for field in source.pod_fields.values()}
     fields["labels"]["propertyNames"] = {"not": {"const": OWN_LABEL}}
-    named: JSON = {"type": "object", "properties": {"name": {"not": {"enum": sorted(source.variables)}}}}
-    fields["env"] = {"allOf": [fields["env"], {"items": named}]}
+    own_name: JSON = {"type": "object", "properties": {"name": {"not": {"enum": sorted(source.variables)}}}}
+    fields["env"] = {"allOf": [fields["env"], {"items": own_name}]}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
 
 
-def _of_field(shape: Shape | None, name: str, depth: int = 20) -> JSON:
+def _of_field(of: str, name: str) -> JSON:
+    shape = named(of)
     assert isinstance(shape, Struct)
-    return _of_shape(shape.fields[name].shape, depth)
+    return _of_shape(shape.fields[name].shape, 3)
 
 
 def _of_shape(shape: Shape, depth: int) -> JSON:

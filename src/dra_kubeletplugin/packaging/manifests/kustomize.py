@@ -9,13 +9,12 @@ The patch of a feature is the difference between the objects with and without th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from ...base.yaml.loader import dump
 from .patches import merge_patch
-from .replacements import ReplacementPath, places, with_markers
-from .source_reader import HEADER, JSON, Manifest, Source
+from .replacements import MARKER, ReplacementPath, markers, places
+from .source_reader import HEADER, JSON, Parameter, Source
 from .values import merged
 
 PARAMETERS = "parameters"
@@ -26,16 +25,22 @@ def kebab(name: str) -> str:
     return re.sub(r"[A-Z]+", lambda m: f"-{m[0].lower()}", name)
 
 
-def placeholders(source: Source) -> Mapping[str, str]:
-    """Returns the text of each parameter in the base: capitals, and the default of a number."""
-    return {
-        p.name: str(p.default) if isinstance(p.default, int) else kebab(p.name).replace("-", "_").upper()
-        for p in source.parameters.values()
-    }
+def placeholder(parameter: Parameter) -> str:
+    """Returns the text of a parameter in the base: capitals, or the default of a number."""
+    if isinstance(parameter.default, int):
+        return str(parameter.default)
+    return kebab(parameter.name).replace("-", "_").upper()
 
 
 def files(source: Source) -> Iterator[tuple[str, str]]:
     """Yields each file's path below ``deploy/kustomize`` and its content."""
+    for path, text in _files(source):
+        yield path, MARKER.sub(lambda found: placeholder(source.parameters[found[1]]), text)
+
+
+def _files(source: Source) -> Iterator[tuple[str, str]]:
+    """Yields the files with a marker in each place of a parameter."""
+    values = markers(source.parameters)
     yield "base/kustomization.yaml", _kustomization("Kustomization", {"resources": ["objects.yaml"]})
     yield "base/objects.yaml", _objects(source, "")
     for feature in source.features.values():
@@ -44,10 +49,14 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
         if any(m.feature == feature.name for m in source.all):
             yield f"{folder}/objects.yaml", _objects(source, feature.name)
             body["resources"] = ["objects.yaml"]
-        changed = [m for m in source.all if feature.name in m.features]
-        if changed:
-            body["patches"] = [_feature_patch(m, feature.name, placeholders(source)) for m in changed]
-        if found := _replacements(source, _places_of_feature(source, changed, feature.name)):
+        # Each object that the feature changes, without and with the feature.
+        changes = [
+            (m.render(OFF, values), m.render({feature.name}, values)) for m in source.all if feature.name in m.features
+        ]
+        if changes:
+            body["patches"] = [patch_entry(off, merge_patch(off, on)) for off, on in changes]
+        # The component replaces the parameters in its parts: kustomize ignores a missing object, but fails for a missing field.
+        if found := _replacements((on, p) for off, on in changes for p in places(on) if p not in set(places(off))):
             body["replacements"] = found
         yield f"{folder}/kustomization.yaml", f"# {feature.help}\n" + _kustomization("Component", body)
     # The features of a distribution have components already; only its parameters are missing.
@@ -55,14 +64,14 @@ def files(source: Source) -> Iterator[tuple[str, str]]:
         if data := {k: v for k, v in distribution.values.items() if k in source.parameters}:
             text = _kustomization("Component", {"patches": list(_distribution_patches(data))})
             yield f"components/{distribution.name}/kustomization.yaml", f"# {distribution.help}\n" + text
-    last = _kustomization("Component", {"replacements": _replacements(source, _places_without_features(source))})
+    last = _kustomization("Component", {"replacements": _replacements(_places_without_features(source))})
     head = "# Sets the parameters. A driver lists this component last.\n"
     yield f"components/{PARAMETERS}/kustomization.yaml", head + last
 
 
 def _objects(source: Source, feature: str) -> str:
     """Returns the objects that the feature adds, or without a feature the objects of every driver."""
-    values = placeholders(source)
+    values = markers(source.parameters)
     return HEADER + "---\n".join(m.text(OFF, values) for m in source.all if m.feature == feature)
 
 
@@ -72,12 +81,6 @@ def _kustomization(kind: str, body: JSON) -> str:
 
 
 # --- patches ------------------------------------------------------------------------------------------
-
-
-def _feature_patch(manifest: Manifest, feature: str, values: Mapping[str, object]) -> JSON:
-    """Returns the entry that changes an object without the feature into the object with the feature."""
-    off, on = (manifest.render(f, values) for f in (OFF, {feature}))
-    return patch_entry(off, merge_patch(off, on))
 
 
 def _distribution_patches(data: JSON) -> Iterator[JSON]:
@@ -97,39 +100,22 @@ def patch_entry(target: JSON, change: JSON, names: str = "") -> JSON:
 
 # --- replacements -------------------------------------------------------------------------------------
 
-FoundPlace = tuple[JSON, ReplacementPath]
-"""An object in which the value of each parameter is its marker, and one place in it."""
 
-
-def _places_of_feature(source: Source, manifests: Iterable[Manifest], feature: str) -> Iterator[FoundPlace]:
-    """Yields the places of parameters that the patch of a feature adds."""
-    for manifest in manifests:
-        off, on = (manifest.render(f, with_markers(source.parameters)) for f in (OFF, {feature}))
-        known = set(places(off))
-        yield from ((on, place) for place in places(on) if place not in known)
-
-
-def _places_without_features(source: Source) -> Iterator[FoundPlace]:
-    """Yields the places of parameters in all objects, without the parts that a feature adds.
-
-    The component of a feature replaces the parameters in its parts: kustomize ignores a missing object, but fails for a missing field.
-    """
-    markers = with_markers(source.parameters)
-    options = {
-        "kind": "ConfigMap",
-        "metadata": {"name": f"{markers['name']}-options", "namespace": markers["namespace"]},
-    }
-    for rendered in (*(m.render(OFF, markers) for m in source.all), options):
+def _places_without_features(source: Source) -> Iterator[tuple[JSON, ReplacementPath]]:
+    """Yields the places of parameters in all objects, without the parts that a feature adds. Each place has its object."""
+    values = markers(source.parameters)
+    options = {"kind": "ConfigMap", "metadata": {"name": f"{values['name']}-options", "namespace": values["namespace"]}}
+    for rendered in (*(m.render(OFF, values) for m in source.all), options):
         yield from ((rendered, place) for place in places(rendered))
     yield {"kind": "DeviceClass", "metadata": {}}, ReplacementPath("resourceAPI", "apiVersion", "/", 1)
 
 
-def _replacements(source: Source, found: Iterable[FoundPlace]) -> list[JSON]:
+def _replacements(found: Iterable[tuple[JSON, ReplacementPath]]) -> list[JSON]:
     """Returns one replacement per parameter. Objects get their names last, because other replacements select them by name."""
     by_parameter: dict[str, list[JSON]] = {}
     for manifest, place in sorted(found, key=lambda f: f[1].path == "metadata.name"):
         targets = by_parameter.setdefault(place.parameter, [])
-        target = _target(manifest, place, placeholders(source))
+        target = _target(manifest, place)
         if targets and all(targets[-1].get(k) == target.get(k) for k in ("select", "options")):
             targets[-1]["fieldPaths"] += target["fieldPaths"]
         else:
@@ -143,13 +129,10 @@ def _replacements(source: Source, found: Iterable[FoundPlace]) -> list[JSON]:
     ]
 
 
-def _target(manifest: JSON, place: ReplacementPath, values: Mapping[str, str]) -> JSON:
-    select = {"kind": manifest["kind"]}
-    if name := manifest["metadata"].get("name"):
-        for parameter, marker in with_markers(values).items():
-            name = name.replace(marker, values[parameter])
-        select["name"] = name
-    options: dict[str, Any] = {"delimiter": place.delimiter, "index": place.index} if place.delimiter else {}
+def _target(manifest: JSON, place: ReplacementPath) -> JSON:
+    name = manifest["metadata"].get("name")
+    select = {"kind": manifest["kind"]} | ({"name": name} if name else {})
+    options: JSON = {"delimiter": place.delimiter, "index": place.index} if place.delimiter else {}
     # a generated ConfigMap has no namespace yet
     if manifest["kind"] == "ConfigMap" and place.path == "metadata.namespace":
         options["create"] = True

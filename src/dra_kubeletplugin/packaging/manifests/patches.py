@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .source_reader import JSON, SourceError
+from .source_reader import JSON
 
 
 def merge_patch(before: JSON, after: JSON, where: str = "") -> JSON:
     """Returns the keys of ``after`` that differ; None for a key that only ``before`` has. List items are matched by name.
 
-    Raises :class:`SourceError` if a list differs and its items have no names.
+    Raises ``ValueError`` if a list differs and its items have no names.
     """
     out: JSON = {}
     for key in sorted({*before, *after}):
@@ -36,7 +36,7 @@ def _items(before: list[Any], after: list[Any], path: str) -> list[JSON]:
     try:
         old, new = ({item["name"]: item for item in items} for items in (before, after))
     except (KeyError, TypeError):
-        raise SourceError(
+        raise ValueError(
             f"{path}: a feature changes a list whose items have no names, which a patch cannot express"
         ) from None
     out = [{"name": name, "$patch": "delete"} for name in old if name not in new]

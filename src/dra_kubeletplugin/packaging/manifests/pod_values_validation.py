@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from ...base.text import did_you_mean
+from ...base.text import nearest_or_all
 from . import pod_fields
-from .source_reader import JSON, PODS, Source
+from .source_reader import PODS, Source
 
 _KNOWN = (pod_fields.ALL, *PODS)
 REPLACES_NODE_LABEL = (
@@ -19,28 +19,24 @@ OWN_LABEL = "app.kubernetes.io/name"
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
-def faults(source: Source, pods: Mapping[Any, Any], on: Set[str]) -> Iterator[str]:
+def faults(source: Source, pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
     """Yields errors of the value ``pods``; each begins with its path.
 
     Args:
         on: the enabled features.
     """
+    valid: dict[str, pod_fields.Given] = {}
     for pod, fields in pods.items():
         if pod not in _KNOWN:
-            yield f"pods.{pod}: no such pod" + (did_you_mean(str(pod), _KNOWN) or f"; there are {', '.join(_KNOWN)}")
-        elif not isinstance(fields, dict | None):
+            yield f"pods.{pod}: no such pod{nearest_or_all(pod, _KNOWN)}"
+        elif isinstance(fields, dict):
+            for name in fields:
+                if name not in source.pod_fields:
+                    yield f"pods.{pod}.{name}: no such field{nearest_or_all(name, source.pod_fields)}"
+            valid[pod] = {name: value for name, value in fields.items() if name in source.pod_fields}
+            yield from _reserved_names(source, pod, fields)
+        elif fields is not None:
             yield f"pods.{pod}: not a mapping of fields to values"
-        for name in fields if isinstance(fields, dict) else ():
-            if name not in source.pod_fields:
-                known = did_you_mean(str(name), source.pod_fields) or f"; there are {', '.join(source.pod_fields)}"
-                yield f"pods.{pod}.{name}: no such field{known}"
-    valid = {
-        pod: {name: value for name, value in fields.items() if name in source.pod_fields}
-        for pod, fields in pods.items()
-        if pod in _KNOWN and isinstance(fields, dict)
-    }
-    for pod, own in valid.items():
-        yield from _reserved_names(source, pod, own)
     if "nodeLabel" in on and (where := _origin(valid, "plugin", "affinity")):
         yield f"pods.{where}.affinity: {REPLACES_NODE_LABEL}"
     yield from dict.fromkeys(fault for pod in PODS for fault in _of_pod(source, pod, valid, on))
@@ -81,16 +77,9 @@ def _of_pod(source: Source, pod: str, valid: Mapping[str, pod_fields.Given], on:
     for fault in offline.faults(head | {"spec": changed["spec"]}):
         path, colon, rest = fault.partition(": ")
         place = _PLACE.fullmatch(path)
-        if place is None or place[1] not in fields:
-            continue  # an error in a field of the manifests: a wrong parameter causes it, and is reported as an error of the parameter
-        name = place[1]
-        index = int(place[2]) - _before(source, template, name) if place[2] else None
-        if index is None or index >= 0:
-            at = "" if index is None else f"[{index}]"
-            yield f"pods.{_origin(valid, pod, name)}.{name}{at}{place[3]}{colon}{rest}"
-
-
-def _before(source: Source, template: JSON, name: str) -> int:
-    """Returns the number of items that the manifest already has in the list to which the field adds."""
-    field = source.pod_fields[name]
-    return len(pod_fields.part_of(template, field.of).get(name) or ()) if field.adds else 0
+        assert place is not None, fault  # without the fields, the pod has no errors
+        name, index, below = place.groups()
+        if index:  # the items of the field come after the items that the manifest already has
+            added = len(fields[name])
+            index = f"[{int(index) - len(pod_fields.part_of(changed, source.pod_fields[name].of)[name]) + added}]"
+        yield f"pods.{_origin(valid, pod, name)}.{name}{index or ''}{below}{colon}{rest}"

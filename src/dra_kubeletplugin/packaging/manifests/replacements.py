@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .source_reader import JSON, SourceError
+from .source_reader import JSON
 
 _DELIMITERS = '"/:-.'
-_MARKER = re.compile(r"\$\{(\w+)\}")
+MARKER = re.compile(r"\$\{(\w+)\}")
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,19 @@ class ReplacementPath:
     index: int = 0
 
 
-def with_markers(parameters: Iterable[str]) -> dict[str, str]:
+def markers(parameters: Iterable[str]) -> dict[str, str]:
     """Returns a marker for each parameter, by name. In a manifest that is rendered with them as values, :func:`places` finds them."""
     return {name: f"${{{name}}}" for name in parameters}
 
 
 def places(manifest: JSON) -> Iterator[ReplacementPath]:
-    """Yields every place of a parameter. Raises :class:`SourceError` for a place that kustomize cannot replace.
+    """Yields every place of a parameter. Raises ``ValueError`` for a place that kustomize cannot replace.
 
     Args:
         manifest: an object in which the value of each parameter is its marker.
     """
     for path, text in _texts(manifest, ()):
-        for parameter in dict.fromkeys(_MARKER.findall(text)):
+        for parameter in dict.fromkeys(MARKER.findall(text)):
             yield from _in_text(parameter, ".".join(path), text)
 
 
@@ -52,7 +52,7 @@ def _in_text(parameter: str, path: str, text: str) -> Iterator[ReplacementPath]:
         if len(found) == text.count(marker):
             yield from (ReplacementPath(parameter, path, delimiter, index) for index in found)
             return
-    raise SourceError(
+    raise ValueError(
         f"{path}: none of the characters {_DELIMITERS} alone separates each {marker} from the rest of the text, so kustomize cannot "
         "replace it"
     )
@@ -65,7 +65,7 @@ def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             name = inner.get("name", "") if isinstance(inner, dict) else ""
-            by_name = name and not _MARKER.search(name)  # a path by name fails after the name itself was replaced
+            by_name = name and not MARKER.search(name)  # a path by name fails after the name itself was replaced
             yield from _texts(inner, (*path, f"[name={name}]" if by_name else str(i)))
-    elif isinstance(value, str) and _MARKER.search(value):
+    elif isinstance(value, str) and MARKER.search(value):
         yield path, value

@@ -5,8 +5,8 @@ feature, so this module reads the templates too. It knows these forms:
 
 - ``{{ .Values.httpPort }}`` is a parameter. ``include "dra.name" .`` is the parameter ``name``, and ``.Release.Namespace`` is the
   parameter ``namespace``. Each may have ``| quote``.
-- ``{{- if .Values.features.probes }}`` on a line of its own, also with ``not`` and ``{{- else }}``: the lines up to ``{{- end }}`` need
-  the feature.
+- ``{{- if .Values.features.probes }}`` on a line of its own, also with ``{{- else }}``: the lines up to ``{{- end }}`` need the
+  feature.
 - ``{{- define "dra.plugin" }}`` begins the object that ``{{- include "dra.workload" (list . "plugin") }}`` prints.
 - Other lines of ``{{- include ... }}`` and comments are only for Helm.
 """
@@ -35,7 +35,7 @@ PODS = ("plugin", "supervisor", "controller", "webhook")
 """The names of the pods in the values; each has a file of templates."""
 _PARAMETER = re.compile(r"\{\{ (.+?)( \| quote)? \}\}")
 _NAMES = {'include "dra.name" .': "name", ".Release.Namespace": "namespace"}
-_IF = re.compile(r" *\{\{- if (not )?\.Values\.features\.(\w+) \}\}")
+_IF = re.compile(r" *\{\{- if \.Values\.features\.(\w+) \}\}")
 _DEFINE = re.compile(r'\{\{- define "dra\.(\w+)" \}\}')
 _WORKLOAD = re.compile(r'\{\{- include "dra\.workload" \(list \. "(\w+)"\) \}\}')
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -44,14 +44,6 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def is_rendered(path: Path) -> bool:
     """Whether a file has the mark of rendered files. A link always counts as a file of the user."""
     return not path.is_symlink() and MADE in path.read_bytes()[:_HEAD].decode(errors="replace")
-
-
-class SourceError(Exception):
-    """Errors in the source or in a driver's values; ``faults`` has one sentence for each error."""
-
-    def __init__(self, *faults: str) -> None:
-        super().__init__("; ".join(faults))
-        self.faults = faults
 
 
 @dataclass(frozen=True)
@@ -154,8 +146,8 @@ class Manifest:
         """Returns the object as YAML, with its own feature and the features ``on``.
 
         Args:
-            values: a value for each parameter. kustomize renders with placeholders (:func:`.kustomize.placeholders`), and with markers
-                to find the places of parameters (:func:`.replacements.with_markers`); :mod:`.driver_folder` uses a driver's values.
+            values: a value for each parameter: a driver's value (:mod:`.driver_folder`), or a marker from which :mod:`.kustomize` finds
+                the places of parameters.
         """
 
         def value(found: re.Match[str]) -> str:
@@ -206,7 +198,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def load() -> Source:
-    """Loads the source. Raises :class:`SourceError` for a template that only Helm could render."""
+    """Loads the source. Raises ``ValueError`` for a template that only Helm could render."""
     data = parse_yaml((SOURCE / "parameters.yaml").read_text())
     files = {"namespace": SOURCE / "namespace.yaml"} | {pod: TEMPLATES / f"{pod}.yaml" for pod in PODS}
     return Source(
@@ -235,7 +227,7 @@ def _lines(text: str) -> list[Line]:
     needs: list[tuple[str, bool]] = []  # the features that the open ``if`` blocks need
     for line in text.splitlines():
         if found := _IF.fullmatch(line):
-            needs.append((found[2], not found[1]))
+            needs.append((found[1], True))
         elif line.lstrip() == "{{- else }}":
             feature, wanted = needs.pop()
             needs.append((feature, not wanted))
@@ -250,5 +242,5 @@ def _lines(text: str) -> list[Line]:
         elif not line.lstrip().startswith("{{-"):
             target.append(Line(line, dict(needs)))
         elif not line.startswith(("{{- include ", "{{- /*")):
-            raise SourceError(f"kustomize has no form of {line.strip()!r}: use the forms that source_reader.py lists")
+            raise ValueError(f"kustomize has no form of {line.strip()!r}: use the forms that source_reader.py lists")
     return whole

@@ -9,8 +9,9 @@ from pathlib import Path
 from ...base.yaml import stream
 from ...base.yaml.documents import YamlDocument
 from ...driver import Driver
+from ...errors import SettingsError
 from . import pod_fields, values_validation
-from .source_reader import JSON, Source, SourceError
+from .source_reader import JSON, Source
 
 
 @dataclass(frozen=True)
@@ -39,28 +40,25 @@ def values_of(
         warnings: a list to which warnings about likely mistakes are appended.
         driver: the driver, if known, whose defined options are then checked too.
 
-    Raises :class:`SourceError` with every error, each with file and line.
+    Raises :class:`SettingsError` with every error, each with file and line.
     """
     found: list[YamlDocument] = []
     faults: list[str] = []
     for path in paths:
-        in_file = stream.read(path, faults)
-        for document in in_file:
-            faults += [": ".join(fault) for fault in document.faults]
-            if not isinstance(document.value, dict):
-                faults.append(f"{document.place()}: not a mapping of names to values")
-        if len(in_file) > 1:
-            faults.append(f"{in_file[1].place()}: a second document: put all values into one document")
-        found += in_file
+        document = stream.read_one(path, faults)
+        if document and isinstance(document.value, dict):
+            found.append(document)
+        elif document:
+            faults.append(f"{document.place()}: not a mapping of names to values")
     if faults:
-        raise SourceError(*faults)
+        raise SettingsError(*faults)
     raw: JSON = {}
     for document in found:
         raw = merged(raw, document.value)
     try:
         values = read(source, raw, driver)
-    except SourceError as e:
-        raise SourceError(*(_with_place(text, found, paths) for text in e.faults)) from None
+    except SettingsError as e:
+        raise SettingsError(*(_with_place(text, found, paths) for text in e.faults)) from None
     if warnings is not None:
         warnings += [_with_place(text, found, paths) for text in values_validation.warnings(raw, driver)]
     return values
@@ -76,9 +74,9 @@ def merged(below: JSON, above: JSON) -> JSON:
 
 
 def read(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Values:
-    """Returns validated values. Raises :class:`SourceError` with every error, each with its path."""
+    """Returns validated values. Raises :class:`SettingsError` with every error, each with its path."""
     if found := list(values_validation.faults(source, raw, driver)):
-        raise SourceError(*found)
+        raise SettingsError(*found)
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
     values = {p.name: raw.get(p.name, p.default) for p in source.parameters.values()}
     return Values(

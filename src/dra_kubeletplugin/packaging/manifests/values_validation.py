@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...base.settings import ControllerSettings, Settings, WebhookSettings, load
-from ...base.text import did_you_mean
+from ...base.text import did_you_mean, nearest_or_all
 from ...driver import Driver
 from ...errors import SettingsError, printable
 from . import driver_options, pod_values_validation
@@ -35,15 +35,13 @@ def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Ite
         raw = {key: value for key, value in raw.items() if key not in wrong}
     names = (*source.parameters, *OTHERS)
     # Helm reserves the name "global".
-    hints = {name: did_you_mean(str(name), names) for name in raw if name not in names and name != "global"}
-    for name, known in hints.items():
-        yield f"{name}: no such value" + (known or f"; there are {', '.join(names)}")
+    hints = {name: nearest_or_all(name, names) for name in raw if name not in names and name != "global"}
+    yield from (f"{name}: no such value{hint}" for name, hint in hints.items())
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
     on = {name for name, wanted in features.items() if wanted is True}
     for name, wanted in features.items():
         if name not in source.features:
-            known = did_you_mean(str(name), source.features) or f"; there are {', '.join(source.features)}"
-            yield f"features.{name}: no such feature{known}"
+            yield f"features.{name}: no such feature{nearest_or_all(name, source.features)}"
         elif not isinstance(wanted, bool):
             yield f"features.{name}: {_shown(wanted)} is neither true nor false"
     for p in source.parameters.values():
@@ -57,11 +55,10 @@ def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Ite
     options = raw.get("options") or {}
     yield from _option_faults(source, options)
     if driver is not None:
-        others = framework_options() | set(source.variables)
-        texts = {n: v for n, v in options.items() if isinstance(v, str) and re.fullmatch(OPTION, str(n))}
-        yield from driver_options.faults(driver, texts, others)
+        texts = {n: v for n, v in options.items() if isinstance(v, str) and re.fullmatch(OPTION, n)}
+        yield from driver_options.faults(driver, texts, framework_options() | source.variables)
     for name, spec in (raw.get("deviceClasses") or {}).items():
-        yield from _class_faults(str(name), spec, str(raw.get("resourceAPI") or "v1"))
+        yield from _class_faults(name, spec, raw.get("resourceAPI", "v1"))
     yield from pod_values_validation.faults(source, raw.get("pods") or {}, on)
     yield from (conflict.message for conflict in source.conflicts if conflict.applies(on))
 
@@ -72,7 +69,7 @@ def warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
         yield f"features.privileged: false, but {driver.__name__} sets privileged = True: its writes to sysfs will fail"
     known = framework_options()
     for name in raw.get("options") or {}:
-        if name not in known and (hint := did_you_mean(str(name), known, _SIMILARITY)):
+        if name not in known and (hint := did_you_mean(name, known, _SIMILARITY)):
             yield f"options.{name}: not an option of the framework{hint} It is passed on, because it may be an option of the driver"
     # controller and webhook are off by default
     on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}
@@ -92,7 +89,7 @@ def framework_options() -> set[str]:
 
 def _option_faults(source: Source, options: JSON) -> Iterator[str]:
     for name, value in options.items():
-        if not isinstance(name, str) or not re.fullmatch(OPTION, name):
+        if not re.fullmatch(OPTION, name):
             yield f"options.{name}: not a valid name of an environment variable"
         elif name in source.variables:
             yield f"options.{name}: the manifests set this variable; see the values {', '.join(source.parameters)}"
@@ -117,7 +114,7 @@ def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
     return [f"options.{name}: {fault}" for fault in settings.common_faults() if timed and f"({name})" in fault]
 
 
-def _class_faults(name: str, spec: Any, version: str) -> Iterator[str]:
+def _class_faults(name: str, spec: Any, version: object) -> Iterator[str]:
     """Checks a DeviceClass with the API server's rules."""
     where = f"deviceClasses.{name}"
     if not isinstance(spec, dict):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ... import __version__
 from ...driver import Driver
+from ...errors import SettingsError
 from . import driver_folder, helm, kustomize, monitoring
-from .source_reader import Source, SourceError, is_rendered
+from .source_reader import Source, is_rendered
 from .values import Values
 
 KUSTOMIZE = "kustomize"
@@ -41,7 +42,7 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
         base: the folder ``kustomize`` of :func:`write_shared`: a path relative to ``folder``, or a URL. If empty, the parts that
             the driver needs are written into a folder beside its kustomization.
 
-    Raises ``OSError``, and :class:`SourceError` if a file with one of these names was not rendered by this package.
+    Raises ``OSError``, and :class:`SettingsError` if a file with one of these names was not rendered by this package.
     """
     files = dict(driver_folder.files(source, values, base or KUSTOMIZE))
     if not base:
@@ -59,7 +60,7 @@ def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
     tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES}
     present = [path for top in sorted(tops) for path in _files(folder / top)]
     if foreign := [path for path in present if not is_rendered(path)]:
-        raise SourceError(
+        raise SettingsError(
             *(
                 f"{path} was not written by `dra deploy` and would be overwritten: move it to another place"
                 for path in foreign
