@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT = 5.0  # seconds that a start waits for rollbacks; longer ones continue while the plugin serves
 _CHECK_INTERVAL = 2.0  # seconds between checks that the journal is intact
 _RECOVER_RETRY = 1.0, 30.0  # seconds until recover() is retried after a failure: first pause, longest pause
-_RECOVER_CHECK = 5.0  # seconds between checks whether another instance left recovery undone
+_RECOVER_CHECK = 5.0  # seconds between checks whether recover() is due, for example after another instance died
 _PROBE_TIMEOUT = 2.0  # seconds that a probe waits for the records
 _MAX_NOTES = 20  # failing rollbacks that readiness lists
 
@@ -52,7 +52,7 @@ class ClaimManager:
     """Serves the kubelet's calls for the claims of one driver on one node, and runs the background work on them.
 
     Args:
-        plugin: the objects that the plugin has before its claim manager.
+        plugin: the objects that the plugin creates before its claim manager.
         process: the lock of this instance. The caller acquires it before :meth:`open` and releases it after :meth:`close`.
         changed: called when a claim has taken or freed devices.
         health_changed: called when :attr:`process_faults` has changed.

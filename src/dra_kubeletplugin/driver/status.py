@@ -43,9 +43,11 @@ class Condition:
         )
 
         if not all(isinstance(text, str) for text in (self.type, self.reason)):
-            raise InvalidObjectError("Condition: type and reason are texts")
+            raise InvalidObjectError("Condition: type and reason must be text")
         if self.status is not None and not isinstance(self.status, bool):
-            raise InvalidObjectError(f"Condition {printable(self.type)}: status is True, False, or None for unknown")
+            raise InvalidObjectError(
+                f"Condition {printable(self.type)}: status must be True, False, or None for unknown"
+            )
         _refuse(condition_faults, self.json(None, "now"), "Condition")
 
     def json(self, before: Mapping[str, Any] | None, time: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ SET = ("host", "settings", "log", "role", "gates_off")
 _DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "privileged", "processes", "subsystems")
 _EITHER = {"devices": "pools", "pools": "devices"}  # a driver that implements one may use the name of the other freely
 _OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES", "LAYERED", "check", "convert_from")
-# Names that other libraries use for such a method. The framework would never call a method with such a name.
+# Names that other libraries use for the method `check`. The framework never calls methods with these names.
 _MEANT = {"validate": "check", "verify": "check"}
 _NEAR = 0.8
 _FORMS = ("ed", "ing")  # endings: prepared() and starting() are not misspelt
