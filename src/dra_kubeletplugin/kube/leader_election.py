@@ -6,7 +6,8 @@ expired Lease succeeds. A leader that cannot renew within ``renew_deadline`` sto
 the leader's work can end before the next leader starts.
 
 If the Lease is deleted, its holder creates it again. A candidate that saw the holder waits until the deleted Lease would have
-expired. Only a replica that starts between the deletion and the holder's next renewal does not know the holder.
+expired. Only a replica that starts between the deletion and the holder's next renewal does not know the
+holder; it may become the leader while the holder still leads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RELEASE = 3.0  # seconds to release the lease
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Periods in seconds; the defaults are those of the Kubernetes controllers.
+    """Periods in seconds, with the defaults of the Kubernetes controllers.
 
     Raises :class:`SettingsError` if two replicas could lead at the same time.
     """
