@@ -46,7 +46,7 @@ class TextPart:
 
 
 def parts(text: str) -> Iterator[TextPart]:
-    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after yielding those before it."""
+    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after it has yielded the documents before."""
     for node in composed(text):
         builder = _Builder()
         yield TextPart(node, builder.build(node), builder.duplicate_keys)
