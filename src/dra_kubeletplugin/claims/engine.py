@@ -46,7 +46,7 @@ from .undo_steps import UndoRecorder
 from .verification import VerifiedClaim, Verifier
 
 log = logging.getLogger(__name__)
-Answer = Sequence[PreparedResult] | DraError
+ClaimOutcome = Sequence[PreparedResult] | DraError
 _POLL = 0.05  # seconds between checks of a claim that another process works on
 _ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
 _LOG_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
@@ -75,12 +75,12 @@ class Engine:
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
-    async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
+    async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
         """Returns a result or an error for every claim, by UID, within ``call_timeout`` (option CALL_TIMEOUT, 40 s). Never raises."""
         window = BatchWindow(len({r.uid for r in refs}))
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 
-    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
+    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
         """Returns an empty result or an error for every claim, by UID. Never calls the API server, never raises."""
         return await self._all(Work.UNPREPARE, refs, self._unprepare, None)
 
@@ -90,7 +90,7 @@ class Engine:
         refs: Sequence[ClaimIdentity],
         do: Callable[[ClaimIdentity], Awaitable[Any]],
         window: BatchWindow | None,
-    ) -> dict[str, Answer]:
+    ) -> dict[str, ClaimOutcome]:
         with operation() as op:
             if self.context.tasks.ending:
                 return {r.uid: StoppingError("the plugin is shutting down: the kubelet retries") for r in refs}
@@ -142,7 +142,7 @@ class Engine:
             else:
                 log.warning("cannot unprepare claim: %s", error.event(), extra=fields)
 
-    def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
+    def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> ClaimOutcome:
         if not task.done():
             return StillWorkingError(
                 f"{work.value} of claim {name} takes long and continues: the kubelet's next call joins it"

@@ -70,7 +70,8 @@ class ClaimTasks:
         return list(self._last)
 
     def start(self, uid: str, work: Work, do: Callable[[], Awaitable[Any]]) -> tuple[asyncio.Task[Any], bool]:
-        """Returns the task that does ``work`` for a claim: the task in flight, or a new one that waits for it.
+        """Returns the task in flight if it does the same ``work`` and can be joined; otherwise a new task, which waits for the task in
+        flight.
 
         Returns:
             The task, and whether the claim had no work in flight.

@@ -75,7 +75,7 @@ class ProcessWatcher:
         """Checks all processes once, and reports those that have ended. Raises :class:`RecordsError`.
 
         Returns:
-            The number of recorded processes, including those of claims in preparation. If it is not 0, the next check is soon.
+            The number of recorded processes, also of claims in preparation. If it is not 0, the next check is soon.
         """
         rows = await self._rows()
         if not self._logs_checked:

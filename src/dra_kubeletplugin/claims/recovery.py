@@ -73,7 +73,7 @@ class Recovery:
         return call.result()
 
     def _merge(self, records: Records, claims: Sequence[RecoveredClaim]) -> list[str]:
-        """Merges the claims in one transaction. A claim that conflicts is reported, and the others are merged."""
+        """Merges the claims in one transaction. A conflicting claim is only reported; all other claims are merged."""
         ended = records.get_meta(ENDED)
         reported = {claim.uid for claim in claims}
         added, sentences = [], []
@@ -136,10 +136,10 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
     records.update(row, fence)
 
 
-def _all_checked(answer: object) -> list[RecoveredClaim]:
-    if not isinstance(answer, list | tuple | None):
-        raise DriverError(f"recover() returned {printable(type(answer).__name__)}, not a list of RecoveredClaim")
-    return [_checked(c) for c in answer or ()]
+def _all_checked(result: object) -> list[RecoveredClaim]:
+    if not isinstance(result, list | tuple | None):
+        raise DriverError(f"recover() returned {printable(type(result).__name__)}, not a list of RecoveredClaim")
+    return [_checked(c) for c in result or ()]
 
 
 def _checked(claim: object) -> RecoveredClaim:

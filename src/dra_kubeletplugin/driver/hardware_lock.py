@@ -1,7 +1,7 @@
 """Locks for pieces of hardware. A lock excludes all other threads and tasks, also in the other plugin instance of a rolling update.
 
 A lock is an flock(2) on a file, so the kernel releases it when its process dies. The holder removes the file before it releases
-the lock. So the folder contains only the locks that are in use, and those of killed processes.
+the lock. So the folder contains only the files of locks in use, and the files of killed processes.
 """
 
 from __future__ import annotations

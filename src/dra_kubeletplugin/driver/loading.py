@@ -64,7 +64,7 @@ def _is_driver(value: object) -> TypeGuard[type[Driver]]:
 
 
 def _missing_driver_hint(module: ModuleType, head: str) -> str:
-    """Returns a hint for a module without a driver: what the author probably meant."""
+    """Returns a hint for a module without a driver, with the class that is probably meant."""
     for name, value in vars(module).items():
         if _is_driver(value):
             return f": it imports one, {head}:{name}"

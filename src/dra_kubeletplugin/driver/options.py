@@ -138,7 +138,7 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
         cls: the driver's class.
         given: values by name, as command-line text or typed. A missing option comes from the environment or has its default.
             Alternatively an instance of the options' class, which is used unchanged.
-        environ: the environment variables; by default, those of this process.
+        environ: the environment variables; by default, the variables of this process.
 
     Raises:
         SettingsError: options are invalid; the message contains all faults.

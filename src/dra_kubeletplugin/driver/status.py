@@ -142,7 +142,7 @@ class DeviceStatus:
                 )
 
     def json(self, before: Mapping[str, Any], time: str) -> dict[str, Any]:
-        """Returns the status fields of an entry of ``status.devices[]``, without those that identify the device.
+        """Returns the status fields of an entry of ``status.devices[]``, without the fields that identify the device.
 
         Args:
             before: the entry in the claim now; empty if there is none.

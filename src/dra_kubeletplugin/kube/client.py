@@ -272,7 +272,7 @@ class KubeClient:
             yield await stack.enter_async_context(contextlib.aclosing(read()))
 
     def _rejected(self) -> None:
-        """Reacts to a 401: the next request reads credentials and certificates again. Closes idle connections, which used the old ones."""
+        """Reacts to a 401: closes idle connections, and lets the next request read credentials and certificates again."""
         self.config.credentials.rejected()
         self.config.tls.rejected()
         self.transport.forget_idle()

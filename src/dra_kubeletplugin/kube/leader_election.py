@@ -1,6 +1,6 @@
 """Leader election with a Lease of coordination.k8s.io: one of several replicas leads, and it stops before another replica starts.
 
-The rules are those of client-go's leaderelection. Clocks of different machines are never compared: a candidate measures on its own
+It follows the rules of client-go's leaderelection. Clocks of different machines are never compared: a candidate measures on its own
 clock how long the Lease has not changed. Every write contains the resource version that was read, so only one of two candidates for an
 expired Lease succeeds. A leader that cannot renew within ``renew_deadline`` stops leading. The Lease lasts longer than that, so that
 the leader's work can end before the next leader starts.

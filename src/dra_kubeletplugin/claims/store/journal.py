@@ -107,7 +107,7 @@ class Journal:
             acquire(self._lock, self.path, deadline)
 
     def is_current(self) -> bool:
-        """Whether the records in memory are those of the file. Needs no lock."""
+        """Whether the records in memory match the file. Needs no lock."""
         with contextlib.suppress(OSError):
             return self.file is not None and not self.file.fault and self.file.is_unchanged(os.lstat(self.path))
         return False
@@ -156,7 +156,7 @@ class Journal:
     # --- under the lock -------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Reads what other instances wrote, and opens or repairs the file if needed.
+        """Reads the lines that other instances appended, and opens or repairs the file if needed.
 
         Raises :class:`RecordsBusyError` if another instance has to write the file again.
         """
@@ -362,7 +362,7 @@ class Journal:
             # Opened by its temporary name: another program may replace a file with the final name at any moment.
             file = JournalFile(new)
             if fault:
-                self._keep_aside(fault)
+                self._keep_damaged_file(fault)
             # Before the file gets its name: no other instance may repair an older file meanwhile.
             self.process.note_records(generation)
             new.rename(self.path)
@@ -384,22 +384,22 @@ class Journal:
                 replaced.supersede()
                 replaced.close()
 
-    def _keep_aside(self, fault: str) -> None:
-        """Gives the damaged file a second name, under which it is kept for people."""
+    def _keep_damaged_file(self, fault: str) -> None:
+        """Links the damaged file to a second name, under which operators can find it."""
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        kept = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         try:
-            os.link(self.path, aside, follow_symlinks=False)
+            os.link(self.path, kept, follow_symlinks=False)
         except FileNotFoundError:
             return
         except OSError:  # a file system without links
             try:
-                aside.write_bytes(self.path.read_bytes())
+                kept.write_bytes(self.path.read_bytes())
             except OSError:
-                aside.unlink(missing_ok=True)
+                kept.unlink(missing_ok=True)
                 raise
         self.metrics.inc("records_damaged_total")
-        self._add_report(f"the record journal was damaged ({fault}) and is set aside as {aside}")
+        self._add_report(f"the record journal was damaged ({fault}) and is set aside as {kept}")
 
     def _add_report(self, sentence: str) -> None:
         self.report.append(sentence)

@@ -127,7 +127,7 @@ class JournalFile:
             self.append(encode(Change(MOVED)), sync=False)
 
     def content(self) -> bytes:
-        """Returns the lines of all records, and those of a newer version."""
+        """Returns the lines of all records, and the unknown lines that a newer version wrote."""
         return self.records.all_lines() + b"".join(self._foreign)
 
     def close(self) -> None:

@@ -85,7 +85,7 @@ def parse(data: bytes) -> Parsed:
             lines.append(line)
         else:
             damaged += 1
-            lines += _salvage(raw)
+            lines += _intact_parts(raw)
     end = len(data) - len(tail)
     # The tail is usually from a write that a crash cut. If it is a complete line, only its newline is missing or damaged.
     for complete in (tail, tail[:-1]):
@@ -105,7 +105,7 @@ def _parse_line(raw: bytes) -> Line | None:
     return Line(change, body[_SUM:] if change.op == PUT else b"", raw)
 
 
-def _salvage(raw: bytes) -> Iterator[Line]:
+def _intact_parts(raw: bytes) -> Iterator[Line]:
     """Yields each intact part of a damaged line as a line of its own, except parts of unknown changes."""
     for part in filter(_is_intact, _SEPARATOR.split(raw)):
         change = _decode(part[_SUM:])

@@ -80,7 +80,8 @@ class RecordStore:
         first: Callable[[], object] | None = None,
         then: Callable[[Result], Result | RecordJob] | None = None,
     ) -> Result:
-        """Runs ``operation`` in a transaction with others; its exception rolls back only its own changes. See :class:`RecordJob`.
+        """Runs ``operation`` in a transaction, which concurrent calls share. Its exception undoes only its own changes. See
+        :class:`RecordJob`.
 
         Raises :class:`RecordsError`, or the exception of the operation, ``first`` or ``then``.
         """

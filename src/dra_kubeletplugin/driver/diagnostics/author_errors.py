@@ -220,7 +220,7 @@ def _own_lines(e: BaseException) -> list[tuple[FrameType, int]]:
 
 
 def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
-    """Yields the driver's own frames: those in the folder of the first frame that is neither the framework's nor Python's."""
+    """Yields the driver's own frames: code in the folder of the first frame that belongs neither to the framework nor to Python."""
     home = ""
     for frame, line in stack:
         name = frame.f_code.co_filename
