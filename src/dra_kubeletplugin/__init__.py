@@ -1,4 +1,4 @@
-"""Kubernetes DRA drivers in Python: subclass :class:`Driver`, test it whole on a laptop, run it as a DaemonSet.
+"""Kubernetes DRA drivers in Python: subclass :class:`Driver`, test it completely on a laptop, run it as a DaemonSet.
 
 About ten names are enough for a first driver; the docstrings of :class:`Driver` are the contract.
 """

@@ -254,7 +254,7 @@ class PermanentError(ClaimError):
 
 
 class DriverFailedError(ClaimError):
-    """The driver raised another exception. The text contains its type and message, the log its traceback."""
+    """The driver raised an exception other than :class:`DraError`, which the text contains, or its method could not be called."""
 
     code = "DRA-E103"
     reason = "DRIVER_FAILED"
@@ -293,7 +293,7 @@ class DeviceHeldError(ClaimError):
     reason = "DEVICE_HELD"
     help = (
         "An exclusive device is still prepared for the named claim. It is freed when that claim's pod has stopped. "
-        "If that pod is gone for good, `dra claims` shows the record, and `dra claims forget UID` drops it."
+        "If that pod is gone for good, `dra claims` shows the record, and `dra claims forget UID` deletes it."
     )
 
 
@@ -305,7 +305,7 @@ class OverdrawnError(DeviceHeldError):
     help = (
         "Partitions of one physical device, or shares of one device, would together exceed the device. Capacity is freed when "
         "the pods of the named claims have stopped. If such a pod is gone for good, `dra claims` shows the record, and "
-        "`dra claims forget UID` drops it."
+        "`dra claims forget UID` deletes it."
     )
 
 
@@ -318,7 +318,7 @@ class DeviceGoneError(ClaimError):
 class DeviceUnhealthyError(ClaimError):
     code = "DRA-E116"
     reason = "DEVICE_UNHEALTHY"
-    help = "The driver reports the device as unhealthy and its policy refuses such devices."
+    help = "The driver reports the device as unhealthy, and the option UNHEALTHY_POLICY refuses such devices."
 
 
 class ConfigError(ClaimError):
@@ -347,7 +347,7 @@ class StillWorkingError(ClaimError):
 class ClaimBusyError(ClaimError):
     code = "DRA-E120"
     reason = "CLAIM_BUSY"
-    help = "Another instance of the plugin works on this claim. If that process hangs, delete its pod."
+    help = "Another operation on this claim is in progress, usually in another instance of the plugin. If it hangs, delete its pod."
 
 
 class UndoFailedError(ClaimError):
@@ -382,7 +382,7 @@ class RecordUnreadableError(ClaimError):
     reason = "RECORD_UNREADABLE"
     help = (
         "The plugin keeps one record unchanged, because this version cannot read it. A newer plugin may have written it: use that version. "
-        "If the claim's pod is gone for good, `dra claims forget UID` drops the record and frees its devices."
+        "If the claim's pod is gone for good, `dra claims forget UID` deletes the record and frees its devices."
     )
 
 
@@ -395,17 +395,17 @@ class ClaimTakenError(ClaimError):
 class DevicesUnknownError(ClaimError):
     code = "DRA-E127"
     reason = "DEVICES_UNKNOWN"
-    help = "The driver's devices() has not succeeded since the plugin started: see readiness and the plugin's log."
+    help = "devices() of the driver has not succeeded yet, or the device's ResourceSlices cannot be used now. See /readyz and the log."
 
 
 class HardwareUnknownError(ClaimError):
-    """The records were lost, and the driver has not yet reported which hardware is in use."""
+    """It is not known which hardware is in use: the records were lost, or the node has a new name."""
 
     code = "DRA-E128"
     reason = "HARDWARE_UNKNOWN"
     help = (
-        "recover() of the driver fails or hangs: see /readyz and the plugin's log. The kubelet retries; until then no device is "
-        "prepared and no shared state is changed."
+        "recover() of the driver fails or hangs, or claims are still prepared under a former name of the node. See /readyz and the "
+        "log. The kubelet retries; until then no claim is prepared, and no shared state is changed."
     )
 
 

@@ -137,4 +137,4 @@ def test_a_note_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     specs.note_path(UID).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
         specs.note(UID)
-    assert not specs.holds(UID, None, b"note")  # so the next pass writes it again, as a file
+    assert not specs.has_content(UID, None, b"note")  # so the next pass writes it again, as a file

@@ -67,13 +67,13 @@ def test_what_is_written_is_read_by_everybody_and_a_note_by_us(specs: ClaimSpecs
         True,
         False,
     )
-    assert specs.holds("u", {"kind": "k"}, b"note")
-    assert specs.holds("u", None, b"note")
-    assert not specs.holds("u", {"kind": "other"}, b"note")
-    assert not specs.holds("u", {"kind": "k"}, b"other")
-    assert specs.holds("v", None, b"note") is False
+    assert specs.has_content("u", {"kind": "k"}, b"note")
+    assert specs.has_content("u", None, b"note")
+    assert not specs.has_content("u", {"kind": "other"}, b"note")
+    assert not specs.has_content("u", {"kind": "k"}, b"other")
+    assert specs.has_content("v", None, b"note") is False
     specs.remove_note("u")
-    assert not specs.holds("u", {"kind": "k"}, b"note")
+    assert not specs.has_content("u", {"kind": "k"}, b"note")
     for _ in range(2):
         specs.remove("u")
         specs.remove_note("u")
@@ -132,7 +132,7 @@ def test_a_file_of_16_mib_is_ours_and_a_larger_one_is_not(more: int, specs: Clai
     if more:
         with pytest.raises(ValueError, match="regular file"):
             specs.note("u")
-        assert not specs.holds("u", None, b"")
+        assert not specs.has_content("u", None, b"")
     else:
         assert len(specs.note("u")) == 16 << 20
 

@@ -249,9 +249,12 @@ def test_an_amount_that_is_nested_without_end_is_not_known() -> None:
     ("holders", "shown"),
     [
         (0, None),
-        (1, " by claim ns/c-0 (UID u-0): it"),
-        (4, " by claims ns/c-0 (UID u-0), ns/c-1 (UID u-1), ns/c-2 (UID u-2), ns/c-3 (UID u-3): it"),
-        (6, " by claims ns/c-0 (UID u-0), ns/c-1 (UID u-1), ns/c-2 (UID u-2), ns/c-3 (UID u-3) and 2 more: it"),
+        (1, " by claim ns/c-0 (UID u-0): this amount"),
+        (4, " by claims ns/c-0 (UID u-0), ns/c-1 (UID u-1), ns/c-2 (UID u-2), ns/c-3 (UID u-3): this amount"),
+        (
+            6,
+            " by claims ns/c-0 (UID u-0), ns/c-1 (UID u-1), ns/c-2 (UID u-2), ns/c-3 (UID u-3) and 2 more: this amount",
+        ),
     ],
 )
 def test_of_those_who_hold_what_is_missing_a_message_names_four(holders: int, shown: str | None) -> None:

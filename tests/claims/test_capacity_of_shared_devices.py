@@ -268,7 +268,7 @@ def test_a_refusal_reports_which_counter_how_much_and_who_holds_it(tmp_path: Pat
             judge.begin(records, claim("new", entry("x-c")), None, stock(7, 7, 8))
         assert str(e.value) == (
             "device x-c: 30Gi of counter memory in counter set x of pool node are requested and 70Gi exist, of which 60Gi are "
-            "held by claims ns/name-one (UID one), ns/name-two (UID two): it is free when their pods have stopped"
+            "held by claims ns/name-one (UID one), ns/name-two (UID two): this amount is free when their pods have stopped"
         )
         assert records.read("new") is None
 
@@ -280,7 +280,7 @@ def test_a_refused_share_reports_which_capacity_how_much_and_who_holds_it(tmp_pa
             judge.begin(records, claim("new", entry("line-0", "t", "7")), None, stock(7, 7, 8))
         assert str(e.value) == (
             "device line-0: 7 of capacity lanes of device line-0 in pool node are requested and 8 exist, of which 2500m are held "
-            "by claim ns/name-one (UID one): it is free when their pods have stopped"
+            "by claim ns/name-one (UID one): this amount is free when their pods have stopped"
         )
 
 

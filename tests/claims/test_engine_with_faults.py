@@ -289,7 +289,7 @@ async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
         await one.claims.reconciler.once()
         report = await one.claims.reconciler.once()
         assert "good" in driver.unprepared
-        assert report.rollback_failed == ["bad"]
+        assert report.failed == ["bad"]
 
 
 # --- what is reported was measured ------------------------------------------------------------------

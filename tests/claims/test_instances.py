@@ -247,7 +247,7 @@ def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cann
 
     with living(folder) as mine:
         mine.note_records(OPENED)
-        monkeypatch.setattr(module, "_whole", full)
+        monkeypatch.setattr(module, "_read_checked", full)
         with pytest.raises(OSError, match="Too many open files"):
             InstanceLock(folder).others()
 

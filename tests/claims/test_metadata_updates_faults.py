@@ -84,7 +84,7 @@ async def test_only_a_claim_that_is_prepared_now_is_updated(
 async def test_an_update_before_the_start_or_after_the_loop_has_ended_is_an_error(tmp_path: Path) -> None:
     async with running_manager(tmp_path, Net(), FakeApiServer()) as one:
         updates = MetadataUpdates(one.claims._updates.context)
-        with pytest.raises(StoppingError, match=r"call it later than start\(\)"):
+        with pytest.raises(StoppingError, match=r"call it after start\(\) has returned"):
             updates.begin(UPDATE)
         updates.open()
         ended = asyncio.new_event_loop()

@@ -30,7 +30,7 @@ assert clock  # a fixture
     [
         (ReconcileReport(), "nothing to do"),
         (ReconcileReport(rolled_back=["a"]), "rolled back: 1"),
-        (ReconcileReport(waiting=["a", "b"], rollback_failed=["c"]), "rollback failed: 1, waiting: 2"),
+        (ReconcileReport(waiting=["a", "b"], failed=["c"]), "failed: 1, waiting: 2"),
     ],
 )
 def test_a_report_names_what_was_done_and_how_often(report: ReconcileReport, text: str) -> None:
@@ -309,7 +309,7 @@ async def test_each_result_of_the_work_is_in_its_list(tmp_path: Path, caplog: py
         await asyncio.sleep(0)
         assert (done, ended) == (["done"], ["slow"]), "what is waited for no longer is cancelled"
         assert sorted(report.still_working) == ["slow", "stopping"]
-        assert report.rollback_failed == ["fails"]
+        assert report.failed == ["fails"]
         assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == [
             "cannot reconcile claim: the card does not answer"
         ]

@@ -22,7 +22,7 @@ from dra_kubeletplugin.claims import RecordStore
 from dra_kubeletplugin.claims.record import Row
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.store import FollowUp, Mode
+from dra_kubeletplugin.claims.store.store import Mode, RecordJob
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.helpers.crash.record_stores import lose_bodies, make_record, open_store
 
@@ -99,7 +99,7 @@ def two(where: Path) -> Iterator[Two]:
 
 
 def do(store: RecordStore, operation: Callable[[Records], object]) -> object:
-    (answer,) = store._work([FollowUp(operation)])
+    (answer,) = store._work([RecordJob(operation)])
     return answer
 
 
@@ -107,7 +107,7 @@ def everything(store: RecordStore) -> list[Row]:
     """As soon as nobody has to be waited for: each try of one lets the other go on."""
     answer: Any = None
     for _ in range(5):
-        (answer,) = store._work([FollowUp(Records.read_all, Mode.READ)])
+        (answer,) = store._work([RecordJob(Records.read_all, Mode.READ)])
         if not isinstance(answer, RecordsError):
             break
     assert isinstance(answer, list), answer

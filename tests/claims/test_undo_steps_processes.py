@@ -106,7 +106,7 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         assert b"dra_rollbacks_failing 1.0" in node.plugin.metrics.text()
         assert cls.undone == ["3", "1"]
         report = await node.plugin.claims.reconciler.once()
-        assert report.rollback_failed == [record.uid]
+        assert report.failed == [record.uid]
         cls.fail_undo = ""
         report = await node.plugin.claims.reconciler.once()
         assert report.rolled_back == [record.uid]

@@ -15,7 +15,7 @@ from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice, cli
 from dra_kubeletplugin.base.settings import ControllerSettings
 from dra_kubeletplugin.cli.shell.parsing import Parser
 from dra_kubeletplugin.driver import as_flags, check, declared, make, read_options
-from dra_kubeletplugin.driver.options import COMMANDS
+from dra_kubeletplugin.driver.options import COMMAND_FLAGS
 from dra_kubeletplugin.errors import DriverError, SettingsError
 
 
@@ -288,7 +288,7 @@ def test_no_flag_of_a_command_is_left_for_a_driver_s_own() -> None:
         with pytest.raises(DriverError, match=r"is an option of `dra` itself"):
             declared(type("D", (Plain,), {"options": of(str, "", name)}))
     settings = {f.name for f in dataclasses.fields(ControllerSettings)}
-    assert names - settings - {"sysfs_root", "dev_root"} == COMMANDS
+    assert names - settings - {"sysfs_root", "dev_root"} == COMMAND_FLAGS
 
 
 # --- on a command line --------------------------------------------------------------------------

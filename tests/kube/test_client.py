@@ -15,7 +15,14 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Resource
 from dra_kubeletplugin.kube import client as module
 from dra_kubeletplugin.kube.credentials import Credentials
-from dra_kubeletplugin.kube.decoding import decode_list, decode_object, decode_page, identity, refusal, translated
+from dra_kubeletplugin.kube.decoding import (
+    converting_errors,
+    decode_list,
+    decode_object,
+    decode_page,
+    identity,
+    refusal,
+)
 from dra_kubeletplugin.kube.discovery import Discovery
 from dra_kubeletplugin.kube.errors import api_error
 from dra_kubeletplugin.kube.http1 import HttpResponse, MalformedResponseError
@@ -599,6 +606,6 @@ def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
     ],
 )
 def test_whatever_goes_wrong_outside_is_an_api_error(fault: Exception, says: str) -> None:
-    with pytest.raises(ApiError, match=says) as e, translated("w", "s", lambda: "late"):
+    with pytest.raises(ApiError, match=says) as e, converting_errors("w", "s", lambda: "late"):
         raise fault
     assert e.value.status == 0

@@ -99,5 +99,5 @@ async def test_a_pass_of_the_reconciler_that_meets_the_stop_is_no_fault(caplog: 
         await claims.stop(1)
         report = await claims.reconciler.once(ask_server=False)
         assert report.still_working == [uid]
-        assert not report.rollback_failed
+        assert not report.failed
     assert "fault" not in caplog.text

@@ -11,7 +11,7 @@ from dra_kubeletplugin import CounterSet, Device, Pool, Taint
 from dra_kubeletplugin import Health as Report
 from dra_kubeletplugin.analysis import Snapshot
 from dra_kubeletplugin.analysis.top.overview import overview
-from dra_kubeletplugin.base.http_server.origin import is_from_here
+from dra_kubeletplugin.base.http_server.origin import is_from_loopback
 from dra_kubeletplugin.claims import ClaimSnapshot, Record, State
 from dra_kubeletplugin.claims.summary import summarize
 from dra_kubeletplugin.devices.inventory import Inventory
@@ -41,7 +41,7 @@ async def test_a_taint_of_the_drivers_own_is_counted_by_its_page_though_the_devi
 ])  # fmt: skip
 async def test_a_plugins_page_is_for_its_own_machine_and_port_forwarding(peer: str, here: bool) -> None:
     asked = replace(request("/"), peer=peer)
-    assert is_from_here(asked) is here
+    assert is_from_loopback(asked) is here
     found = await render_page(asked, "n1", DRIVER, Inventory("n1"), no_claims, [])
     assert found.status == (200 if here else 403)
     assert here or b"kubectl port-forward" in found.body

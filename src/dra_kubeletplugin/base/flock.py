@@ -34,7 +34,7 @@ def try_lock(fd: int) -> bool:
 
 
 class _PathLock:
-    """A lock between processes on what ``path`` names. Use it from one thread."""
+    """A lock between processes on the file or folder at ``path``. Use it from one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

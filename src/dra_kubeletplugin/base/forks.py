@@ -1,7 +1,7 @@
 """Closes the plugin's locks and sockets in processes that a driver forks without exec.
 
-A forked child shares open files with its parent. If the parent is killed, the child would keep its locks, so that the parent counts
-as alive, and its listening sockets, so that the next instance cannot bind them. Source: fork(2), flock(2).
+A forked child shares open files with its parent. If the parent is killed, the child would keep the parent's locks and listening sockets.
+The parent would then count as alive, and the next instance could not bind the sockets. Source: fork(2), flock(2).
 This works only for forks that Python makes, because a C library's own call of fork(2) runs no hook. In a container, the kernel kills
 such children together with the plugin.
 """

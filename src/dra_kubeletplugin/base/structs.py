@@ -1,4 +1,4 @@
-"""msgspec structs whose errors for wrong arguments contain the class name, like those of Python classes."""
+"""msgspec structs whose errors for wrong arguments contain the class name, as the errors of Python classes do."""
 
 from __future__ import annotations
 

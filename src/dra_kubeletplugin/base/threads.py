@@ -105,8 +105,8 @@ _OWN: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopExecutor] = WeakKeyDictio
 async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Calls a function of this package in a thread, and returns its result.
 
-    ``asyncio.to_thread`` would use the threads of the driver's ``async def`` methods. Hung calls of a vendor's library in all of these
-    threads would end planning, reconciliation and the reading of long responses.
+    ``asyncio.to_thread`` would use the threads that the driver's ``async def`` methods also use. If calls of a vendor's library hang in
+    all of them, planning, reconciling and reading long responses would stop.
     """
     loop = asyncio.get_running_loop()
     executor = _OWN.get(loop)

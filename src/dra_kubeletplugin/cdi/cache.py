@@ -76,7 +76,7 @@ class CdiCache:
         Args:
             oci: an OCI spec, or None for an empty one.
             names: CDI device ids.
-            dev: the folder that contains the host's device nodes; tests use another one than ``/dev``.
+            dev: the folder that contains the host's device nodes; tests use another folder than ``/dev``.
 
         Raises :class:`CdiInjectError` if a name is unknown or a device node does not exist on the host.
         """

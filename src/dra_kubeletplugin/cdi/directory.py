@@ -134,7 +134,7 @@ class ClaimSpecs:
         Raises ``OSError`` that names the folder.
         """
         temporary = f"{self._notes}{_TEMPORARY}{self.token}"
-        with naming(str(self.root)):
+        with naming_path_in_errors(str(self.root)):
             fd = self._open(temporary, _CREATE, 0o600)
             try:
                 _write_all(fd, bytes(_PROBE_SIZE))
@@ -175,7 +175,7 @@ class ClaimSpecs:
     def exists(self, uid: str) -> bool:
         return self.path(uid).exists()
 
-    def holds(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
+    def has_content(self, uid: str, spec: Mapping[str, Any] | None, note: bytes) -> bool:
         """Whether the claim's files exist with exactly this content. ``spec`` None means that the spec is not compared."""
         try:
             same = spec is None or content_of(self._spec(uid)) == encoded(spec)
@@ -239,7 +239,7 @@ def write_new(path: str, data: bytes, mode: int) -> None:
     """
     fd = os.open(path, _NEW, mode)
     try:
-        with naming(path):
+        with naming_path_in_errors(path):
             try:
                 _write_all(fd, data)
                 if mode & 0o077:  # the umask may have removed these bits
@@ -257,7 +257,7 @@ def write_file(path: str, temporary: str, data: bytes, mode: int) -> None:
 
     Raises ``OSError`` that names ``path``.
     """
-    with naming(path):
+    with naming_path_in_errors(path):
         fd = os.open(temporary, _CREATE, mode)
         try:
             try:
@@ -282,7 +282,7 @@ def content_of(path: str) -> bytes:
     Raises ``OSError``, or ``ValueError`` for a file that the driver cannot have written.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with naming(path), os.fdopen(fd, "rb") as file:
+    with naming_path_in_errors(path), os.fdopen(fd, "rb") as file:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_BYTES:
             raise ValueError(f"it is not a regular file of at most {_MAX_BYTES:,} bytes")
@@ -329,7 +329,7 @@ def ignoring_absence(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
+def naming_path_in_errors(path: str) -> Iterator[None]:
     """Sets ``path`` as the file name of an ``OSError``.
 
     Without it, errors of file descriptors name no file, and other errors name the temporary file, so the text differs at each attempt.

@@ -102,15 +102,15 @@ class ContainerEdits:
     """The changes that one device makes to a container. Immutable.
 
     The constructor validates the edits and raises :class:`InvalidSpecError` with field and rule, so that a unit test finds
-    mistakes. The rules are those of the CDI specification and three more:
+    mistakes. The rules are the rules of the CDI specification, and three more:
 
     - Paths are absolute, because a runtime resolves a relative path from its own working directory.
     - Text is valid Unicode.
     - Text has no NUL.
 
     Args:
-        env: ``{"NAME": "value"}``. A container may get several devices, and the last one's value if they set the same name: put the
-            device into the name, such as ``CARD_A1_MODE``, unless the value is the same for all devices.
+        env: ``{"NAME": "value"}``. If several devices of a container set the same name, the container gets the value of the last device.
+            So put the device into the name, such as ``CARD_A1_MODE``, unless the value is the same for all devices.
         device_nodes: paths, or :class:`DeviceNode` for more options.
         mounts, hooks, net_devices: see their classes.
         additional_gids: supplementary group ids of the process.
@@ -193,7 +193,7 @@ def _kind(value: object) -> str:
     return printable(type(value).__name__)
 
 
-def _written(cls: type[_Edit]) -> str:
+def _constructor_call(cls: type[_Edit]) -> str:
     """Returns the constructor call with its required arguments, for error messages."""
     needed = ", ".join(f"{f.name}=..." for f in msgspec.structs.fields(cls) if f.required)
     return f"{cls.__name__}({needed})"
@@ -203,7 +203,9 @@ def _json(edits: Sequence[E], cls: type[_Edit], field: str) -> list[dict[str, An
     out = []
     for i, edit in enumerate(edits):
         if not isinstance(edit, cls):
-            raise InvalidSpecError(f"{field}[{i}] must be a {cls.__name__}, not {_kind(edit)}: write {_written(cls)}")
+            raise InvalidSpecError(
+                f"{field}[{i}] must be a {cls.__name__}, not {_kind(edit)}: write {_constructor_call(cls)}"
+            )
         out.append(edit.json())
     return out
 

@@ -20,7 +20,7 @@ JSON = dict[str, Any]
 
 
 class SpecFileError(ValueError):
-    """The file has no valid spec. The text is that of the Go library, shortened."""
+    """The file has no valid spec. The message is the Go library's message, shortened."""
 
 
 def read_spec(path: Path) -> JSON:

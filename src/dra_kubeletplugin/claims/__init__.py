@@ -2,12 +2,20 @@
 
 from .claim_fields import ClaimIdentity
 from .context import PluginContext
-from .engine import Answer
+from .engine import ClaimOutcome
 from .manager import ClaimManager
 from .record import Record, State
 from .store.store import RecordStore
 from .summary import ClaimSnapshot, ClaimSummary
 
 __all__ = [
-    "Answer", "ClaimIdentity", "ClaimManager", "ClaimSnapshot", "ClaimSummary", "PluginContext", "Record", "RecordStore", "State",
+    "ClaimIdentity",
+    "ClaimManager",
+    "ClaimOutcome",
+    "ClaimSnapshot",
+    "ClaimSummary",
+    "PluginContext",
+    "Record",
+    "RecordStore",
+    "State",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Reports faults of claims in use as events on the claim, on its pods and on the node.
 
-A fault is a device that vanished or became unhealthy while a claim has it, or a record that had to be set aside.
-Failures of an operation on a claim are reported by the code that runs the operation.
+A fault is a record that cannot be read, or a device of a prepared claim that vanished or became unhealthy. A repair of the record
+journal is an event on the node. Failures of an operation on a claim are reported by the code that runs the operation.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Alerts:
         for sentence in self._repaired[self._reported_repairs :]:
             self._events.warn(self._node, "RecordsSetAside", sentence)
         self._reported_repairs = len(self._repaired)
-        found = set(self._found(await self._rows()))
+        found = set(self._current_alerts(await self._rows()))
         for alert in sorted(found - self._reported):
             self._events.warn_claim(*alert)
         self._reported = found
 
-    def _found(self, rows: Sequence[Row]) -> Iterator[Alert]:
+    def _current_alerts(self, rows: Sequence[Row]) -> Iterator[Alert]:
         for row in rows:
             if isinstance(row, UnreadableRecord):
                 if claim := _subject_of(row):
@@ -81,10 +81,10 @@ class Alerts:
                     )
             elif row.state is State.PREPARED:
                 claim = claim_subject(row.namespace, row.name, row.uid)
-                for reason, text in self._of_devices(row):
+                for reason, text in self._device_faults(row):
                     yield claim, reason, text
 
-    def _of_devices(self, record: Record) -> Iterator[tuple[str, str]]:
+    def _device_faults(self, record: Record) -> Iterator[tuple[str, str]]:
         inventory = self._inventory
         for device in record.devices:
             pool, name = device["pool"], device["device"]
@@ -101,5 +101,5 @@ class Alerts:
 def _subject_of(row: UnreadableRecord) -> Subject | None:
     """Returns the claim, if the unreadable row still contains a valid namespace and name."""
     namespace, name = (str(row.raw.get(key)) for key in ("namespace", "name"))
-    named = DNS_SUBDOMAIN.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(name)
-    return claim_subject(namespace, name, row.uid) if named else None
+    is_valid = DNS_SUBDOMAIN.fullmatch(namespace) and DNS_SUBDOMAIN.fullmatch(name)
+    return claim_subject(namespace, name, row.uid) if is_valid else None

@@ -1,7 +1,7 @@
 """Calculates the amounts of shared counters and shared capacity that a claim takes, and whether enough is available.
 
 A partition draws the same amounts of its pool's counters for every claim (KEP-4815). A share takes a part of its device's
-capacity (KEP-5075). The amounts of a prepared claim are those at the time of its prepare; the limits are the current ones.
+capacity (KEP-5075). A prepared claim counts with the amounts that its prepare recorded. The limits are the current ones.
 A counter or capacity that is no longer published sets no limit, because there is nothing to compare with.
 """
 
@@ -52,7 +52,7 @@ class Supply(Protocol):
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """A counter or capacity of which a claim requests more than other claims leave available.
+    """A counter or capacity that is too small for a claim: the claim requests more than the other claims leave.
 
     Amounts are in billionths, see :func:`nano`. ``holders`` are the UIDs of the claims that hold some of the amount.
     ``unknown`` are the UIDs of holders whose taken amounts are not known.
@@ -119,7 +119,7 @@ def read_takes(text: object) -> Takes | None:
 
 
 def _taken(amount: str) -> int:
-    """Returns an amount in billionths, at least 0: a negative amount must not add to what other claims can take."""
+    """Returns an amount in billionths, at least 0. A negative amount would increase the amount that other claims can take."""
     return max(0, nano(amount))
 
 
@@ -127,7 +127,7 @@ def _taken(amount: str) -> int:
 def nano(text: str) -> int:
     """Converts a quantity to billionths, as an exact integer that is fast to add.
 
-    A quantity with more digits than any real amount becomes a constant of that size.
+    A quantity with more digits than any real amount becomes a large constant with the same sign.
 
     Raises ``ValueError`` for text that is not a quantity.
     """
@@ -143,7 +143,7 @@ def shortage(wanted: Sequence[Hold], held: Sequence[Hold], supply: Supply) -> Sh
 
     The amounts of a hold are unknown if an older version of the plugin or ``recover()`` recorded it. A share with unknown amounts counts
     as the whole device. A device with unknown amounts counts with the amounts that it draws now. If the device is no longer known either,
-    it counts as drawing everything.
+    it counts as drawing each counter entirely.
     """
     wanted_takes = [(h, t) for h in wanted if (t := read_takes(h.takes)) is not None]
     return _counter_shortage(wanted_takes, held, supply) or _capacity_shortage(wanted_takes, held, supply)

@@ -50,8 +50,8 @@ def note_of(record: Record) -> bytes:
 def record_of(specs: ClaimSpecs, uid: str) -> Record | None:
     """Reads the record from a claim's note; None if there is no note or it cannot be decoded.
 
-    Raises ``OSError`` if the process cannot open any file now, for example because too many are open, or if the disk fails: the devices
-    in a note that is only unreadable must not become free.
+    Raises ``OSError`` if the process cannot open any file now, for example because too many are open, or if the disk fails. Such a note
+    must not count as missing: the devices in it would become free.
     """
     try:
         note = msgspec.json.decode(specs.note(uid), type=_Note)
@@ -109,8 +109,8 @@ class ClaimFiles:
     def note(self, record: Record) -> None:
         """Writes the note of a claim. Raises nothing: a failure is logged, and the next reconcile pass writes the note of a prepared claim.
 
-        Call it inside the transaction that commits the claim as prepared: then no other instance can take the claim over meanwhile.
-        A claim that is committed then has its note already, also if the journal is lost immediately afterwards.
+        Call it inside the transaction that commits the claim as prepared. Then no other instance can take the claim over before the note
+        exists, and the note exists even if the journal is lost directly after the commit.
         """
         try:
             self.specs.write_note(record.uid, note_of(record))
@@ -124,12 +124,14 @@ class ClaimFiles:
 
     def are_intact(self, record: Record) -> bool:
         """Whether all files exist and match the record. Raises nothing."""
-        return self.specs.holds(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.are_intact(record)
+        return self.specs.has_content(record.uid, record.doc.get("cdi"), note_of(record)) and self.metadata.are_intact(
+            record
+        )
 
     def restore(self, record: Record) -> bool:
         """Restores the files if one is missing, truncated or changed. Returns True if it wrote them.
 
-        Call it inside the transaction that read the record: another instance may have committed newer metadata.
+        Call it inside the transaction that read the record. Otherwise it could overwrite newer metadata that another instance committed.
         """
         if self.are_intact(record):
             return False

@@ -33,7 +33,7 @@ class PluginContext(msgspec.Struct, frozen=True):
 
 
 class ClaimContext(msgspec.Struct, frozen=True):
-    """The objects that are needed for any work on claims. ``changed`` is called when a claim has taken or freed devices."""
+    """The objects that every operation on a claim needs. ``changed`` is called when a claim has taken or freed devices."""
 
     driver: Driver
     calls: Calls

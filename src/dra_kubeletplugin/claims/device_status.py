@@ -244,7 +244,7 @@ class DeviceStatusReporter:
             except ConflictError:
                 continue  # another writer changed the claim: read it again
             return True
-        raise ConflictError(f"claim {claim} is written by other clients again and again")
+        raise ConflictError(f"claim {claim} cannot be written: other clients change it again and again")
 
     async def _apply(self, resource: Resource, claim: ClaimIdentity, version: str, entries: list[JSON]) -> None:
         body = {
@@ -280,7 +280,7 @@ def _has_device_statuses(encoded: bytes) -> bool:
 def merged(
     claim: ClaimFields, driver: str, manager: str, wanted: Mapping[DeviceKey, DeviceStatus]
 ) -> list[JSON] | None:
-    """Returns all entries that ``manager`` must apply: the ones it applied before, updated with the new statuses.
+    """Returns all entries that ``manager`` must apply: the entries that it applied before, updated with the new statuses.
 
     None if none of the wanted devices is allocated to the claim any more.
     """

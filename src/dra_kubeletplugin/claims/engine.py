@@ -2,7 +2,7 @@
 
 A prepare always writes the record, prepares the hardware, writes the CDI file and commits, in this order. A rollback does the reverse.
 A claim has one operation in flight at a time. A repeated call joins it, the opposite call waits for it, and other claims do not wait.
-An operation continues when the call that started it has ended.
+An operation continues after the call that started it has ended.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .undo_steps import UndoRecorder
 from .verification import VerifiedClaim, Verifier
 
 log = logging.getLogger(__name__)
-Answer = Sequence[PreparedResult] | DraError
+ClaimOutcome = Sequence[PreparedResult] | DraError
 _POLL = 0.05  # seconds between checks of a claim that another process works on
 _ROUNDS = 20  # how often stale records and stale holders are cleared before giving up
 _LOG_AGAIN = 600.0  # seconds until an unchanged failure of a claim is logged again
@@ -58,7 +58,7 @@ class Engine:
     """Serves the kubelet's calls for the claims of one driver on one node, in one process.
 
     Args:
-        context: the objects that all work on claims needs.
+        context: the objects that every operation on a claim needs.
         reports: writes the device status that drivers report.
     """
 
@@ -75,12 +75,12 @@ class Engine:
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
-    async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
+    async def prepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
         """Returns a result or an error for every claim, by UID, within ``call_timeout`` (option CALL_TIMEOUT, 40 s). Never raises."""
         window = BatchWindow(len({r.uid for r in refs}))
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 
-    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, Answer]:
+    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
         """Returns an empty result or an error for every claim, by UID. Never calls the API server, never raises."""
         return await self._all(Work.UNPREPARE, refs, self._unprepare, None)
 
@@ -90,7 +90,7 @@ class Engine:
         refs: Sequence[ClaimIdentity],
         do: Callable[[ClaimIdentity], Awaitable[Any]],
         window: BatchWindow | None,
-    ) -> dict[str, Answer]:
+    ) -> dict[str, ClaimOutcome]:
         with operation() as op:
             if self.context.tasks.ending:
                 return {r.uid: StoppingError("the plugin is shutting down: the kubelet retries") for r in refs}
@@ -99,9 +99,9 @@ class Engine:
             for ref in refs:
                 if ref.uid in tasks:
                     continue
-                task, alone = self.context.tasks.start(ref.uid, work, functools.partial(do, ref))
+                task, was_idle = self.context.tasks.start(ref.uid, work, functools.partial(do, ref))
                 tasks[ref.uid] = task
-                if window and not alone:
+                if window and not was_idle:
                     window.leave(
                         ref.uid
                     )  # the other claims of the call do not wait for work that began before the call
@@ -142,7 +142,7 @@ class Engine:
             else:
                 log.warning("cannot unprepare claim: %s", error.event(), extra=fields)
 
-    def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> Answer:
+    def _outcome(self, work: Work, name: str, task: asyncio.Task[Any]) -> ClaimOutcome:
         if not task.done():
             return StillWorkingError(
                 f"{work.value} of claim {name} takes long and continues: the kubelet's next call joins it"
@@ -150,7 +150,7 @@ class Engine:
         if task.cancelled():
             return StoppingError("the plugin is shutting down: the kubelet retries")
         error = task.exception()
-        # Without the traceback: its frames reference the claim in cycles that only a garbage collection frees.
+        # Without its traceback: the frames would keep the claim in memory until the next garbage collection.
         return without_frames(as_dra_error(error)) if error else task.result() or ()
 
     # --- prepare --------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Engine:
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
         """Returns the verified claim; or the claim's record, if it is prepared and the API server does not respond."""
         verifying = asyncio.create_task(self.verifier.verify(ref))
-        verifying.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio logs unread exceptions
+        verifying.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio must not log it
         try:
             await asyncio.wait({verifying}, timeout=_ANSWER_FROM_RECORD_AFTER)
             if not verifying.done():
@@ -319,9 +319,9 @@ class Engine:
         return done
 
     async def _repeat(self, record: Record) -> Sequence[PreparedResult]:
-        """Returns the result from the record, after restoring a CDI file that was lost or damaged."""
+        """Returns the result from the record, after restoring files of the claim that were lost or damaged."""
         if await self.rollback.restore_files(record):
-            log.warning("the claim's CDI spec was missing or damaged; it was written again")
+            log.warning("files of the claim were missing or damaged; they were written again")
         return prepared_result(record)
 
     async def _wait_for_other(self, record: Record) -> None:

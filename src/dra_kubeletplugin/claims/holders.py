@@ -1,4 +1,4 @@
-"""Errors of claims whose devices, counters or capacity other claims hold; they name those claims."""
+"""Errors for a claim that needs devices, counters or capacity that other claims hold. Each error names the other claims."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAKES_UNKNOWN = " (amount unknown)"
 
 
 class HeldByError(DeviceHeldError):
-    """Devices are held; ``holders`` are the records of the claims that hold them."""
+    """Another claim holds a device; ``holders`` are the records of the claims that hold them."""
 
     def __init__(self, device: str, holders: Sequence[Row]) -> None:
         self.device = device
@@ -25,7 +25,7 @@ class HeldByError(DeviceHeldError):
 def _shown(holder: Row) -> str:
     if isinstance(holder, UnreadableRecord):
         return f"{holder.shown}, whose record cannot be read ({holder.reason}): see `dra claims`"
-    return f"{holder.shown}, which is {holder.state}: it is free when that claim's pod has stopped"
+    return f"{holder.shown}, which is {holder.state}: the device is free when that claim's pod has stopped"
 
 
 class OverdrawnByError(OverdrawnError):
@@ -35,5 +35,5 @@ class OverdrawnByError(OverdrawnError):
         self.shortage = shortage
         self.holders = holders
         shown = [f"{h.shown}{_TAKES_UNKNOWN if h.uid in shortage.unknown else ''}" for h in holders]
-        by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: it is free when their pods have stopped"
+        by = f" by claim{'s' if len(holders) > 1 else ''} {join_names(shown, _NAMED)}: this amount is free when their pods have stopped"
         super().__init__(f"device {', '.join(shortage.devices)}: {shortage}{by if holders else ''}")

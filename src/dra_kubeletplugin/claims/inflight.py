@@ -27,7 +27,7 @@ class Work(enum.Enum):
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
     FREE = "free"  # another claim waits for this claim's devices
-    TIDY = "tidy"  # recovery and reconciling: each run has its own reason, so it does not join work in flight
+    TIDY = "tidy"  # reconciling and metadata updates: each run has its own reason, so it does not join work in flight
 
     @property
     def joinable(self) -> bool:
@@ -40,7 +40,7 @@ class _ClaimTask(msgspec.Struct, frozen=True):
 
 
 class TaskLog(NamedTuple):
-    """The id and the fields of a task's log lines. A call that joins the task must log its failure with them."""
+    """The id and the fields of a task's log lines. A call that joins the task logs the task's failure with them."""
 
     operation: str
     fields: Fields
@@ -52,9 +52,9 @@ class ClaimTasks:
     def __init__(self, metrics: Metrics) -> None:
         metrics.measure("claims_in_flight", lambda: len(self._last))
         self.ending = False  # True when no new work may start
-        self._last: dict[str, _ClaimTask] = {}  # the newest task of each claim; it waits for the one before it
+        self._last: dict[str, _ClaimTask] = {}  # the newest task of each claim; it waits for the task before it
         self._all: set[asyncio.Task[Any]] = set()
-        # Not an attribute of the exception: tasks whose records are written together may fail with the same exception.
+        # Kept here, and not in the exception: tasks whose records are written together may fail with the same exception.
         self._logs: WeakKeyDictionary[asyncio.Task[Any], TaskLog] = WeakKeyDictionary()
 
     def __contains__(self, uid: object) -> bool:
@@ -70,7 +70,8 @@ class ClaimTasks:
         return list(self._last)
 
     def start(self, uid: str, work: Work, do: Callable[[], Awaitable[Any]]) -> tuple[asyncio.Task[Any], bool]:
-        """Returns the task that does ``work`` for a claim: the task in flight, or a new one that waits for it.
+        """Returns the task in flight if it does the same ``work`` and can be joined; otherwise a new task, which waits for the task in
+        flight.
 
         Returns:
             The task, and whether the claim had no work in flight.

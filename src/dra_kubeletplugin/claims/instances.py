@@ -1,7 +1,8 @@
 """Detects which plugin instances are alive: each holds a lock on its own file while it can touch hardware.
 
-The kernel releases the lock when the process dies, for any reason; a stopped process keeps it. The file contains the generation of the
-process's record journal. It also lists its sockets, so that the next instance can remove the sockets of a killed one. Source: flock(2).
+The kernel releases the lock when the process dies, for any reason; a suspended process (SIGSTOP) keeps it. The file contains the
+generation of the record journal that the process has open, and the process's sockets. From it, the next instance knows which sockets
+of a killed instance it can remove. Source: flock(2).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class InstanceLock:
             self._fd = fd
 
     def note_records(self, generation: int) -> None:
-        """Writes the generation of the record journal that this instance has open to the file; 0 if none is open."""
+        """Writes to the file which generation of the record journal this instance has open; 0 if none is open."""
         before, self._content.generation = self._content.generation, generation
         if generation != before:
             try:
@@ -200,7 +201,7 @@ def _read(path: Path) -> _Content:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return _Content(generation=None)
-        content = msgspec.json.decode(_whole(path), type=_Content)
+        content = msgspec.json.decode(_read_checked(path), type=_Content)
     except (OSError, ValueError, RecursionError) as e:
         if getattr(e, "errno", None) in NOT_NOW:
             # The instance may have the records open. If it were ignored, the devices in its records could be given to other claims.
@@ -210,10 +211,10 @@ def _read(path: Path) -> _Content:
     return content
 
 
-def _whole(path: Path) -> bytes:
-    """Reads the first line with a valid checksum.
+def _read_checked(path: Path) -> bytes:
+    """Reads the first line. Reads again while the checksum in the second line does not match.
 
-    A read during a write can return parts of both versions, because the kernel does not lock the file during either.
+    A read during a write can return parts of the old and the new content, because the kernel locks the file neither for reads nor writes.
 
     Raises ``ValueError`` if no attempt reads a complete line.
     """
@@ -222,4 +223,4 @@ def _whole(path: Path) -> bytes:
         if rest.partition(b"\n")[0] == b"%08x" % zlib.crc32(content):
             return content
         time.sleep(0.0005)
-    raise ValueError(f"{path} was not written whole")
+    raise ValueError(f"{path} has no valid checksum")

@@ -19,7 +19,7 @@ from .claim_fields import ClaimIdentity
 from .claim_files import ClaimFiles
 from .context import ClaimContext, PluginContext
 from .device_status import DeviceStatusReporter
-from .engine import Answer, Engine
+from .engine import ClaimOutcome, Engine
 from .inflight import ClaimTasks
 from .instances import InstanceLock
 from .metadata_files import MetadataFiles
@@ -40,10 +40,10 @@ from .transitions import Transitions
 from .verification import Verifier
 
 log = logging.getLogger(__name__)
-_START_TIMEOUT = 5.0  # seconds that a start waits for rollbacks; longer ones continue while the plugin serves
+_START_TIMEOUT = 5.0  # seconds that a start waits for rollbacks; longer rollbacks continue while the plugin serves
 _CHECK_INTERVAL = 2.0  # seconds between checks that the journal is intact
 _RECOVER_RETRY = 1.0, 30.0  # seconds until recover() is retried after a failure: first pause, longest pause
-_RECOVER_CHECK = 5.0  # seconds between checks whether another instance left recovery undone
+_RECOVER_CHECK = 5.0  # seconds between checks whether recover() is due, for example after another instance died
 _PROBE_TIMEOUT = 2.0  # seconds that a probe waits for the records
 _MAX_NOTES = 20  # failing rollbacks that readiness lists
 
@@ -52,7 +52,7 @@ class ClaimManager:
     """Serves the kubelet's calls for the claims of one driver on one node, and runs the background work on them.
 
     Args:
-        plugin: the objects that the plugin has before its claim manager.
+        plugin: the objects that the plugin creates before its claim manager.
         process: the lock of this instance. The caller acquires it before :meth:`open` and releases it after :meth:`close`.
         changed: called when a claim has taken or freed devices.
         health_changed: called when :attr:`process_faults` has changed.
@@ -105,11 +105,11 @@ class ClaimManager:
 
     # --- calls of the kubelet -------------------------------------------------------------------
 
-    async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
+    async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
         """See :meth:`Engine.prepare`."""
         return await self.engine.prepare(refs)
 
-    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
+    async def unprepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
         """See :meth:`Engine.unprepare`."""
         return await self.engine.unprepare(refs)
 

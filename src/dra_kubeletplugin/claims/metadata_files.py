@@ -13,7 +13,7 @@ from typing import Any
 
 from ..base.files import named
 from ..base.rewrite import rewrite
-from ..cdi.directory import content_of, is_uid, name_of, naming, remove_file, write_new
+from ..cdi.directory import content_of, is_uid, name_of, naming_path_in_errors, remove_file, write_new
 from ..driver import AllocatedDevice, Claim, MetadataUpdate, PreparedDevice
 from ..driver.claim import annotations_of
 from ..driver.metadata_update import attribute_faults
@@ -53,9 +53,9 @@ def updated(record: Record, update: MetadataUpdate) -> JSON:
         raise MetadataUpdateError(
             f"claim {record.shown} has no device metadata: it was prepared by a version of the driver that wrote none"
         )
-    request, index = _found(record, metadata["requests"], update)
+    request, index = _find_device(record, metadata["requests"], update)
     devices = list(metadata["requests"][request])
-    devices[index] = _with(record, devices[index], update)
+    devices[index] = _updated_device(record, devices[index], update)
     if devices[index] == metadata["requests"][request][index]:
         return record.doc
     base = base_request(request)
@@ -78,7 +78,7 @@ def generation(record: Record, request: str) -> int:
     return found
 
 
-def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: MetadataUpdate) -> tuple[str, int]:
+def _find_device(record: Record, requests: Mapping[str, Sequence[JSON]], update: MetadataUpdate) -> tuple[str, int]:
     """Returns the request and the index of the device that an update is for."""
     candidates = [
         (name, i, device)
@@ -98,7 +98,7 @@ def _found(record: Record, requests: Mapping[str, Sequence[JSON]], update: Metad
     return matches[0][0], matches[0][1]
 
 
-def _with(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
+def _updated_device(record: Record, device: JSON, update: MetadataUpdate) -> JSON:
     merged = {**device.get("attributes", {}), **update.attributes}
     attributes = {name: value for name, value in merged.items() if value is not None}
     if len(attributes) > _MAX_ATTRIBUTES:
@@ -212,7 +212,7 @@ class MetadataFiles:
             write_new(path, data, 0o644)
             return
         if found != data:
-            with naming(path):
+            with naming_path_in_errors(path):
                 rewrite(path, data)
 
     def are_intact(self, record: Record) -> bool:

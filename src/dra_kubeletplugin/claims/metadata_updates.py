@@ -22,11 +22,11 @@ from .context import ClaimContext
 from .inflight import Work, as_dra_error
 from .record import Record, State
 from .store.records import Records
-from .store.store import FollowUp
+from .store.store import RecordJob
 
 log = logging.getLogger(__name__)
 _POLL = 0.05  # seconds between checks of a claim that another instance prepares
-_EXTRA_WAIT = 5.0  # seconds beyond the timeout after which a blocked thread gives up; the event loop has ended then
+_EXTRA_WAIT = 5.0  # seconds beyond the timeout until a blocked thread raises: the event loop has probably ended
 
 
 class MetadataUpdates:
@@ -52,7 +52,7 @@ class MetadataUpdates:
         """
         if self._loop is None:
             raise StoppingError(
-                "update_metadata(): the plugin has not opened its records yet: call it later than start()"
+                "update_metadata(): the plugin has not opened its records yet: call it after start() has returned"
             )
         work = self.apply(update)
         try:
@@ -88,7 +88,7 @@ class MetadataUpdates:
         while True:
             done: int = await self.context.store.do(
                 lambda records: self._record(records, update),
-                then=lambda done: FollowUp(lambda records: self._write(records, update)) if done else 0,
+                then=lambda done: RecordJob(lambda records: self._write(records, update)) if done else 0,
             )
             if done:
                 log.info("updated device metadata", extra={"request": update.request, "generation": done})

@@ -15,7 +15,7 @@ from ..base.text import did_you_mean, join_names
 from ..cdi import ClaimSpecs, ContainerEdits
 from ..driver import AllocatedDevice, Claim, DeviceStatus, PreparedDevice
 from ..driver.data import plain_json
-from ..driver.diagnostics.author_errors import forgotten, instead_of_item, replacement_message
+from ..driver.diagnostics.author_errors import instead_of_item, missing_await_hint, replacement_message
 from ..errors import BadAnswerError, HostPathMissingError, InvalidSpecError, printable
 from ..host import Host
 from ..metadata.paths import base_request
@@ -138,7 +138,7 @@ def _matched(claim: Claim, prepared: Iterable[PreparedDevice]) -> list[tuple[All
             if not isinstance(value, kind) and not (value is None and kind is DeviceStatus):
                 raise BadAnswerError(
                     f"{shown}: prepare returned device {p.name} with {field} of type {_type(value)}, not {kind.__name__}"
-                    f"{forgotten(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
+                    f"{missing_await_hint(value) or f': write {kind.__name__}(...)' * (kind is not Mapping)}"
                 )
         if key in by_key:
             raise BadAnswerError(f"{shown}: prepare returned device {p.name} twice for request {p.request}")
@@ -177,7 +177,7 @@ def _lost_values(prepared: Iterable[tuple[AllocatedDevice, PreparedDevice]]) -> 
 
 
 def _named_edits(edits: JSON) -> Iterator[tuple[str, JSON | str]]:
-    """Yields the edits of which a container has one for each name, with their values."""
+    """Yields the edits that have a unique name in a container (variables, mounts and device nodes), each with its value."""
     for variable in edits.get("env", ()):
         name, _, value = variable.partition("=")
         yield f"variable {name}", value

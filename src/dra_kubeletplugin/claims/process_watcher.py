@@ -1,4 +1,4 @@
-"""Watches the processes of prepared claims: if one ends by itself, its devices become unhealthy, and operators get an event."""
+"""Watches the processes of prepared claims: if a process ends by itself, its devices become unhealthy, and its claim gets an event."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProcessWatcher:
 
     Args:
         processes: the processes of the driver's claims.
-        boot_id: of this boot.
+        boot_id: the id of this boot.
         rows: returns all records; may raise :class:`RecordsError`.
         events: records the event ``ProcessEnded``.
         changed: called when the health of devices changes.
@@ -75,7 +75,7 @@ class ProcessWatcher:
         """Checks all processes once, and reports those that have ended. Raises :class:`RecordsError`.
 
         Returns:
-            The number of recorded processes, also of claims that are being prepared: this check must not be the last for a long time.
+            The number of recorded processes, also of claims in preparation. If it is not 0, the next check is soon.
         """
         rows = await self._rows()
         if not self._logs_checked:
@@ -86,9 +86,9 @@ class ProcessWatcher:
         watched = [w for w in recorded if self._is_watched(w.record)]
         ended = await in_own_thread(self._ended, watched) if watched else {}
         if ended:
-            # A claim that was unprepared during the check has had its process ended by the framework.
-            still = {w.found.command.token for w in _recorded(await self._rows()) if self._is_watched(w.record)}
-            ended = {token: text for token, text in ended.items() if token in still}
+            # If a claim was unprepared during the check, the framework has ended its process, which is no fault.
+            still_watched = {w.found.command.token for w in _recorded(await self._rows()) if self._is_watched(w.record)}
+            ended = {token: text for token, text in ended.items() if token in still_watched}
         faults: dict[str, str] = {}
         notes: list[str] = []
         for record, found in watched:
@@ -106,7 +106,7 @@ class ProcessWatcher:
         return len(recorded)
 
     def _ended(self, watched: Sequence[_Process]) -> dict[str, str]:
-        """Returns the text for each process that has ended, by token. It blocks, and cuts the logs of the other processes."""
+        """Returns the text for each process that has ended, by token. Cuts the logs of the running processes. It blocks."""
         out = {}
         for _, found in watched:
             try:

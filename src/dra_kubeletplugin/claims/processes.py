@@ -1,7 +1,7 @@
 """Starts and ends the processes of claims. A process belongs to the record of its claim, and not to the plugin process that started it.
 
-A process is an undo step with a name that no driver's step can have. The record contains its process id and start time before its
-program runs, so any later plugin process can end it, and a process that no record names cannot exist.
+The record stores each process as an undo step with the reserved name ``@process``. The record contains the process id and the start
+time before the program runs. So any later plugin process can end it, and no program runs that no record names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STEP = "@process"
 """The name of the undo step of a process; it is no Python name, so no driver has a method for it."""
 LOGS = "process-logs"  # name of the folder in the driver's folder
 _PAUSES = 0.02, 0.5  # seconds between two calls of `ready`: first, longest
-Record = Callable[[dict[str, Any]], Awaitable[None]]  # adds an undo step to the claim's record
+RecordUndoStep = Callable[[dict[str, Any]], Awaitable[None]]  # adds an undo step to the claim's record
 
 
 class RecordedProcess(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class RecordedProcess(msgspec.Struct, frozen=True):
         command: how it was started and how it is ended.
         instance: the plugin instance that started it.
         supervisor: the socket of the process supervisor that started it; empty if the instance did.
-        devices: pools and devices that need it.
+        devices: pool and name of each device that needs it.
     """
 
     name: str
@@ -85,10 +85,11 @@ class ClaimProcesses:
         self._instances = instances
         self._local = LocalRunner()
 
-    async def start(self, uid: str, spec: ProcessSpec, record: Record) -> None:
+    async def start(self, uid: str, spec: ProcessSpec, record: RecordUndoStep) -> None:
         """Starts a process of a claim, and waits until it is ready.
 
-        Raises :class:`DriverError` if the driver may not start processes, and :class:`RetryableError` if this one cannot be started.
+        Raises :class:`DriverError` if the driver may not start processes. Raises :class:`RetryableError` if the process cannot be started,
+        ends before it is ready, or is not ready in time.
         """
         if not self._driver.processes:
             raise DriverError(f"{spec.call}: set processes = True in class {type(self._driver).__name__}")
@@ -109,7 +110,7 @@ class ClaimProcesses:
         finally:
             if not recorded:
                 _in_background(launched.abandon)
-        # Without a cancellation between the record and this call, which would leave a process that waits for ever.
+        # Shielded: a cancellation between the record and this call would leave a process that waits for ever.
         await asyncio.shield(in_own_thread(launched.go))
         self.started.set()
         await self._wait_until_ready(runner, found, spec)
@@ -132,7 +133,7 @@ class ClaimProcesses:
     def state(self, found: RecordedProcess) -> ProcessState:
         """Returns whether a recorded process runs. It blocks. Raises :class:`RetryableError` if that is not known now."""
         if self._is_in_other_container(found):
-            return ProcessState(running=True)  # that instance watches it
+            return ProcessState(running=True)  # the other instance watches it
         if found.supervisor or found.process.is_here:
             return self._runner(found.supervisor).state(found.process)
         return ProcessState(running=False, text="ended together with the plugin's container")

@@ -33,8 +33,8 @@ from .verification import Verifier
 
 log = logging.getLogger(__name__)
 _FAILURES = 3  # failed API requests after which a pass sends no more
-_ORPHAN_AGE = 5.0  # seconds that a file must have been without a record
-_Key = tuple[str, float]  # claim UID and creation time of its record: one claim may be prepared again
+_ORPHAN_AGE = 5.0  # minimum age in seconds of a file without a record before it is removed
+_Key = tuple[str, float]  # claim UID and creation time of its record; a claim that is prepared again has the same UID
 
 
 @dataclass
@@ -42,7 +42,7 @@ class ReconcileReport:
     """Results of one pass, by claim UID."""
 
     rolled_back: list[str] = field(default_factory=list)
-    rollback_failed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     files_restored: list[str] = field(default_factory=list)
     files_removed: list[str] = field(default_factory=list)
     unprepared: list[str] = field(default_factory=list)
@@ -210,7 +210,7 @@ class Reconciler:
         return await self.rollback.reclaim(record, is_over)
 
     async def _must_wait(self) -> bool:
-        """Whether the kubelet is away: pods that it started may still run, also if the API server has deleted their claims."""
+        """Whether the kubelet is away, or may be: its pods may still run, also if the API server has deleted their claims."""
         try:
             away = await self.verifier.slices.kubelet_is_away()
         except (ApiError, TimeoutError) as e:
@@ -255,6 +255,6 @@ class Reconciler:
             elif isinstance(error, DraError):
                 if not isinstance(error, UndoFailedError):  # it is logged already
                     self.rollback.retries.log(uid, "cannot reconcile claim: %s", error)
-                report.rollback_failed.append(uid)
+                report.failed.append(uid)
             else:
                 raise error

@@ -253,7 +253,7 @@ def request_names(requests: Sequence[str]) -> list[str]:
 
 
 def encode_record(record: Record, newer: dict[str, msgspec.Raw]) -> bytes:
-    """Encodes a record, with the fields of a newer version."""
+    """Encodes a record together with ``newer``: fields of a newer version that this version does not know."""
     return msgspec.json.encode(msgspec.structs.asdict(record) | {"error": printable(record.error)} | newer)
 
 
@@ -280,7 +280,7 @@ def decode_record(body: bytes) -> Row:
 
 
 def holds_of(row: Row) -> tuple[Hold, ...]:
-    """Returns what a record holds, also one that this version cannot read, if its devices have the known shape."""
+    """Returns the holds of a record. For an unreadable record, returns them only if its devices have the known shape."""
     if isinstance(row, UnreadableRecord):
         try:
             row = Record(row.uid, "", "", State.PREPARED, "", doc=check_doc(row.raw.get("doc")))

@@ -28,8 +28,8 @@ _SLOW = 10.0  # seconds until a recover() that has not returned is logged
 class Recovery:
     """Calls ``recover()`` until it succeeds.
 
-    ``report`` has one sentence with all claims that were added, and one for each claim whose record cannot be read or whose device
-    another claim has.
+    ``report`` contains sentences: one that lists the added claims, and one for each claim that has an unreadable record, or a device that
+    another claim holds too.
     """
 
     def __init__(self, driver: Driver, calls: Calls, store: RecordStore, boot_id: str) -> None:
@@ -50,7 +50,7 @@ class Recovery:
             self.fault = ""
             return True
         try:
-            checked = _all_checked(await self._ask())
+            checked = _all_checked(await self._call_recover())
         except DraError as e:
             self.fault = f"recover() of the driver failed, so the plugin does not know which hardware is in use: {e}"
             log.error("records are not complete: %s", self.fault)
@@ -62,7 +62,7 @@ class Recovery:
         self.fault = ""
         return True
 
-    async def _ask(self) -> Sequence[RecoveredClaim]:
+    async def _call_recover(self) -> Sequence[RecoveredClaim]:
         """Waits for ``recover()``. Concurrent callers share one call, and a slow call is logged."""
         call = self._recover.begin()
         done, _ = await asyncio.wait([call], timeout=_SLOW)
@@ -73,7 +73,7 @@ class Recovery:
         return call.result()
 
     def _merge(self, records: Records, claims: Sequence[RecoveredClaim]) -> list[str]:
-        """Merges the claims in one transaction. A claim that conflicts is reported, and the others are merged."""
+        """Merges the claims in one transaction. A conflicting claim is only reported; all other claims are merged."""
         ended = records.get_meta(ENDED)
         reported = {claim.uid for claim in claims}
         added, sentences = [], []
@@ -136,10 +136,10 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
     records.update(row, fence)
 
 
-def _all_checked(answer: object) -> list[RecoveredClaim]:
-    if not isinstance(answer, list | tuple | None):
-        raise DriverError(f"recover() returned {printable(type(answer).__name__)}, not a list of RecoveredClaim")
-    return [_checked(c) for c in answer or ()]
+def _all_checked(result: object) -> list[RecoveredClaim]:
+    if not isinstance(result, list | tuple | None):
+        raise DriverError(f"recover() returned {printable(type(result).__name__)}, not a list of RecoveredClaim")
+    return [_checked(c) for c in result or ()]
 
 
 def _checked(claim: object) -> RecoveredClaim:
@@ -188,4 +188,4 @@ def _checked_steps(steps: object, shown: str) -> Sequence[SharedStep] | None:
 
 def _check_text(what: str, value: object) -> None:
     if not isinstance(value, str) or not value.isprintable():
-        raise DriverError(f"{what} is no text that can be shown: {printable(value)}")
+        raise DriverError(f"{what} is not printable text: {printable(value)}")

@@ -1,4 +1,4 @@
-"""Looks up devices that another process publishes (a controller or another instance) in their ResourceSlices.
+"""Looks up devices that another process (a controller or another plugin instance) publishes in ResourceSlices.
 
 Only devices that the inventory does not have are looked up. One list request serves all claims that need it at about the same time.
 """
@@ -182,8 +182,8 @@ class SliceLookup:
     async def _find(self, shown: str, pool: str, name: str, since: float, *, is_current: bool) -> RemoteDevice | None:
         """Returns the device, or None if no pool has it for this node.
 
-        Pass ``is_current`` if a response since ``since`` is recent enough to be final. Then the method raises the reason why the device
-        cannot be used, if the pool exists.
+        ``is_current`` means that a response since ``since`` is recent enough to be final. Then, if the pool exists but the device cannot be
+        used, the method raises the reason.
         """
         sources = [self._unbound_slices, self._node_slices] if self._others() else [self._unbound_slices]
         for source in sources:
@@ -228,7 +228,7 @@ class SliceLookup:
         async with asyncio.timeout(_TIMEOUT):
             resource = await self._client.dra("resourceslices")
             fields = f"spec.driver={self._driver},spec.nodeName={node}"
-            found = await read_all(self._client, resource, _headed, fields=fields, limit=_PAGE)
+            found = await read_all(self._client, resource, _read_head, fields=fields, limit=_PAGE)
         out: dict[str, _Pool] = {}
         for pool, raw in found:
             seen = out.get(pool.name)
@@ -254,7 +254,7 @@ class SliceLookup:
             return None
 
 
-def _headed(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
+def _read_head(raw: msgspec.Raw) -> tuple[_PoolName, bytes]:
     try:
         return msgspec.json.decode(raw, type=_Head).spec.pool, bytes(raw)
     except (ValueError, RecursionError) as e:

@@ -1,6 +1,6 @@
 """Rolls back claims: removes the CDI file, undoes the hardware, then deletes the record.
 
-It serves the kubelet's unprepare, prepares that failed, claims whose stale holds block another claim, recovery and reconciling.
+It is used for the kubelet's unprepare, for failed prepares, for claims whose stale holds block another claim, and in reconcile passes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .inflight import Work, as_dra_error
 from .record import SUPERSEDED, UNDONE, Fence, Record
 from .rollback_retries import RollbackRetries
 from .store.records import Records
-from .store.store import FollowUp, Mode, Operation
+from .store.store import Mode, Operation, RecordJob
 from .transitions import AlreadyPrepared, Decision, NothingToDo, RollBack, RolledBack
 from .undo_steps import has_undo, run_undo
 
@@ -33,7 +33,7 @@ class Rollback:
     ``holder_timeout`` is how many seconds a prepare waits until the holds of other claims are rolled back.
 
     Args:
-        context: what all work on claims needs.
+        context: the objects that every operation on a claim needs.
         events: records an event when a rollback fails.
     """
 
@@ -51,7 +51,7 @@ class Rollback:
         return await self.context.store.do(operation, mode, then=self._with_files)
 
     async def unprepare(self, uid: str) -> Decision:
-        """Decides, as :meth:`decide` does, for a claim that the kubelet unprepares.
+        """Decides the next step for a claim that the kubelet unprepares. It removes the claim's CDI spec, as :meth:`decide` does.
 
         If the driver has nothing to undo, this method also completes the rollback.
 
@@ -66,12 +66,12 @@ class Rollback:
                 self.context.transitions.remember_end(records, uid)
             return decision
 
-        def then(decision: Decision) -> Decision | FollowUp:
+        def then(decision: Decision) -> Decision | RecordJob:
             decision = self._with_files(decision)
             if not isinstance(decision, RollBack) or decision.fault or has_undo(self.context.driver, decision.record):
                 return decision
             fence, undone = decision.record.fence, RolledBack(decision.record)
-            return FollowUp(lambda records: self._drop(records, fence), then=lambda _: undone)
+            return RecordJob(lambda records: self._drop(records, fence), then=lambda _: undone)
 
         try:
             decision = await self.context.store.do(end, then=then)
@@ -84,7 +84,7 @@ class Rollback:
         return decision
 
     def _with_files(self, decision: Decision) -> Decision:
-        """Runs in the record thread after the transaction, so that the files need no further job of that thread."""
+        """Completes a decision: checks the claim's files, or removes the CDI spec. Runs in the record thread after the transaction."""
         if isinstance(decision, AlreadyPrepared):
             return AlreadyPrepared(decision.record, self.context.files.are_intact(decision.record))
         if isinstance(decision, RollBack):
@@ -151,7 +151,7 @@ class Rollback:
         self.context.changed()
 
     def _clear(self, records: Records, uid: str) -> bool:
-        """Removes the files of a claim that has no record. Returns False, and changes nothing, if the claim has one.
+        """Removes the files of a claim that has no record. Returns False, and changes nothing, if the claim has a record.
 
         Call it inside a write transaction, so that no other instance can begin to prepare the claim in between.
         """
@@ -237,7 +237,7 @@ class Rollback:
         return await self._tidy(uid, lambda records: self.context.transitions.tidy(records, uid))
 
     async def reclaim(self, seen: Record, is_over: Callable[[], Awaitable[bool]]) -> bool:
-        """Unprepares a claim that the API server no longer has, if its record is still as it was ``seen``.
+        """Unprepares a claim that the API server no longer has, if its record has not changed since ``seen`` was read.
 
         ``is_over`` checks the API server again once no prepare of this process is in flight: the claim may have got its devices again.
         """

@@ -1,8 +1,9 @@
-"""Sets up hardware state that several claims share for the first claim, and tears it down after the last one.
+"""Sets up shared hardware state for the first claim that uses it, and tears it down after the last one.
 
-The records say which claims use a shared step, so there is no counter beside them. Each decision and each call of the driver is made
-with the hardware lock of the step's key, which holds over both instances of a rolling update. A record names the step before the
-driver sets the state up, and until the driver has torn it down. The entry is ``ready`` only while the state is known to be set up.
+The records contain which claims use a shared step; there is no separate counter. Each decision and each call of the driver is made
+with the hardware lock of the step's key. The lock also excludes the other plugin instance during a rolling update. A record names the
+step before the driver sets the state up, and until the driver has torn it down. The entry is ``ready`` only while the state is known to
+be set up.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class _Users(msgspec.Struct, frozen=True):
     Args:
         ready: claims for which the state is set up.
         unfinished: entries of claims whose set-up or teardown did not end.
-        stale: entries of claims that were prepared before the last reboot. The state may be gone, set up, or half of it.
-        uncertain: claims with an incomplete record, which names the step: the state may have changed since.
-        unknown: whether claims with an incomplete record may use the state, those of ``uncertain`` included.
+        stale: entries of claims that were prepared before the last reboot. The state may be gone, set up, or partly set up.
+        uncertain: claims with an incomplete record that names the step. The state may have changed since.
+        unknown: whether a claim with an incomplete or unreadable record may use the state. True if ``uncertain`` is not empty.
     """
 
     ready: Sequence[Record]
@@ -58,7 +59,7 @@ class SharedSteps:
         calls: runs the driver's methods.
         settings: the options of this process.
         store: the records.
-        boot_id: of this boot. State that was set up in an earlier boot is never relied on.
+        boot_id: the id of this boot. State that was set up in an earlier boot is never relied on.
         in_flight: the records that this process works on.
         note: writes the note of a record; called in the record thread.
     """
@@ -125,7 +126,7 @@ class SharedSteps:
         return [] if users.unknown else [e for i, e in enumerate(unfinished) if e["data"] not in _data(unfinished[:i])]
 
     async def release(self, record: Record) -> None:
-        """Ends the use of all shared steps of a claim, newest first, and tears down those without another user.
+        """Ends the use of all shared steps of a claim, newest first, and tears down each step that no other claim uses.
 
         Call it when ``unprepare`` and all undo steps of the claim have succeeded.
 
@@ -199,8 +200,8 @@ class SharedSteps:
         try:
             result = await self.store.do(operation, mode)
         except RecordsError:
-            # The journal may have the entry from before the write or after it. A later write of this record must not remove the entry
-            # or confirm the state: until then, other claims decide from the journal.
+            # It is not known whether this write is in the journal, and other claims decide from the journal. So a later write of this
+            # record must neither remove the entry nor mark it as ready.
             record.doc["shared"] = _replaced(record.shared, entry, {**entry, "ready": False})
             raise
         self.in_flight.put(record)
@@ -208,7 +209,7 @@ class SharedSteps:
 
     def _put(self, records: Records, record: Record, entry: Entry, new: Entry | None) -> None:
         """Replaces the entry of a record, or removes it. Raises :class:`ClaimTakenError`."""
-        # Only this field: the event loop may add an undo step to the document at the same time.
+        # Changes only this field: the event loop may add an undo step to the document at the same time.
         record.doc["shared"] = _replaced(record.shared, entry, new)
         if not records.update(record, record.fence):
             raise ClaimTakenError(

@@ -198,7 +198,7 @@ class Transitions:
         return AlreadyPrepared(row) if self.is_prepared(row) and row.same_allocation(failed) else InProgress(row)
 
     def _adopt(self, records: Records, record: Record) -> Decision:
-        """Inserts a record for a claim without a row, so that it can be rolled back.
+        """Inserts a record for a claim without a readable record, so that it can be rolled back.
 
         If another claim holds the devices now, nothing is undone, and only this claim's files are removed.
         """
@@ -208,7 +208,7 @@ class Transitions:
             records.insert(record)
         except HeldByError as e:
             log.error(
-                "a failed prepare is not rolled back, because its devices have another holder: %s",
+                "the claim is not rolled back, because its devices have another holder: %s",
                 e,
                 extra=claim_fields(record),
             )

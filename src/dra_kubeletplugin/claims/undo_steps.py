@@ -1,6 +1,6 @@
 """Records undo steps before the driver takes the steps that they reverse, and runs the recorded undo steps, newest first.
 
-They may run in a later process than the one that recorded them. :mod:`.shared_steps` does the work of shared steps.
+The steps may run in a later process than the process that recorded them. :mod:`.shared_steps` sets up and tears down shared steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class UndoRecorder(UndoRegistrar):
 
     ``save`` runs on the loop after each registration, with all steps so far in order, so a step without ``await`` is also recorded.
     ``save`` must return only when the steps are on disk, and must end within a bounded time. ``save`` raises :class:`DraError` if
-    they are not, or if another process owns the record now. Calls of ``save`` may overlap.
+    the steps cannot be saved, or if another process owns the record now. Calls of ``save`` may overlap.
 
     Call :meth:`settle` when prepare has returned or raised. Call :meth:`check` before you use the result of prepare.
     """
@@ -154,7 +154,7 @@ class UndoRecorder(UndoRegistrar):
             await asyncio.wait(saving)
         for registration in self._registrations:
             if not registration.awaited:
-                log.warning("the driver did not await an undo step: %s", registration.forgotten())
+                log.warning("the driver did not await an undo step: %s", registration.missing_await())
 
     def check(self) -> None:
         """Raises the failures of registered steps. Call it after :meth:`settle`.
@@ -166,11 +166,11 @@ class UndoRecorder(UndoRegistrar):
             registration.raise_failure()
         for registration in self._registrations:
             if not registration.awaited:
-                raise DriverError(registration.forgotten())
+                raise DriverError(registration.missing_await())
 
 
 class _Registration(Awaitable[None]):
-    """A step that is being written or set up, also if the driver does not await it. Only ``await`` ensures that this is done."""
+    """A step that is being written or set up. This continues without ``await``, but only ``await`` ensures that it has ended."""
 
     saving: concurrent.futures.Future[None]
 
@@ -205,7 +205,7 @@ class _Registration(Awaitable[None]):
         except Exception as e:
             raise RecordsError(f"{self.call} could not be written: {describe(e)}") from e
 
-    def forgotten(self) -> str:
+    def missing_await(self) -> str:
         name, _, rest = self.call.partition("(")
         return (
             f"claim.{name}({rest.removesuffix(')')}, ...) was not awaited: write `await claim.{name}(...)`, or the hardware may be "

@@ -23,7 +23,7 @@ import msgspec
 from ..base.signals import Interrupted
 from ..base.threads import Threads
 from ..errors import DraError, DriverError, DriverFailedError, describe, printable
-from .diagnostics.author_errors import explained, located, own_traceback
+from .diagnostics.author_errors import explain_exception, own_traceback, with_author_place
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -217,8 +217,8 @@ class Calls:
             return outcome.value
         driver_error = _driver_error(error)
         if driver_error is not None:
-            raise located(driver_error)
-        text = f"the driver's {name} raised {explained(error)}"
+            raise with_author_place(driver_error)
+        text = f"the driver's {name} raised {explain_exception(error)}"
         self._log(name, text, error)
         raise DriverFailedError(text) from error
 
@@ -298,7 +298,7 @@ def _outcome(run: Callable[[], Any]) -> _Outcome:
 
 
 def _begin(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _Outcome], name: str) -> asyncio.Task[_Outcome]:
-    """Creates a task. Since Python 3.12 it runs at once up to its first wait: most methods never wait."""
+    """Creates a task. From Python 3.12 on, it runs at once up to its first wait. This is faster, because most methods never wait."""
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, name=name, eager_start=True)
     return loop.create_task(work, name=name)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ..errors import DriverFailedError
 from .calls import Calls
-from .diagnostics.author_errors import at_work
+from .diagnostics.author_errors import running_line
 
 T = TypeVar("T")
 THREADS = 8
@@ -77,4 +77,4 @@ class ParameterChecks:
 
 def _line(thread: int) -> str:
     """Returns ``folder/file.py:14 in GpuConfig.check`` for the code that a thread runs now; empty if it is not an author's code."""
-    return at_work(sys._current_frames().get(thread))
+    return running_line(sys._current_frames().get(thread))

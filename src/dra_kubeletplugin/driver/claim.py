@@ -112,7 +112,8 @@ class AllocatedDevice:
 class UndoRegistrar:
     """Saves the undo steps, shared steps and processes of a claim. The claim manager passes a subclass that writes them to the record.
 
-    An ``async def prepare`` awaits the results. A plain ``prepare`` runs in a thread and does not.
+    An ``async def prepare`` awaits the results. A plain ``prepare`` runs in a thread; there, each
+    method returns only when the step is saved or the process is ready, so there is nothing to await.
     """
 
     def register(self, step: str, data: Mapping[str, JSON]) -> Awaitable[None]:
@@ -256,7 +257,7 @@ class Claim:
 
         In ``async def prepare``, await the result; the step is on disk afterwards. In a plain ``prepare``, or in a thread of the
         driver, the step is on disk when the call returns. It costs one synced write, about a millisecond. If you forget the ``await``,
-        the step is still saved and run, but prepare fails: the step may have been taken before it was saved.
+        the undo step is still saved, but prepare fails and is rolled back: you may have taken the step before it was saved.
 
         Args:
             step: name of the step; the driver must have the method ``undo_<step>``.
@@ -269,7 +270,7 @@ class Claim:
         return self._undo.register(step, data)
 
     def shared_step(self, step: str, key: str, /, **data: JSON) -> Awaitable[None]:
-        """Uses state of a piece of hardware that several claims share: firmware, a mode of a card, virtual functions.
+        """Makes this claim a user of hardware state that several claims share: firmware, a mode of a card, virtual functions.
 
         The first claim that calls it with ``step`` and ``key`` sets the state up: the framework calls the driver's method
         ``setup_<step>(key, **data)``. Later claims wait until this method has returned, and do not call it. After the last of these
@@ -287,8 +288,8 @@ class Claim:
           ``setup_<step>``.
         - The node is rebooted: the framework relies on no state of the earlier boot. After the last of the old claims, or before a new
           claim sets the state up, it calls ``teardown_<step>``, because some state survives a reboot.
-        - Records are lost: the framework may call ``setup_<step>`` for state that is set up. It does not call ``teardown_<step>`` while
-          a claim with an incomplete record may use the state.
+        - Records are lost: the framework may call ``setup_<step>`` for state that is already set up. It does not call ``teardown_<step>``
+          while a claim with an incomplete record may use the state.
 
         So ``setup_<step>`` must accept state that is already set up, and must not disturb its users then. ``teardown_<step>`` must be
         idempotent: it may be called for state that was never set up, again after success, and for hardware that has disappeared.
@@ -301,7 +302,7 @@ class Claim:
 
         Raises:
             DriverError: a method is missing or does not accept ``data``, ``data`` is not JSON, or prepare has ended.
-            SharedStepError: a claim uses the state with other ``data``. The kubelet retries.
+            SharedStepError: another claim uses the state with other ``data``. The kubelet retries.
             HardwareLockedError: another call holds the lock of ``key`` for longer than ``CALL_TIMEOUT`` (40 s). The kubelet retries.
             DraError: the step cannot be saved, or ``setup_<step>`` raised.
         """
@@ -321,7 +322,7 @@ class Claim:
         stop_timeout: float = 10.0,
         devices: Sequence[AllocatedDevice] | None = None,
     ) -> Awaitable[None]:
-        """Starts a process that runs until the claim is unprepared, such as a vendor's daemon. The class sets ``processes = True``.
+        """Starts a process that runs until the claim is unprepared, such as a vendor's daemon. The driver needs ``processes = True``.
 
         Call it within ``prepare``. In ``async def prepare``, await the result. It returns when the process is ready. The process outlives
         this plugin process: the record names it before its program runs, and the next plugin process finds it by process id and start
@@ -335,8 +336,9 @@ class Claim:
         runs ``stop``, or sends SIGTERM. After ``stop_timeout``, it kills the process with all its descendants. If a process remains,
         the rollback fails and is retried.
 
-        If the process ends by itself, its devices become unhealthy within about a second, until the claim is unprepared. The claim and
-        its pods get the event ``ProcessEnded``. The framework does not start the process again, because its clients may have lost state.
+        If the process ends by itself, the devices that need it become unhealthy within about a second, until the claim is unprepared. The
+        claim and its pods get the event ``ProcessEnded``. The framework does not start the process again, because its clients may have lost
+        state.
 
         Args:
             name: unique in the claim: at most 40 lower case letters, digits and '-'.

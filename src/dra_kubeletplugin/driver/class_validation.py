@@ -1,4 +1,4 @@
-"""Creates a driver from its class. Finds faults of the class before anything starts, so that no pod's event is the first to show them."""
+"""Creates a driver from its class. Reports faults of the class at start, before a pod's event would show them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 from ..base.text import did_you_mean
 from ..errors import DriverError, DriverFailedError, shown
 from ..resourceapi.types import Taint
-from .config.model import FORMS, Config, converted, given_as_default
+from .config.model import FORMS, Config, check_default_form, decode_config
 from .contract import Driver, Role
 from .diagnostics.author_errors import author_code, place
 from .diagnostics.names import SET, check_config_names, check_names, near_config_name
@@ -135,7 +135,7 @@ def _check_method(cls: type[Driver], name: str, arguments: tuple[str, ...]) -> N
 
 
 def _check_callable(function: Callable[..., Any], given: Sequence[str], shown: str, call: str) -> None:
-    """Checks that a function accepts the arguments ``given``; of a decorated function, that the wrapper accepts them."""
+    """Checks that a function accepts the arguments ``given``. For a decorated function, it checks the wrapper."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # the signature is unknown, so the call may work
@@ -230,7 +230,7 @@ def _check_default(kind: type[Config], f: msgspec.structs.FieldInfo) -> None:
     if f.default is msgspec.NODEFAULT:
         return
     try:
-        given_as_default(f.default, f.type)
+        check_default_form(f.default, f.type)
     except (TypeError, ValueError) as e:
         if not isinstance(e, msgspec.ValidationError) or _OF_TYPE.search(str(e)):
             raise DriverError(
@@ -244,7 +244,7 @@ def _try_check(kind: type[Config]) -> None:
     It ignores ValueError, because a default may have a value that a claim must not have.
     """
     try:
-        converted({}, kind, check=True)
+        decode_config({}, kind, check=True)
     except ValueError:
         pass
     except DriverFailedError as e:
@@ -306,7 +306,7 @@ def _check_methods(kind: type[Config]) -> None:
 
 
 def _customs(info: msgspec.inspect.Type, seen: set[type], where: str = "") -> Iterator[tuple[type, str]]:
-    """Yields each type in ``info`` that has no JSON form, with its field. Adds the object types that it visits to ``seen``."""
+    """Yields each type in ``info`` that msgspec itself cannot read, with its field. Adds the object types that it visits to ``seen``."""
     if isinstance(info, msgspec.inspect.CustomType):
         yield info.cls, where
         return

@@ -58,8 +58,8 @@ class Driver:
     runs in a thread and may block. Both kinds may ``yield`` their results; the framework reads them to the end within the call. Each
     call of an ``async def`` method runs in its own task, so a cancel scope cannot begin in one method and end in another.
 
-    An exception fails only the call that raised it, even ``SystemExit``. A method that does not return delays only its own claim. At
-    most 256 plain methods run at once. A further call waits 10 s for a free thread and then fails with an error.
+    An exception fails only the call that raised it, even ``SystemExit``. A method that does not return delays only its own claim or task.
+    At most 256 plain methods run at once. A further call waits 10 s for a free thread and then fails with an error.
 
     The framework never stops a plain method in its thread. It cancels an ``async def`` method when the plugin stops or when a time
     limit ends, such as ``START_TIMEOUT``; the method then has 1 s to clean up. It does not cancel ``prepare`` when the kubelet stops
@@ -81,7 +81,7 @@ class Driver:
             variable, with the field's value as default. ``self.options`` has the values of this process, already in ``__init__``.
         unhealthy_taint: the taint of unhealthy devices; None for no taint. ``NoExecute`` also evicts the pods that use them.
         metadata: whether containers get files that describe their devices (KEP-5304); see :mod:`dra_kubeletplugin.metadata`. The files
-            contain the attributes of the container's devices and those that ``AllocatedDevice.prepared(metadata=...)`` adds.
+            contain the attributes of the container's devices and the attributes that ``AllocatedDevice.prepared(metadata=...)`` adds.
         privileged: whether the driver writes to sysfs (:meth:`Host.write`) or ``/proc``, or loads kernel modules. In a container that is
             not privileged, sysfs and ``/proc/sys`` are read-only. With ``True``, ``dra deploy`` makes the plugin's container
             privileged. With ``False``, :meth:`Host.write` raises :class:`DriverError`, also in tests and in ``dra dev``.
@@ -140,7 +140,7 @@ class Driver:
         look_again: Callable[[], None] = _do_nothing,
         update: Callable[[MetadataUpdate], Awaitable[int]] = _no_claims,
     ) -> None:
-        """Connects the driver to this process. The framework calls it once, before any other method.
+        """Connects the driver to this process. The framework calls it once, after ``__init__`` and before any other method.
 
         Args:
             host: the machine.
@@ -182,11 +182,14 @@ class Driver:
         return DriverMetrics(self.name)
 
     def hardware_lock(self, key: str, *, timeout: float | None = None) -> HardwareLock:
-        """Returns a lock for a piece of hardware, which holds over claims, threads and both instances of a rolling update.
+        """Returns a lock for a piece of hardware.
+
+        The lock excludes all other calls and threads, also in the other plugin instance of a rolling update. The kernel releases it if
+        the process dies. Any method in the node role may take it, for example around calls of a vendor's library that must not overlap
+        for a card.
 
         Write ``with self.hardware_lock(key):`` in a plain method and ``async with self.hardware_lock(key):`` in an ``async def``
-        method. Any method in the node role may take it, for example around calls of a vendor's library that must not overlap for a
-        card. The kernel releases the lock if the process dies. You may keep the returned object and use it again, in any thread.
+        method. You may keep the returned object and use it again, in any thread.
 
         The setup and teardown methods of :meth:`Claim.shared_step` already run with the lock of their key. A call that holds the lock
         cannot take it again.
@@ -196,8 +199,9 @@ class Driver:
             timeout: seconds to wait for the lock; by default ``CALL_TIMEOUT`` (40 s).
 
         Raises:
-            DriverError: ``key`` or ``timeout`` is invalid; on entry, this call already holds the lock.
-            HardwareLockedError: on entry, the lock was not free in time; the message names the holder. Let it pass: the kubelet retries.
+            DriverError: ``key`` or ``timeout`` is invalid. The ``with`` block raises it on entry if this call already holds the lock.
+            HardwareLockedError: the ``with`` block raises it on entry if the lock is not free in time. The message names the holder. Do
+                not catch it: the kubelet retries.
         """
         return HardwareLock(
             self.settings.plugin_dir / LOCKS, key, self.settings.call_timeout if timeout is None else timeout
@@ -224,8 +228,8 @@ class Driver:
         Args:
             claim: the claim, or its UID.
             request: name of the claim's request, with or without the chosen alternative.
-            network_data: replaces the present network data; None keeps it.
-            attributes: added to the present attributes, at most 32 in all; the value None removes an attribute.
+            network_data: replaces the current network data; None keeps it.
+            attributes: added to the current attributes, at most 32 in all; the value None removes an attribute.
             device: name of the device, if the request has several; ``pool/name`` if the name alone is ambiguous.
 
         Returns:
@@ -236,8 +240,8 @@ class Driver:
                 is off.
             MetadataUpdateError: the claim is not prepared, or is no longer prepared.
             ClaimBusyError: another operation on the claim takes too long.
-            RecordsError: the record cannot be written. Nothing is raised if only the file cannot be written: the record contains the
-                update, and the framework retries the file.
+            RecordsError: the record or the file cannot be written. If only the file cannot be written, the record contains the update,
+                and the framework writes the file later; the message says so.
         """
         if not self.metadata:
             raise DriverError(
@@ -303,8 +307,8 @@ class Driver:
         would together exceed the available amount.
 
         The call may take as long as necessary. The kubelet waits at most 45 s; the framework replies earlier, and the kubelet's retry
-        joins the same call. After success the framework keeps the result. It calls this method again for the claim only after a failed
-        prepare that was rolled back, or after a reboot of the node.
+        joins the same call. After success the framework keeps the result. It calls this method again for the claim only after it has
+        rolled the claim back: after a failed prepare, after a reboot of the node, or if the claim was allocated other devices.
 
         Another process (the controller, another plugin instance) may publish a device's pool. Then ``device`` has the content of its
         slice, and ``device.data`` is None.
@@ -344,8 +348,8 @@ class Driver:
 
         It must be idempotent: it is called again for the same allocation after a crash, a change of the leader, or an error. Calls for
         one claim never overlap. If another claim still has a device, that claim's :meth:`unbind` runs first. ``claim.report`` adds data
-        to the claim's status. When the process loses its lead, a plain ``def`` method continues in its thread for a few seconds, until
-        the process ends.
+        to the claim's status. When the process loses its leadership, a plain ``def`` method continues in its thread for a few seconds,
+        until the process ends.
         """
         raise DriverError(
             f"{type(self).__name__} has no `bind` method, and a claim has devices with binding conditions"
@@ -381,12 +385,12 @@ class Driver:
         return {}
 
     def checks(self) -> DriverResult[Check]:
-        """Checks what the driver needs on this machine, and returns a :class:`Check` for each, with and without a problem.
+        """Checks whether this machine has what the driver needs. Returns a :class:`Check` for each requirement, also if it has no problem.
 
-        For facts that no other method reports: the vendor's library and its version, a service, the number of devices that the library
-        finds and that PCI has. Called in both roles at start, every ``rescan_interval`` seconds and after :meth:`changed`, and by
-        ``dra doctor DRIVER`` after :meth:`start`. It must change nothing. Problems are shown in ``/readyz``, in the log and in the
-        metric ``dra_driver_check_failing``; ``/readyz?verbose`` also shows checks without a problem.
+        Use it for facts that no other method reports: the version of the vendor's library, the state of a service, or whether the library
+        finds as many devices as PCI. Called in both roles at start, every ``rescan_interval`` seconds and after :meth:`changed`, and by
+        ``dra doctor DRIVER`` after :meth:`start`. It must change nothing. Problems are shown in ``/readyz``, in the log and in the metric
+        ``dra_driver_check_failing``; ``/readyz?verbose`` also shows checks without a problem.
         """
         return ()
 
@@ -397,11 +401,11 @@ class Driver:
         in use yet. If it raises, the framework calls it again.
 
         Set the request and ``admin_access`` of each device if the hardware knows them. The framework reserves the returned devices for
-        these claims until they are unprepared. The framework finds the claims in its own CDI files; you need not return them.
+        these claims until they are unprepared. You need not return claims that have CDI files: the framework finds them itself.
 
         Only the CDI files contain how much of a device a claim uses. For a claim that only this method returns, the framework reserves
-        more: for a share, the whole device; for a partition, what the device now consumes according to the inventory; for a device that
-        no longer exists, all counters of its pool.
+        more: for a share, the whole device; for a partition, the amounts that the device now consumes according to the
+        inventory; for a device that no longer exists, all counters of its pool.
         """
         return ()
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ..errors import printable
-from .diagnostics.author_errors import forgotten
+from .diagnostics.author_errors import missing_await_hint
 
 JSON = Any
 MAX_DATA_BYTES = 65_536
@@ -49,7 +49,7 @@ def _plain(value: object, path: str, depth: int) -> JSON:
         return float(value)
     if not isinstance(value, (dict, list, tuple)):
         raise ValueError(
-            f"{path} is of type {printable(type(value).__name__)}, which JSON does not have{forgotten(value)}"
+            f"{path} is of type {printable(type(value).__name__)}, which JSON does not have{missing_await_hint(value)}"
         )
     if not depth:
         raise ValueError(f"{printable(path[:200])}... is nested deeper than {_DEPTH}")

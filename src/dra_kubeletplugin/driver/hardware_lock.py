@@ -1,7 +1,7 @@
-"""Locks for pieces of hardware, which hold over claims, threads, tasks and both instances of a rolling update.
+"""Locks for pieces of hardware. A lock excludes all other threads and tasks, also in the other plugin instance of a rolling update.
 
 A lock is an flock(2) on a file, so the kernel releases it when its process dies. The holder removes the file before it releases
-the lock. So the folder contains only the locks that are in use, and those of killed processes.
+the lock. So the folder contains only the files of locks in use, and the files of killed processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Hold:
     is_held: bool = True
 
 
-# What was acquired in the current context, also by a caller in another task or thread. Released locks are ignored.
+# The locks of the current context, including locks of a caller in another task or thread. Released locks are ignored.
 _taken: ContextVar[tuple[_Hold, ...]] = ContextVar("taken", default=())
 
 
@@ -101,7 +101,8 @@ class HardwareLock:
 
     def _deadline(self) -> float:
         for other in _taken.get():
-            # A call waits for its shared steps, which run in other tasks and threads. It need not wait for a task that it started.
+            # A shared step runs in another task or thread while its call waits, so waiting for the call's lock would never end. Another
+            # task of the call may wait: the call can release the lock meanwhile.
             waits = self._of_step or other.of_step or other.owner == _current()
             if waits and other.is_held and other.file.path == self._path:
                 raise DriverError(

@@ -30,7 +30,7 @@ def load_driver(target: str) -> type[Driver]:
     """Imports and returns the driver class that ``target`` names. The driver need not be installed.
 
     Args:
-        target: a file, the folder of a package, or a module. ``:Class`` follows if it contains several drivers. A folder contains its
+        target: a file, the folder of a package, or a module. Append ``:Class`` if it contains several drivers. A folder contains its
             driver in ``src/PACKAGE/driver.py``, as ``dra new`` creates it, or in ``driver.py``.
 
     Raises:
@@ -64,7 +64,7 @@ def _is_driver(value: object) -> TypeGuard[type[Driver]]:
 
 
 def _missing_driver_hint(module: ModuleType, head: str) -> str:
-    """Returns a hint for a module without a driver: what the author probably meant."""
+    """Returns a hint for a module without a driver, with the class that is probably meant."""
     for name, value in vars(module).items():
         if _is_driver(value):
             return f": it imports one, {head}:{name}"
@@ -139,9 +139,10 @@ def _hint(what: str | Path, e: BaseException) -> str:
 
 
 def _names_in_package(path: Path) -> tuple[Path, list[str]] | None:
-    """Returns the folder above the outermost package of a file, and the parts of the module's name. None if it cannot be imported so.
+    """Returns the folder above the outermost package of a file, and the parts of the module's name.
 
-    Links are not followed: a mounted ConfigMap or a build tool keeps the file under another name, which the author did not choose.
+    Returns None if the file is in no package, or if a folder's name is not a valid package name. Links are not followed: a mounted
+    ConfigMap or a build tool keeps the file under another name, which the author did not choose.
     """
     names = [] if path.name == "__init__.py" else [path.stem]
     above = Path(os.path.abspath(path)).parent  # noqa: PTH100 - must not follow links

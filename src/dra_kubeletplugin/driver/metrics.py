@@ -16,7 +16,8 @@ from ..errors import DriverError, clip, shown
 
 log = logging.getLogger(__name__)
 MAX_SERIES = 200
-"""Combinations of label values of one metric. Further ones are counted together, because each costs memory in Prometheus for weeks."""
+"""Combinations of label values of one metric. Further combinations are counted together, or ignored by a gauge: each series costs memory
+in Prometheus for weeks."""
 _MAX_METRICS = 100
 _MAX_LABELS = 5
 _MAX_BUCKETS = 30

@@ -18,8 +18,8 @@ from ..base.settings.values import OFF, ON, as_text, read_flag
 from ..base.text import did_you_mean
 from ..errors import printable
 
-TAKEN = (str, int, float, bool, Path)
-NAMES = "str, int, float, bool, Path, an Enum, a Literal or tuple[str, ...], each with `| None` or without"
+PLAIN_TYPES = (str, int, float, bool, Path)
+TYPE_NAMES = "str, int, float, bool, Path, an Enum, a Literal or tuple[str, ...], each with `| None` or without"
 _INT = r"[+-]?([0-9]{1,18}|0x[0-9a-fA-F]{1,15})"
 _FLOAT = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 _FLAG = "|".join("".join(f"[{c}{c.upper()}]" if c.isalpha() else c for c in word) for word in (*ON, *OFF))
@@ -60,7 +60,7 @@ def option_type(hint: Any) -> OptionType:
     elif isinstance(hint, type) and issubclass(hint, Enum):
         return _one_of(hint)
     name = hint.__name__ if isinstance(hint, type) and get_origin(hint) is None else str(hint)
-    raise ValueError(f"of type {printable(name)}, which has no command-line form: use {NAMES}")
+    raise ValueError(f"of type {printable(name)}, which has no command-line form: use {TYPE_NAMES}")
 
 
 def _one_of(values: Iterable[object]) -> OptionType:

@@ -31,10 +31,10 @@ from ..base.settings.values import option as setting
 from ..base.text import did_you_mean
 from ..errors import DriverError, SettingsError, printable, shown
 from .diagnostics.author_errors import author_code
-from .option_types import TAKEN, option_type
+from .option_types import PLAIN_TYPES, option_type
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-COMMANDS = frozenset({
+COMMAND_FLAGS = frozenset({
     "api_address", "api_cert_file", "api_private_key_file", "apply", "containers", "controller", "describe_file", "describe_host",
     "feature_gates", "help", "host", "image", "kubernetes", "nodes", "no_reload", "output", "runtime_config", "state_dir", "version",
 })  # fmt: skip
@@ -67,7 +67,7 @@ def declared(cls: type) -> list[Field[Any]]:
         raise DriverError(f"{kind.__name__} can be changed while the driver runs: write @dataclass(frozen=True)")
     hints = _hints(kind)
     for name, value in vars(kind).items():
-        if name not in hints and not name.startswith("_") and type(value) in TAKEN:
+        if name not in hints and not name.startswith("_") and type(value) in PLAIN_TYPES:
             raise DriverError(
                 f"{kind.__name__}.{name} has no type, so it cannot be set: write `{name}: {type(value).__name__} = ...`"
             )
@@ -120,7 +120,7 @@ def _declared(f: Field[Any], kind: type, hint: Any, default: object, driver: str
 def _owner_of(name: str, flag: str, env: str) -> str:
     """Returns a sentence with the owner of the flag or the variable; empty if both are free."""
     own_options = [f for role in (Settings, ControllerSettings) for f in role.options()]
-    if name in COMMANDS or any(flag == f.metadata["flag"] for f in own_options):
+    if name in COMMAND_FLAGS or any(flag == f.metadata["flag"] for f in own_options):
         return f"{flag} is an option of `dra` itself"
     if any(
         env == f.metadata["env"] for f in (*own_options, *WebhookSettings.options())
@@ -138,7 +138,7 @@ def read_options(cls: type, given: object = None, environ: Mapping[str, str] | N
         cls: the driver's class.
         given: values by name, as command-line text or typed. A missing option comes from the environment or has its default.
             Alternatively an instance of the options' class, which is used unchanged.
-        environ: the environment variables; by default, those of this process.
+        environ: the environment variables; by default, the variables of this process.
 
     Raises:
         SettingsError: options are invalid; the message contains all faults.

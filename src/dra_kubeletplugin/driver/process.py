@@ -1,4 +1,4 @@
-"""What a driver asks for with :meth:`Claim.start_process`, checked."""
+"""The arguments of :meth:`Claim.start_process`, with their validation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Ready = Callable[[], Awaitable[bool] | bool]
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSpec:
-    """A process of a claim, see :meth:`Claim.start_process`. ``devices`` are its pools and devices.
+    """A process of a claim, see :meth:`Claim.start_process`. ``devices`` are pool and name of each device that needs it.
 
-    Raises :class:`DriverError` for arguments that a process cannot be started with.
+    Raises :class:`DriverError` if an argument is invalid.
     """
 
     name: str
@@ -43,14 +43,14 @@ class ProcessSpec:
         for option, seconds in (("ready_timeout", self.ready_timeout), ("stop_timeout", self.stop_timeout)):
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _MAX_SECONDS:
                 raise DriverError(
-                    f"{call}: {option} is {shown(seconds)}, it must be from 0 to {_MAX_SECONDS:g} seconds"
+                    f"{call}: {option} is {shown(seconds)}, it must be above 0 and at most {_MAX_SECONDS:g} seconds"
                 )
         if not str(self.cwd).startswith("/"):
             raise DriverError(f"{call}: cwd is {shown(str(self.cwd))}, it must be an absolute path")
         for key, value in self.env.items():
             if not isinstance(key, str) or not _VARIABLE.fullmatch(key) or not _is_text(value):
                 raise DriverError(
-                    f"{call}: env contains {printable(key)}={shown(value)}, which is no variable with text"
+                    f"{call}: env contains {printable(key)}={shown(value)}, which is not a variable with a text value"
                 )
         object.__setattr__(self, "argv", _words(call, "argv", self.argv))
         object.__setattr__(self, "stop", _words(call, "stop", self.stop, may_be_empty=True))

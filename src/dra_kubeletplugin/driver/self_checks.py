@@ -17,7 +17,8 @@ class Check:
     """The result of one check that :meth:`Driver.checks` made.
 
     Args:
-        name: what was checked, such as ``driver-root``: at most 40 lower case letters, digits and '-'. It never changes.
+        name: what was checked, such as ``driver-root``: at most 40 lower case letters, digits and '-'. Do not change it between calls or
+            releases.
         problem: what is wrong; empty if nothing is. Use a stable text, without times.
         todo: what an operator can do about it.
         blocking: whether the plugin is not ready while the problem exists. An update of the DaemonSet then stops at this node.

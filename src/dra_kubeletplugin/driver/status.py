@@ -43,9 +43,11 @@ class Condition:
         )
 
         if not all(isinstance(text, str) for text in (self.type, self.reason)):
-            raise InvalidObjectError("Condition: type and reason are texts")
+            raise InvalidObjectError("Condition: type and reason must be text")
         if self.status is not None and not isinstance(self.status, bool):
-            raise InvalidObjectError(f"Condition {printable(self.type)}: status is True, False, or None for unknown")
+            raise InvalidObjectError(
+                f"Condition {printable(self.type)}: status must be True, False, or None for unknown"
+            )
         _refuse(condition_faults, self.json(None, "now"), "Condition")
 
     def json(self, before: Mapping[str, Any] | None, time: str) -> dict[str, Any]:
@@ -140,7 +142,7 @@ class DeviceStatus:
                 )
 
     def json(self, before: Mapping[str, Any], time: str) -> dict[str, Any]:
-        """Returns the status fields of an entry of ``status.devices[]``, without those that identify the device.
+        """Returns the status fields of an entry of ``status.devices[]``, without the fields that identify the device.
 
         Args:
             before: the entry in the claim now; empty if there is none.

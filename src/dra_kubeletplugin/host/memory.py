@@ -1,4 +1,4 @@
-"""Returns memory to the kernel that the process needed at its start or for a burst of work, and no longer needs.
+"""Returns unused memory to the kernel: memory that the process needed only at its start or for a burst of work.
 
 Source: malloc_trim(3) and mallopt(3). Only glibc has both; with another C library, only Python's garbage collection runs.
 """

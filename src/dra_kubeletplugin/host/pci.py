@@ -99,7 +99,10 @@ class PciContext:
         return self._models[ids]
 
     def link_of(self, folder: str) -> tuple[int | None, int | None]:
-        """Returns the maximum of a physical function's link and the port above: megatransfers per second and lane, and lanes."""
+        """Returns the maximum speed (megatransfers per second and lane) and width (lanes) of the link to the port above.
+
+        Each is the lower limit of the two ends.
+        """
         return _cached(self._limits, folder, _link_limits)
 
 
@@ -216,12 +219,12 @@ class PciFunction:
 
     @property
     def max_link_speed(self) -> int | None:
-        """The maximum link speed of the function and the port above it; for a virtual function, that of its physical function."""
+        """The maximum link speed that both the function and the port above it support; a virtual function has the value of its parent."""
         return self._limits[0]
 
     @property
     def max_link_width(self) -> int | None:
-        """The maximum lanes of the function and the port above it; for a virtual function, those of its physical function."""
+        """The maximum lanes that both the function and the port above it support; a virtual function has the value of its parent."""
         return self._limits[1]
 
     @once
@@ -254,7 +257,7 @@ class PciFunction:
     def nodes(self, kind: str | None = None) -> list[str]:
         """Returns the device files that the function's driver created, e.g. ``/dev/dri/renderD128``, sorted.
 
-        They exist while the driver is bound. They belong to this function, whatever order the kernel numbered devices in.
+        They exist while the driver is bound. They are the files of this function, also if the kernel numbers the devices in another order.
 
         Args:
             kind: only files of this class are returned, e.g. ``drm``; None for all classes.

@@ -1,4 +1,4 @@
-"""Human-readable names of PCI ids, from the pci.ids database of Debian's ``pci.ids`` or of hwdata, if one is installed."""
+"""Human-readable names of PCI ids, from the file pci.ids of the package ``pci.ids`` (Debian) or hwdata, if one is installed."""
 
 from __future__ import annotations
 

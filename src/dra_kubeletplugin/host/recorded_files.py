@@ -1,4 +1,4 @@
-"""Reads the files and device nodes of a machine that its description contains beside PCI functions: ``/proc``, ``/dev``, modules."""
+"""Reads the parts of a machine's description beside its PCI functions: files of ``/proc`` and sysfs, and device nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SYS, _PROC = Path("/sys"), Path("/proc")
 def attributes(fn: PciFunction, link: Mapping[str, float] | None) -> dict[str, str]:
     """Returns attributes of a function that no other key describes: its BARs, reset methods, and the current link.
 
-    The current link is left out if it equals the maximum ``link``, because a described function has both then.
+    The current link is left out if it equals the maximum ``link``: a described function uses the maximum by default.
     """
     out = {name: found for name in _ATTRIBUTES if (found := fn.read(name)) and not _NO_BARS.fullmatch(found)}
     described = {"speed": f"{float(link['speed'])} GT/s PCIe", "width": str(link["width"])} if link else {}
@@ -39,7 +39,7 @@ def attributes(fn: PciFunction, link: Mapping[str, float] | None) -> dict[str, s
 def proc_files(host: Host, functions: Sequence[PciFunction], chosen: Sequence[Path]) -> dict[str, str]:
     """Returns the text of files below ``/proc`` by path.
 
-    These are ``devices``, ``driver/<name>`` of the functions' drivers, and the ``chosen`` files and folders. Of a described host, these
+    These are ``devices``, ``driver/<name>`` of the functions' drivers, and the ``chosen`` files and folders. For a described host, these
     are all files of its folder ``proc``, because a description contains no other files.
     """
     if not host.is_real:
@@ -52,7 +52,7 @@ def proc_files(host: Host, functions: Sequence[PciFunction], chosen: Sequence[Pa
 def sysfs_files(host: Host, chosen: Sequence[Path]) -> dict[str, str]:
     """Returns the text of files of sysfs by path: the versions of modules, and the ``chosen`` files and folders.
 
-    Of a real machine, the versions are those of modules that are not part of the kernel's source.
+    For a real machine, only the versions of modules that are not part of the kernel's source are included.
     """
     out = {}
     for module in sysfs.names(f"{host.sysfs}/module"):
@@ -74,7 +74,7 @@ def check_chosen(host: Host, chosen: Sequence[Path]) -> None:
 def device_nodes(host: Host) -> dict[str, str]:
     """Returns the device nodes that belong to no class of sysfs, by path below ``/dev``: type and numbers.
 
-    It leaves out nodes of VFIO, because every described host has these. Of a real machine, it also leaves out nodes whose kernel driver
+    It leaves out nodes of VFIO, because every described host has these. For a real machine, it also leaves out nodes whose kernel driver
     is not loaded.
     """
     of_classes = set(_class_devices(host))

@@ -16,9 +16,6 @@ from .pci import PciFunction
 
 _HEX = {"vendor": 4, "device": 4, "class": 6, "subsystem_vendor": 4, "subsystem_device": 4, "revision": 2}
 _BUSES = {"pci_bus"}  # classes of buses, which no driver creates
-_LINES = re.compile(
-    r"(?!\s)(?:[^\n]*\S[^\n]*\n|\n(?=[^\n]))+"
-)  # more than one line would need a hint of its indentation otherwise
 _YAML_WORDS = {
     "null",
     "true",
@@ -55,13 +52,13 @@ def record(host: Host, chosen: Sequence[Path] = ()) -> Machine:
             _function(host, fn, virtual)
             | _without_empty(
                 classes=class_devices.get(fn.folder, {}),
-                proc={path: text for path, text in proc.items() if _names(path, fn)},
+                proc={path: text for path, text in proc.items() if _contains_address(path, fn)},
                 attributes=recorded_files.attributes(fn, _link(fn)),
             )
             for fn in functions
         ],
         "nodes": recorded_files.device_nodes(host),
-        "proc": {path: text for path, text in proc.items() if not any(_names(path, fn) for fn in functions)},
+        "proc": {path: text for path, text in proc.items() if not any(_contains_address(path, fn) for fn in functions)},
         "files": recorded_files.sysfs_files(host, chosen),
     }
     if numa:
@@ -126,7 +123,7 @@ def _without_empty(**fields: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: found for name, found in fields.items() if found}
 
 
-def _names(path: str, fn: PciFunction) -> bool:
+def _contains_address(path: str, fn: PciFunction) -> bool:
     """Returns whether a path has the function's address as one of its parts. The function's driver then creates the file."""
     return fn.address in path.split("/")
 

@@ -15,7 +15,16 @@ from ..base.threads import in_own_thread
 from ..errors import ApiError
 from ..resourceapi.conversion import GROUP
 from .config import ApiConfig
-from .decoding import Page, check_response, decode_list, decode_object, decode_page, identified, refusal, translated
+from .decoding import (
+    Page,
+    check_response,
+    converting_errors,
+    decode_list,
+    decode_object,
+    decode_page,
+    refusal,
+    require_identity,
+)
 from .discovery import Discovery
 from .errors import NotFoundError
 from .http1 import HttpResponse
@@ -65,7 +74,7 @@ class KubeClient:
 
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> JSON:
         path = resource.path(namespace, name)
-        return identified(await self.call("GET", path, timeout=timeout), f"GET {path}")
+        return require_identity(await self.call("GET", path, timeout=timeout), f"GET {path}")
 
     async def list(
         self,
@@ -105,13 +114,13 @@ class KubeClient:
     async def create(self, resource: Resource, obj: Mapping[str, Any], namespace: str = "") -> JSON:
         namespace = namespace or obj["metadata"].get("namespace", "")
         path = resource.path(namespace)
-        return identified(await self.call("POST", path, obj), f"POST {path}")
+        return require_identity(await self.call("POST", path, obj), f"POST {path}")
 
     async def update(self, resource: Resource, obj: Mapping[str, Any], sub: str = "") -> JSON:
         """Replaces the object. Raises :class:`ConflictError` if the object changed since it was read."""
         meta = obj["metadata"]
         path = resource.path(meta.get("namespace", ""), meta["name"], sub)
-        return identified(await self.call("PUT", path, obj), f"PUT {path}")
+        return require_identity(await self.call("PUT", path, obj), f"PUT {path}")
 
     async def patch(
         self,
@@ -124,7 +133,7 @@ class KubeClient:
         """Sends a merge patch, or a JSON patch if ``patch`` is a list."""
         kind = JSON_PATCH if isinstance(patch, Sequence) else MERGE_PATCH
         path = resource.path(namespace, name, sub)
-        return identified(await self.call("PATCH", path, patch, content_type=kind), f"PATCH {path}")
+        return require_identity(await self.call("PATCH", path, patch, content_type=kind), f"PATCH {path}")
 
     async def delete(
         self,
@@ -197,7 +206,7 @@ class KubeClient:
         what = f"{method} {path}"
         limit = timeout or self.timeout
         late = f"no response from {self.transport.server} within {limit:g}s"
-        with translated(what, self.transport.server, lambda: f"{late} ({self.transport.load})"):
+        with converting_errors(what, self.transport.server, lambda: f"{late} ({self.transport.load})"):
             await self.config.credentials.header()  # an exec plugin that starts has a limit of its own
             async with asyncio.timeout(limit) as scope:
                 response = await self._send_request(
@@ -237,7 +246,7 @@ class KubeClient:
         what = f"GET {path}"
         server = self.transport.server
         async with contextlib.AsyncExitStack() as stack:
-            with translated(what, server, lambda: f"no response from {server} within {self.timeout:g}s"):
+            with converting_errors(what, server, lambda: f"no response from {server} within {self.timeout:g}s"):
                 async with asyncio.timeout(self.timeout):
                     stream = self.transport.stream(_target(path, query), await self.headers())
                     head, lines = await stack.enter_async_context(stream)
@@ -255,7 +264,7 @@ class KubeClient:
             opened()
 
             async def read() -> AsyncGenerator[bytes, None]:
-                with translated(what, server, lambda: f"{server} was silent for {idle_timeout:g}s"):
+                with converting_errors(what, server, lambda: f"{server} was silent for {idle_timeout:g}s"):
                     async with contextlib.aclosing(lines.read(idle_timeout)) as found:
                         async for line in found:
                             yield line
@@ -263,7 +272,7 @@ class KubeClient:
             yield await stack.enter_async_context(contextlib.aclosing(read()))
 
     def _rejected(self) -> None:
-        """Reacts to a 401: the next request reads credentials and certificates again. Closes idle connections, which used the old ones."""
+        """Reacts to a 401: closes idle connections, and lets the next request read credentials and certificates again."""
         self.config.credentials.rejected()
         self.config.tls.rejected()
         self.transport.forget_idle()

@@ -33,7 +33,7 @@ class ApiConfig:
 def load_config(kubeconfig: str = "", context: str = "", *, service_account: Path | str = "") -> ApiConfig:
     """Loads the configuration from a kubeconfig, or from a pod's service account if no kubeconfig is named.
 
-    No request is sent and no exec plugin is started; their failures are raised as :class:`ApiError` by the first request.
+    No request is sent and no exec plugin is started here. The first request does both, and raises :class:`ApiError` if one of them fails.
 
     Args:
         kubeconfig: one path, or several separated by colons as in KUBECONFIG.

@@ -16,7 +16,7 @@ from .proxy import Proxy
 
 MAX_BODY = 128 * 1024 * 1024  # bytes of a response; a list of 500 full slices is 80 MB
 _MAX_LINE = 16 * 1024 * 1024  # bytes of one event of a watch; the API server takes objects of up to 3 MiB
-_AHEAD = 1024 * 1024  # bytes of a watch that are buffered; reading from the socket pauses when they are not read
+_AHEAD = 1024 * 1024  # bytes of a watch that are buffered; above this, reading from the socket pauses
 
 # TCP notices within 30 s that a peer has vanished without closing. Probes start after 15 s of silence, and the peer must
 # acknowledge sent bytes within 30 s.

@@ -18,7 +18,7 @@ _SHOWN = 300  # bytes of an unexpected response that are shown in an error
 
 
 @contextlib.contextmanager
-def translated(what: str, server: str, late: Callable[[], str]) -> Iterator[None]:
+def converting_errors(what: str, server: str, late: Callable[[], str]) -> Iterator[None]:
     """Converts every ``Exception`` in the block into :class:`ApiError`; ``late`` returns the text for a timeout."""
     try:
         yield
@@ -120,7 +120,7 @@ def identity(obj: Any) -> tuple[str, str]:
     raise ValueError(f"not an object with name, UID and resourceVersion: {clip(printable(obj), _SHOWN)}")
 
 
-def identified(obj: JSON, what: str) -> JSON:
+def require_identity(obj: JSON, what: str) -> JSON:
     """Returns ``obj`` unchanged. Raises :class:`ApiError` if it lacks its name, UID or resource version."""
     try:
         identity(obj)
@@ -137,7 +137,7 @@ def decode_list(page: JSON, what: str) -> JSON:
     if not isinstance(meta.get("resourceVersion"), str) or not isinstance(meta.get("continue", ""), str):
         raise ApiError(f"{what}: the response is not a list that can be continued: {clip(printable(meta), _SHOWN)}")
     for item in items:
-        identified(item, what)
+        require_identity(item, what)
     return {**page, "items": items}
 
 

@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """Caches the version. ``ask`` fetches the APIGroup within a bounded time and raises only :class:`ApiError`."""
+    """Caches the version. ``fetch`` returns the APIGroup within a bounded time and raises only :class:`ApiError`."""
 
-    def __init__(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-        self._fetch = ask
+    def __init__(self, fetch: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        self._fetch = fetch
         self._version = ""
         self._request = SharedCall(self._discover, "discovery")
 

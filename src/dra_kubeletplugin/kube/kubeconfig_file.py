@@ -1,6 +1,6 @@
 """Reads kubeconfig files: merges them, selects a context, and checks its fields without running a program.
 
-The rules are those of kubectl: the first file that has an entry is used, paths are relative to the file that contains them, and inline
+It follows the rules of kubectl: the first file that has an entry is used, paths are relative to the file that contains them, and inline
 data is used before a path. Source: https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/
 """
 

@@ -1,12 +1,13 @@
 """Leader election with a Lease of coordination.k8s.io: one of several replicas leads, and it stops before another replica starts.
 
-The rules are those of client-go's leaderelection. Clocks of different machines are never compared: a candidate measures on its own
+It follows the rules of client-go's leaderelection. Clocks of different machines are never compared: a candidate measures on its own
 clock how long the Lease has not changed. Every write contains the resource version that was read, so only one of two candidates for an
 expired Lease succeeds. A leader that cannot renew within ``renew_deadline`` stops leading. The Lease lasts longer than that, so that
 the leader's work can end before the next leader starts.
 
 If the Lease is deleted, its holder creates it again. A candidate that saw the holder waits until the deleted Lease would have
-expired. Only a replica that starts between the deletion and the holder's next renewal does not know the holder.
+expired. Only a replica that starts between the deletion and the holder's next renewal does not know the
+holder; it may become the leader while the holder still leads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RELEASE = 3.0  # seconds to release the lease
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Periods in seconds; the defaults are those of the Kubernetes controllers.
+    """Periods in seconds, with the defaults of the Kubernetes controllers.
 
     Raises :class:`SettingsError` if two replicas could lead at the same time.
     """

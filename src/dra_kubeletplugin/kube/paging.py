@@ -36,7 +36,7 @@ async def read_all(
 
     Args:
         fast: the server prepares the next page while ``take`` handles the objects of a page, so two pages are in memory. ``take``
-            must check the metadata of the objects, which otherwise is checked before.
+            must then check the metadata of the objects. Without ``fast``, the client checks it.
         progress: called after each page with the number of objects that have been read.
 
     Raises :class:`ApiError`, and exceptions of ``take``.

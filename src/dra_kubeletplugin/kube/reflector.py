@@ -24,7 +24,7 @@ from ..base.threads import in_own_thread
 from ..errors import ApiError, clip, printable
 from ..resourceapi.encoded import from_json
 from .client import LARGE, KubeClient
-from .decoding import Bare, identity, translated
+from .decoding import Bare, converting_errors, identity
 from .errors import api_error
 from .resource import Resource
 
@@ -163,8 +163,8 @@ class Reflector:
         """Returns the resource in the server's current version. If that cannot be discovered, the previous version is kept.
 
         Args:
-            again: whether the server may have been replaced since the version was discovered. A server that only no longer serves the
-                version responds with an error, after which the version is discovered again.
+            again: whether the server may have been replaced since the version was discovered. If the same server only stops serving
+                the version, it responds with an error, and the version is then discovered again.
         """
         before = self._resource
         if before is not None and not self._discovered:
@@ -243,12 +243,12 @@ class Reflector:
             is_whole = self._copies or raw.type == "ERROR"
             return raw.type, from_json(raw.object) if is_whole else _bare(raw.object), raw.object
 
-        with translated(f"watch {self.plural}", self.client.transport.server, lambda: ""):
+        with converting_errors(f"watch {self.plural}", self.client.transport.server, lambda: ""):
             return decode() if len(line) <= LARGE else await in_own_thread(decode)
 
     def _take(self, kind: str, obj: JSON, encoded: msgspec.Raw) -> Event | None:
         what = f"watch {self.plural}"
-        with translated(what, self.client.transport.server, lambda: ""):
+        with converting_errors(what, self.client.transport.server, lambda: ""):
             if kind == "ERROR":
                 message = clip(printable(obj.get("message")), 300)
                 raise api_error(f"{what}: {message}", int(obj.get("code") or 500), obj)

@@ -28,7 +28,7 @@ class DriverChecks:
         self._interval = interval
         self._results: Sequence[Check] = ()
         self._fault = ""  # why the last call failed
-        self._called_at: float | None = None  # when the present call began
+        self._called_at: float | None = None  # when the current call began
         self._wakeup = Wakeup()
 
     def request(self) -> None:
@@ -43,7 +43,7 @@ class DriverChecks:
             await self._wakeup.wait(self._interval)
 
     async def once(self) -> None:
-        """Calls ``checks`` once. A failure is a result."""
+        """Calls ``checks`` once. A failure is not raised: :meth:`notes` returns it."""
         self._called_at = time.monotonic()
         try:
             results = await query_checks(self._driver, self._calls)
@@ -70,11 +70,11 @@ class DriverChecks:
         self._results = results
 
     def not_ready(self) -> list[str]:
-        """Returns the problems because of which the process is not ready."""
+        """Returns the problems that make the process not ready."""
         return [c.sentence for c in self._results if c.problem and c.blocking]
 
     def notes(self) -> list[str]:
-        """Returns the other problems, and why the results may be old."""
+        """Returns all other problems, and why the results may be out of date."""
         out = [c.sentence for c in self._results if c.problem and not c.blocking]
         out += [self._fault] if self._fault else []
         if self._called_at is not None and (age := time.monotonic() - self._called_at) > _SLOW:

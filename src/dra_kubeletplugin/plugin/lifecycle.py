@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from urllib.parse import urlsplit
 
 from ..base import forks
-from ..base.http_server.origin import is_from_here
+from ..base.http_server.origin import is_from_loopback
 from ..base.http_server.server import PROBES, Handler, HttpServer, Request, Response
 from ..base.http_server.shared_run import SharedRun
 from ..base.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -144,7 +144,9 @@ class Probes:
                 return Response(200, b"ok\n", "text/plain")
             case "/readyz":
                 faults, notes = await self._readiness()
-                if notes and not is_from_here(request):  # the notes contain names of claims, which must not be public
+                if notes and not is_from_loopback(
+                    request
+                ):  # the notes contain names of claims, which must not be public
                     notes = [f"{len(notes)} more, shown only on the loopback: use kubectl port-forward POD PORT"]
                 lines = [*faults, *(f"note: {line}" for line in notes)]
                 if "verbose" in request.query:

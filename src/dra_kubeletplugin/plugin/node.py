@@ -1,8 +1,8 @@
 """The node plugin: one object that starts and stops all its parts in order.
 
-Start order: the claim records and their rollbacks, the DRA socket, the registration socket, and then slices in the background. Nothing
-that the kubelet needs waits for the API server, or for a driver whose ``devices()`` hangs. External failures never end a task; if a
-task ends anyway, that is a bug, and it ends the plugin.
+Start order: the driver, the claim records and their rollbacks, the DRA socket, the registration socket, and then slices in the
+background. The sockets never wait for the API server. They wait at most ``DISCOVERY_TIMEOUT`` for a driver whose ``devices()`` hangs.
+External failures never end a task; if a task ends anyway, that is a bug, and it ends the plugin.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Plugin:
                         job.cancel()
 
     def _lock_process(self, stack: contextlib.AsyncExitStack) -> None:
-        """Takes this instance's lock file, and removes what dead instances left.
+        """Takes this instance's lock file, and removes the files that dead instances left.
 
         The lock is held until no thread of the driver can touch the hardware any more.
         """
@@ -218,16 +218,16 @@ class Plugin:
     async def _serve(self, stack: contextlib.AsyncExitStack) -> None:
         """Starts the DRA socket, then the registration socket: when the kubelet finds the latter, the DRA socket must accept calls."""
         # The sockets are recorded before they are created: if the process is killed in between, the next instance removes them.
-        self._own([OwnedSocket(str(self.paths.dra)), OwnedSocket(str(self.paths.registration))])
+        self._record_sockets([OwnedSocket(str(self.paths.dra)), OwnedSocket(str(self.paths.registration))])
         for server in (self._dra, self._registrar):
             await server.start()
             # Callbacks run in reverse order, so the kubelet loses the registration first.
             stop_with_timeout(stack, f"closing {server.path.name}", lambda server=server: server.stop(0.5))  # type: ignore[misc]
-        self._own([OwnedSocket(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
+        self._record_sockets([OwnedSocket(str(s.path), *(s.inode or ())) for s in (self._dra, self._registrar)])
         fields = {"driver": self.settings.driver_name, "node": self.settings.node_name}
         log.info("serving the kubelet at %s", self.paths.dra, extra=fields)
 
-    def _own(self, sockets: list[OwnedSocket]) -> None:
+    def _record_sockets(self, sockets: list[OwnedSocket]) -> None:
         try:
             self.process.claim_sockets(sockets)
         except (
@@ -238,7 +238,7 @@ class Plugin:
             )
 
     async def _publish(self) -> None:
-        """Publishes after the first health report: a start must not take the taint of an unhealthy device away. Never returns."""
+        """Publishes after the first health report: a start must not remove the taint of an unhealthy device. Never returns."""
         if self.driver.reports_health:
             with contextlib.suppress(TimeoutError):  # the driver's health() hangs
                 async with asyncio.timeout(self.settings.discovery_timeout):

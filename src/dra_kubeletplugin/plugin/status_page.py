@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from typing import Any
 
-from ..base.http_server.origin import is_from_here
+from ..base.http_server.origin import is_from_loopback
 from ..base.http_server.server import Request, Response
 from ..claims import ClaimSnapshot, ClaimSummary
 from ..devices.inventory import Inventory
@@ -26,7 +26,7 @@ JSON = dict[str, Any]
 ReadClaims = Callable[[], Awaitable[ClaimSnapshot]]
 # Any pod in the cluster can reach the port, and the names of claims must not be public.
 _LOCAL_ONLY = (
-    "this page is for the machine itself: kubectl port-forward POD PORT, and look at http://localhost:PORT; "
+    "this page is served on the loopback only: run kubectl port-forward POD PORT, and open http://localhost:PORT; "
     "/metrics, /healthz and /readyz are open to all clients\n"
 )
 _HEALTH = {True: HealthRow.HEALTHY, False: HealthRow.UNHEALTHY, None: HealthRow.UNKNOWN}
@@ -40,7 +40,7 @@ async def render_page(
     Args:
         claims: reads the recorded claims. Raises :class:`RecordsError`.
     """
-    if not is_from_here(request):
+    if not is_from_loopback(request):
         return usage_page.text(_LOCAL_ONLY, 403)
     if refused := usage_page.refusal(request):
         return refused

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..base.http_server.origin import host_of, is_own_page, leads_here
+from ..base.http_server.origin import host_of, is_own_page, is_safe_host
 from ..base.http_server.server import Request, Response
 from ..resourceapi.usage.details import sections
 from ..resourceapi.usage.rows import Overview
@@ -80,7 +80,7 @@ def refusal(request: Request, names: Collection[str] = (), *, writes: bool = Fal
     """
     if request.method not in ({"POST"} if writes else {"GET", "HEAD"}):
         return text(f"use {'POST' if writes else 'GET'} for this path\n", 405)
-    if not leads_here(host_of(request), names):
+    if not is_safe_host(host_of(request), names):
         host = request.headers.get("host", "")
         return text(f"the request names the host {host!r}: use the address of this server, or localhost\n", 403)
     if request.path != "/" and not is_own_page(request):

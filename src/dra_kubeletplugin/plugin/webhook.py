@@ -1,7 +1,7 @@
 """A validating admission webhook: it rejects invalid parameters in claims, templates and classes when a user writes them.
 
-The message is the same that a pod's event would otherwise contain later. Source: admission.k8s.io/v1 AdmissionReview; KEP-4381,
-"Custom parameters".
+The message is the same as the message that a pod's event would otherwise contain later. Source: admission.k8s.io/v1 AdmissionReview;
+KEP-4381, "Custom parameters".
 """
 
 from __future__ import annotations
@@ -55,10 +55,12 @@ class Webhook:
     It does not use the API server, so it needs no service account, no permissions and no Lease. Any number of replicas may run.
     """
 
-    def __init__(self, readers: Sequence[ConfigReader], settings: WebhookSettings, look: float = 10.0) -> None:
-        """``look`` is the number of seconds between two checks of the certificate's files."""
+    def __init__(
+        self, readers: Sequence[ConfigReader], settings: WebhookSettings, check_interval: float = 10.0
+    ) -> None:
+        """``check_interval`` is the number of seconds between two checks of the certificate's files."""
         self.readers = readers
-        self._look = look
+        self._check_interval = check_interval
         self.settings = settings
         self.certificate = Certificate(settings.tls_cert_file, settings.tls_private_key_file)
         self.url = ""
@@ -87,7 +89,7 @@ class Webhook:
                     reload.cancel()
 
     async def _keep_certificate(self, server: HttpServer) -> None:
-        async for context in self.certificate.renewed(self._look):
+        async for context in self.certificate.renewed(self._check_interval):
             server.tls = context
 
     async def _handle(self, request: Request) -> Response:
@@ -157,7 +159,7 @@ class Webhook:
         return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
     def _faults(self, request: JSON) -> list[str]:
-        """Returns the faults of an object; for an update, only those of entries that it adds or changes.
+        """Returns the faults of an object; for an update, only the faults of entries that it adds or changes.
 
         Otherwise, an invalid object that is older than the webhook could not lose its finalizers.
         """
@@ -215,7 +217,7 @@ class Certificate:
         seen = self._stamp()
         context = ssl.SSLContext(
             ssl.PROTOCOL_TLS_SERVER
-        )  # a new one each time, so that a failure does not change the one in use
+        )  # a new context each time, so that a failure does not change the context in use
         try:
             context.load_cert_chain(
                 self._cert, self._key, password=""

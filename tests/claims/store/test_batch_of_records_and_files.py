@@ -19,7 +19,7 @@ from dra_kubeletplugin.claims.store import batch
 from dra_kubeletplugin.claims.store.batch import Batcher
 from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.store import FollowUp
+from dra_kubeletplugin.claims.store.store import RecordJob
 from dra_kubeletplugin.errors import DraError, RecordsError, UndoFailedError
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER, insert, instance, make_record
@@ -92,9 +92,9 @@ async def test_a_job_that_goes_on_does_so_after_its_first_part_is_committed(tmp_
         def seen_elsewhere() -> list[str]:
             return [r.uid for r in read_rows(other.path)]
 
-        def go_on(_: object) -> FollowUp:
+        def go_on(_: object) -> RecordJob:
             between = seen_elsewhere()
-            return FollowUp(lambda records: records.forget("a"), then=lambda _: between)
+            return RecordJob(lambda records: records.forget("a"), then=lambda _: between)
 
         found: object = await store.do(
             lambda records: records.insert(make_record("a", "d-0")),

@@ -87,7 +87,7 @@ async def test_a_journal_of_another_driver_is_set_aside_and_frees_no_device() ->
         foreign(node.settings.records_path)
         await node.start()
         report = node.plugin.claims.store.journal.report
-        assert_matches(r"was damaged \(it is of driver other.example.com\) and is set aside as .*damaged-", report)
+        assert_matches(r"was damaged \(it belongs to driver other.example.com\) and is set aside as .*damaged-", report)
         answer = (await prepare_call(node, ref(thief))).claims[thief["metadata"]["uid"]].error
         assert "toy-0 is still held by claim" in answer
 

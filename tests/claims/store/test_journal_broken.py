@@ -17,13 +17,13 @@ from dra_kubeletplugin.claims.claim_files import note_of
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.offline import forget
 from dra_kubeletplugin.claims.store.records import RECOVER, Records
-from dra_kubeletplugin.claims.store.store import FollowUp, Mode
+from dra_kubeletplugin.claims.store.store import Mode, RecordJob
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsBusyError, RecordsError
 from tests.helpers.crash.record_stores import JOURNAL, append_body, make_record, open_store
 
 
 def do(store: RecordStore, operation: Any) -> Any:
-    (answer,) = store._work([FollowUp(operation)])
+    (answer,) = store._work([RecordJob(operation)])
     if isinstance(answer, BaseException):
         raise answer
     return answer
@@ -218,7 +218,7 @@ def test_a_write_that_fails_costs_its_own_changes_only(
                 patch.setattr(os, "pwrite", half)
             if call == "ftruncate":
                 patch.setattr(os, "ftruncate", fault)
-            (answer,) = store._work([FollowUp(lambda records: records.insert(make_record("v", "d-1")), Mode.SYNC)])
+            (answer,) = store._work([RecordJob(lambda records: records.insert(make_record("v", "d-1")), Mode.SYNC)])
             assert isinstance(answer, RecordsError)
         check_held(store, "d-0")
         insert(store, "w", "d-1")

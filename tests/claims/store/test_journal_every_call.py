@@ -19,7 +19,7 @@ from dra_kubeletplugin.base import forks
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.store import journal
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.store import FollowUp, Mode
+from dra_kubeletplugin.claims.store.store import Mode, RecordJob
 from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.helpers.crash.record_stores import JOURNAL, make_record, make_record_with_file, open_store
 
@@ -73,13 +73,13 @@ class Node:
     def do(
         self, operation: Callable[[Records], object], store: RecordStore | None = None, *, sync: bool = False
     ) -> object:
-        (answer,) = (store or self.stores[0])._work([FollowUp(operation, Mode.SYNC if sync else Mode.WRITE)])
+        (answer,) = (store or self.stores[0])._work([RecordJob(operation, Mode.SYNC if sync else Mode.WRITE)])
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def read(self, store: RecordStore) -> list[Any]:
-        (answer,) = store._work([FollowUp(Records.read_all, Mode.READ)])
+        (answer,) = store._work([RecordJob(Records.read_all, Mode.READ)])
         if isinstance(answer, BaseException):
             raise answer
         assert isinstance(answer, list)
@@ -177,7 +177,7 @@ def unprepare(node: Node) -> None:
 def compact(node: Node) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "_SMALL", 0)
-        patch.setattr(journal, "_LOOSE", 0)
+        patch.setattr(journal, "_MAX_GROWTH", 0)
         node.stores[0].journal.compact()
 
 

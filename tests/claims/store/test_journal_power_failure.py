@@ -18,7 +18,7 @@ import pytest
 from dra_kubeletplugin.claims import State
 from dra_kubeletplugin.claims.store.lines import parse
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.store import FollowUp, Mode
+from dra_kubeletplugin.claims.store.store import Mode, RecordJob
 from tests.helpers.crash.record_stores import JOURNAL, instance, make_record, open_store
 
 BLOCK = 512  # bytes; a disk writes such a sector completely or not at all
@@ -36,7 +36,7 @@ class Moment(NamedTuple):
 def moments(folder: Path) -> list[Moment]:
     """Two claims at a time are prepared and unprepared, in turns; a moment after each system call that changes the file."""
     store = open_store(folder)
-    store._work([FollowUp(Records.read_all, Mode.READ)])
+    store._work([RecordJob(Records.read_all, Mode.READ)])
     path = folder / JOURNAL
     found: list[Moment] = []
     synced = path.read_bytes()
@@ -55,7 +55,7 @@ def moments(folder: Path) -> list[Moment]:
         return call
 
     def do(operation: Any, *, sync: bool = False) -> None:
-        (answer,) = store._work([FollowUp(operation, Mode.SYNC if sync else Mode.WRITE)])
+        (answer,) = store._work([RecordJob(operation, Mode.SYNC if sync else Mode.WRITE)])
         assert not isinstance(answer, BaseException), answer
 
     with pytest.MonkeyPatch.context() as patch:

@@ -55,7 +55,7 @@ def opened(folder: Path, count: int = 1, in_flight: InFlightRecords | None = Non
 def compact(store: RecordStore) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal, "_SMALL", -1)
-        patch.setattr(journal, "_LOOSE", 0)
+        patch.setattr(journal, "_MAX_GROWTH", 0)
         store.journal.compact()
 
 
@@ -102,7 +102,7 @@ def test_only_a_long_journal_with_mostly_outdated_lines_is_compacted(
     tmp_path: Path, small: int, loose: int, compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "_SMALL", small)
-    monkeypatch.setattr(journal, "_LOOSE", loose)
+    monkeypatch.setattr(journal, "_MAX_GROWTH", loose)
     with opened(tmp_path) as (store,):
         insert(store, "u", "d-0")
         store.journal.compact()
@@ -113,7 +113,7 @@ def test_a_compaction_that_finds_the_journal_short_again_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "_SMALL", 3_000)
-    monkeypatch.setattr(journal, "_LOOSE", 1)
+    monkeypatch.setattr(journal, "_MAX_GROWTH", 1)
     with opened(tmp_path, 2) as (first, second):
         for i in range(10):
             insert(first, "u", f"d-{i}")

@@ -18,7 +18,7 @@ from dra_kubeletplugin.claims.holders import HeldByError
 from dra_kubeletplugin.claims.store import journal_file
 from dra_kubeletplugin.claims.store.offline import forget, read_rows
 from dra_kubeletplugin.claims.store.records import Records
-from dra_kubeletplugin.claims.store.store import FollowUp, Mode
+from dra_kubeletplugin.claims.store.store import Mode, RecordJob
 from dra_kubeletplugin.errors import RecordsBusyError, RecordsError
 from tests.helpers.crash.record_stores import (
     DRIVER,
@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[RecordStore]:
 
 
 def work(store: RecordStore, operation: Any, mode: Mode = Mode.WRITE) -> Any:
-    (result,) = store._work([FollowUp(operation, mode)])
+    (result,) = store._work([RecordJob(operation, mode)])
     return result
 
 
@@ -126,7 +126,7 @@ def test_only_a_job_that_asks_for_it_syncs_its_batch(store: RecordStore, monkeyp
     assert disk.calls == 0
     work(store, put("b"), Mode.SYNC)
     assert disk.calls == 1
-    store._work([FollowUp(put("c")), FollowUp(put("d"), Mode.SYNC)])
+    store._work([RecordJob(put("c")), RecordJob(put("d"), Mode.SYNC)])
     assert disk.calls == 2
 
 
@@ -320,16 +320,16 @@ def test_a_claim_s_error_keeps_no_frames_and_any_other_error_keeps_them(store: R
 
 
 def test_follow_ups_of_one_batch_are_one_transaction_and_return_their_own_results(store: RecordStore) -> None:
-    def more(_: object) -> FollowUp:
-        return FollowUp(put("c"), then=lambda _: "c")
+    def more(_: object) -> RecordJob:
+        return RecordJob(put("c"), then=lambda _: "c")
 
     jobs = [
-        FollowUp(put("a"), then=lambda _: FollowUp(put("b"), then=lambda _: "b")),
-        FollowUp(Records.count_prepared, Mode.READ, then=lambda n: n + 10),
-        FollowUp(first=lambda: "file"),
-        FollowUp(lambda records: None, then=more),
-        FollowUp(put("a")),
-        FollowUp(lambda records: None, then=lambda _: 1 // 0),
+        RecordJob(put("a"), then=lambda _: RecordJob(put("b"), then=lambda _: "b")),
+        RecordJob(Records.count_prepared, Mode.READ, then=lambda n: n + 10),
+        RecordJob(first=lambda: "file"),
+        RecordJob(lambda records: None, then=more),
+        RecordJob(put("a")),
+        RecordJob(lambda records: None, then=lambda _: 1 // 0),
     ]
     found = store._work(jobs)
     assert found[:4] == ["b", 10, "file", "c"]

@@ -65,14 +65,14 @@ def test_a_method_that_blocks_is_named_also_where_something_else_blocked_first(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one step of the loop: the first looks see a library's code, which is no line of the author's."""
-    found, looks = loop_watchdog.at_work, 0
+    found, looks = loop_watchdog.running_line, 0
 
-    def at_work(frame: FrameType | None) -> str:
+    def running_line(frame: FrameType | None) -> str:
         nonlocal looks
         looks += 1
         return found(frame) if looks > 3 else ""
 
-    monkeypatch.setattr(loop_watchdog, "at_work", at_work)
+    monkeypatch.setattr(loop_watchdog, "running_line", running_line)
 
     async def main() -> None:
         loop_watchdog.watch(asyncio.get_running_loop())

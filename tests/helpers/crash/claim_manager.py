@@ -12,7 +12,7 @@ import msgspec
 from dra_kubeletplugin import Device, Driver, Host, Pool
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import Answer, ClaimIdentity, ClaimManager, PluginContext
+from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, ClaimOutcome, PluginContext
 from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
@@ -127,10 +127,10 @@ class RunningManager:
         await self.claims.close()
         self.calls.when_idle(self.process.release)
 
-    async def prepare(self, ref: ClaimIdentity) -> Answer:
+    async def prepare(self, ref: ClaimIdentity) -> ClaimOutcome:
         return (await self.claims.prepare([ref]))[ref.uid]
 
-    async def unprepare(self, ref: ClaimIdentity) -> Answer:
+    async def unprepare(self, ref: ClaimIdentity) -> ClaimOutcome:
         return (await self.claims.unprepare([ref]))[ref.uid]
 
     async def records(self) -> dict[str, str]:

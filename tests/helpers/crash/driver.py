@@ -302,7 +302,7 @@ def instrument() -> None:
             lambda *_, word=word: kill_at(f"{word}: after CDI file"),
         )
     for owner, name, what in (
-        (Journal, "_keep_aside", "repair: {} setting aside"),
+        (Journal, "_keep_damaged_file", "repair: {} setting aside"),
         (Journal, "_rebuild", "repair: {} filling"),
         (journal, "write_new", "repair: {} making"),
         (Journal, "_open", "repair: {} opening"),

@@ -11,7 +11,7 @@ import pytest
 from dra_kubeletplugin._proto import dra_v1_pb2 as v1
 from dra_kubeletplugin._proto import dra_v1beta1_pb2 as v1beta1
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
-from dra_kubeletplugin.claims import Answer, ClaimIdentity
+from dra_kubeletplugin.claims import ClaimIdentity, ClaimOutcome
 from dra_kubeletplugin.claims.prepared_devices import PreparedResult
 from dra_kubeletplugin.errors import RetryableError
 from dra_kubeletplugin.plugin.grpc import NodeService
@@ -22,10 +22,10 @@ VERSIONS = pytest.mark.parametrize("pb", [v1, v1beta1])
 class Engine:
     """Does what ``outcome`` is: raises it, or answers it."""
 
-    def __init__(self, outcome: BaseException | Mapping[str, Answer]) -> None:
+    def __init__(self, outcome: BaseException | Mapping[str, ClaimOutcome]) -> None:
         self.outcome = outcome
 
-    async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
+    async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
@@ -33,7 +33,7 @@ class Engine:
     unprepare = prepare
 
 
-def service(outcome: BaseException | Mapping[str, Answer]) -> NodeService:
+def service(outcome: BaseException | Mapping[str, ClaimOutcome]) -> NodeService:
     return NodeService(cast(Any, Engine(outcome)), Metrics())
 
 
@@ -111,7 +111,7 @@ async def test_the_same_error_has_the_same_text_each_time() -> None:
 
 async def test_a_call_that_the_kubelet_gave_up_ends() -> None:
     class Hanging(Engine):
-        async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, Answer]:
+        async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -19,7 +19,7 @@ CREATE TABLE IF NOT EXISTS attachments (
 
 @dataclass(frozen=True)
 class Attachment:
-    """The node that a device is attached to, and for which owner."""
+    """The node to which a device is attached, and the owner of the attachment."""
 
     node: str
     owner: str
@@ -55,8 +55,8 @@ class FabricManager:
         """Adds or replaces a device.
 
         Args:
-            name: of the device.
-            model: of the device.
+            name: the device's name.
+            model: the device's model.
             broken: why the device cannot be attached; empty if it can.
             seconds: duration of an attachment.
         """

@@ -35,7 +35,7 @@ def tpu_slices(hosts: Sequence[str]) -> list[Device]:
 
 
 def _topology(hosts: int) -> str:
-    """2x2, 2x4, 4x4, 4x8, ..."""
+    """Returns the topology of a slice: 2x2, 2x4, 4x4, 4x8, ..."""
     across, down = 2, 2
     while across * down < CHIPS * hosts:
         across, down = (across * 2, down) if across < down else (across, down * 2)

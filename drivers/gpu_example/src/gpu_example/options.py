@@ -9,7 +9,7 @@ from typing import Annotated
 
 @dataclass(frozen=True)
 class GpuOptions:
-    """The names are those of the upstream example driver."""
+    """The options have the same names as in the upstream example driver."""
 
     num_devices: Annotated[int, "number of GPUs on each node"] = 8
     gpu_partitions: Annotated[

@@ -59,7 +59,7 @@ class GpuConfig(Config):
 
 
 class Mig(Driver):
-    """Publishes all possible partitions of a node's GPUs and creates those that claims get."""
+    """Publishes all possible partitions of a node's GPUs and creates the partitions that claims get."""
 
     name = "mig.example.com"
     config = (MigConfig, GpuConfig)
@@ -153,7 +153,7 @@ class Mig(Driver):
         self.gpus.set_mig(gpu, on=False)
 
     def recover(self) -> Iterator[RecoveredClaim]:
-        """Each partition has the claim that it was created for."""
+        """Returns the claims that have partitions. The library stores the claim of each partition."""
         return self.gpus.used()
 
 

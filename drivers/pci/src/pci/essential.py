@@ -14,7 +14,7 @@ NETWORK = 0x02
 
 
 def essential(sysfs: Path, functions: list[PciFunction]) -> Iterator[tuple[str, str]]:
-    """Yields the address of each function that the host needs, and what for: a disk, the console, a network.
+    """Yields the address of each function that the host needs, and the reason: a disk, the console, a network.
 
     A pod without hostNetwork does not see the host's interfaces. So a network card that has a kernel driver and no
     visible interface also counts as needed, unless it is a virtual function.

@@ -1,4 +1,4 @@
-"""Keeps the kernel drivers that functions have while no container has them."""
+"""Stores the native kernel driver of each function: the driver that it has while no container uses the function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NativeDrivers:
         self._boot_id = boot_id
 
     def of(self, fn: PciFunction) -> str | None:
-        """Returns the driver that a function has while no container has it."""
+        """Returns the driver that a function has while no container uses the function."""
         if fn.driver not in {None, VFIO}:
             return fn.driver
         try:

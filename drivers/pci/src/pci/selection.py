@@ -24,7 +24,7 @@ def parse_selection(text: str) -> list[Mapping[str, str]]:
 
 
 def matches(fn: PciFunction, native_driver: str | None, conditions: Mapping[str, str]) -> bool:
-    """Reports whether all conditions are true. ``native_driver`` is the function's driver while no container has it."""
+    """Reports whether all conditions are true. For ``native_driver``, see :meth:`NativeDrivers.of`."""
     have = {
         "vendor": f"{fn.vendor:04x}",
         "device": f"{fn.device_id:04x}",

@@ -1,4 +1,4 @@
-"""Checks whether VFIO can be used for a function, binds the function to vfio-pci and back.
+"""Checks whether VFIO can be used for a function, binds the function to vfio-pci, and restores its former driver.
 
 See Documentation/driver-api/vfio.rst of the kernel: all functions of an IOMMU group have the same owner.
 """

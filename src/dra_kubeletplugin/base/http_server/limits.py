@@ -2,7 +2,8 @@
 
 A connection is closed only while the server waits for its client, or if its client sends requests without waiting for responses.
 The server first closes connections that were unfinished for ``SLOW`` seconds, then idle ones, then other unfinished ones.
-Of each group it closes the oldest first. A new client always has ``GRACE`` seconds for its request, however many clients connect.
+Of each group it closes the oldest first. A new client has ``GRACE`` seconds for its request, however many clients connect, unless the
+process has no file descriptor left.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class Connections:
             if not connection.closing:
                 self._forget(connection.peer)
 
-    def make_room_for(self, new: ClientConnection) -> bool:
+    def ensure_capacity_for(self, new: ClientConnection) -> bool:
         """Closes another connection if there are too many. If the client exceeds its share, closes one of this client.
 
         Returns False if a connection must be closed, but none can be closed now.

@@ -25,7 +25,7 @@ def host_of(request: Request) -> str:
         return ""
 
 
-def leads_here(host: str, names: Collection[str] = ()) -> bool:
+def is_safe_host(host: str, names: Collection[str] = ()) -> bool:
     """Whether ``host`` is safe against DNS rebinding: an IP address, a name of this machine, or one of ``names``."""
     if host in names or host == "localhost" or host.endswith(".localhost") or host == socket.gethostname().lower():
         return True
@@ -43,7 +43,7 @@ def is_own_page(request: Request) -> bool:
     return own and request.headers.get("sec-fetch-site", "none") in _SAME
 
 
-def is_from_here(request: Request) -> bool:
+def is_from_loopback(request: Request) -> bool:
     """Whether the request came over the loopback: from this machine or pod, or by ``kubectl port-forward``, which RBAC protects.
 
     A request that a proxy passed on also comes over the loopback. Its headers show the proxy, or its host is not a loopback address.

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 server on asyncio streams and h11: for metrics and probes, admission reviews, and the local API server.
 
 It accepts connections itself, a few in each pass of the event loop. ``asyncio.start_server`` accepts up to its whole backlog in one
-pass. The limits would then close new connections before their requests are read. Without a free descriptor it pauses for 1 s.
+pass. The limits would then close new connections before their requests are read. Without a free descriptor,
+``asyncio.start_server`` also pauses for 1 s.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class HttpServer:
     """Serves ``handler`` until closed.
 
     ``address`` is HOST:PORT. Port 0 takes a free port; without HOST the server listens on IPv6 and IPv4. ``tls`` may be replaced at
-    any time, for connections made afterwards.
+    any time; later connections use the new value.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class HttpServer:
         client.setblocking(False)
         self.connections.add(connection)
         try:
-            while not self.connections.make_room_for(connection):
+            while not self.connections.ensure_capacity_for(connection):
                 if not self.connections.may_wait(connection):
                     raise ConnectionRefusedError
                 await asyncio.sleep(_PAUSE)

@@ -88,7 +88,7 @@ class SupervisedRunner:
 
 
 class _SupervisedLaunch:
-    """The open connection is the gate: if the plugin dies, the kernel closes it, and the supervisor ends the process."""
+    """A process that waits to run its program. If the plugin dies, its connection closes, and the supervisor ends the process."""
 
     def __init__(self, runner: SupervisedRunner, identity: ProcessIdentity, connection: socket.socket) -> None:
         self.identity = identity

@@ -36,12 +36,12 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether the process id means this process here: in this namespace, and in this boot."""
+        """Whether the process id is valid here: in this process's namespace of process ids, and in this boot."""
         return (self.namespace, self.boot) == here()
 
 
 class ProcessStat(msgspec.Struct, frozen=True):
-    """A line of ``/proc/PID/stat``. ``state`` is a letter: Z for a process that has ended and whose parent has not noticed."""
+    """A line of ``/proc/PID/stat``. ``state`` is a letter: Z for a process that has ended and whose parent has not read its exit status."""
 
     state: str
     parent: int
@@ -117,7 +117,7 @@ def wait_for_end(process: ProcessIdentity, timeout: float) -> bool:
 def in_session_of(leader: ProcessIdentity) -> list[ProcessIdentity]:
     """Returns the processes of the leader's session, without the leader.
 
-    Returns none if the leader has ended: then another session may have the same number.
+    Returns an empty list if the leader has ended: then another session may have the same number.
     """
     found = [i for i, stat in _all() if stat.session == leader.pid and i.pid != leader.pid and stat.is_alive]
     return found if is_alive(leader) else []

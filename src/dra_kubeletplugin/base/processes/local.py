@@ -97,7 +97,7 @@ class Launched(Protocol):
 
 
 class ProcessRunner(Protocol):
-    """Starts processes and knows the state of those that it started. Its methods block; they may be called in any thread."""
+    """Starts processes, and returns the state of each process that it started. Its methods block; they may be called in any thread."""
 
     def launch(self, command: Command) -> Launched:
         """Creates a process that waits to run its program. Raises :class:`RetryableError`."""

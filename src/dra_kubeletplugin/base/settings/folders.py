@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def folder_faults(settings: Settings) -> list[str]:
-    """Returns the faults of the folders. Creates only the folders of the driver and of CDI: another missing folder is a missing mount."""
+    """Returns the faults of the folders. Creates only the folders of the driver and of CDI: if another is missing, a mount is missing."""
     out = []
     kubelet, cdi = "--kubelet-root (KUBELET_ROOT)", "--cdi-root (CDI_ROOT)"
     # A user who configures the API server (or uses `dra dev`) has chosen the folders too, so they may be on the container's own file

@@ -58,14 +58,14 @@ def values_of(
             continue
         try:
             if isinstance(raw, str):
-                _checked(raw)
+                _check_utf8(raw)
             values[f.name] = f.metadata["parse"](raw) if isinstance(raw, str) else raw
         except ValueError as e:
             faults.append(f"{source} {raw!r} is {e}")
     return values, faults
 
 
-def _checked(text: str) -> None:
+def _check_utf8(text: str) -> None:
     """Raises ``ValueError`` for bytes that are not UTF-8, which the API server, gRPC and the records reject."""
     try:
         text.encode()

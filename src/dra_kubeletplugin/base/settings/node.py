@@ -27,7 +27,7 @@ class Settings:
     """Settings of a plugin process. Durations are in seconds. Paths are absolute after :func:`load`."""
 
     process: ClassVar[Audience] = Audience.NODE
-    """The process for which these settings are. Options of other processes keep their defaults."""
+    """The process to which these settings apply. Options of other processes keep their defaults."""
 
     driver_name: str = option(
         "--driver-name",
@@ -153,7 +153,7 @@ class Settings:
         "SHUTDOWN_GRACE_PERIOD",
         20.0,
         "Time that calls in flight may take after SIGTERM. It must be at least 10s shorter than the pod's "
-        "terminationGracePeriodSeconds, because the plugin ends a hanging stop only 5s after this time.",
+        "terminationGracePeriodSeconds, because a plugin whose shutdown hangs exits 5s after this time.",
         least=0,
         to=Audience.ALL,
     )

@@ -93,7 +93,7 @@ class _Base(logging.Formatter):
             return f"{printable(record.msg)} (its arguments cannot be shown: {describe(e)})"
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        """Returns the fields of the current task, then those of the call."""
+        """Returns the fields of the current task, then the fields of the call."""
         found = dict(log_fields())
         found |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
         if "claim" in found:

@@ -115,7 +115,7 @@ class Metrics:
                 self._families[name] = Family(PREFIX + name, kind, text, labels)
 
     def add(self, source: Source) -> None:
-        """Adds the lines of ``source`` to the page. It must not raise."""
+        """Adds the lines of ``source`` to the page. ``source`` must not raise."""
         self._sources.append(source)
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:

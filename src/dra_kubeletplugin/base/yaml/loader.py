@@ -46,7 +46,7 @@ class TextPart:
 
 
 def parts(text: str, of: type[Builder] | None = None) -> Iterator[TextPart]:
-    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after yielding those before it.
+    """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after it has yielded the documents before.
 
     Args:
         of: how to build the values; by default as kubectl does.

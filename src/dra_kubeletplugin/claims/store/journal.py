@@ -1,12 +1,12 @@
 """The journal of record changes: one append-only file, which all instances of the plugin share. They lock its folder.
 
-Each instance keeps all records in memory and reads the lines that others appended before it decides anything. Compaction and repair
+Each instance keeps all records in memory. Before each decision, it reads the lines that other instances appended. Compaction and repair
 replace the file: a new file gets the journal's name only when it is complete, and has a higher generation. In its own file
 (`instances.py`), each instance notes the generation of the journal that it has open. So an instance that finds a missing or older
 journal waits for a living instance that has a newer one.
 
-A damaged file is kept under another name. The new file has all lines that can be read, the records in flight, and those that the notes
-beside CDI files describe; then the driver's ``recover()`` is called.
+A damaged file is kept under another name. The new file has all lines that can be read, the records in flight, and the records from the
+notes beside CDI files. Then the driver's ``recover()`` is called.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _REMOVED = "it was removed"
 _POLL = 0.01  # seconds between checks whether another instance has written the file again
 _SMALL = 1 << 20  # bytes; a smaller journal is not compacted
-_LOOSE = 4  # a journal this many times larger than its live content is compacted
+_MAX_GROWTH = 4  # a journal this many times larger than its live content is compacted
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,11 +46,11 @@ class Journal:
     """The journal at ``path``. All methods block and run in the record thread.
 
     Args:
-        path: of the journal.
+        path: the journal's path.
         specs: the driver's CDI files; the notes beside them are a second source of records.
         process: this instance; it also finds the other living instances.
         in_flight: records that this process works on and that may be in no file.
-        boot_id: of this boot.
+        boot_id: the id of this boot.
         wait: seconds to wait for another instance.
 
     ``report`` has a sentence for every repair. ``loads`` counts how often a file was opened.
@@ -107,7 +107,7 @@ class Journal:
             acquire(self._lock, self.path, deadline)
 
     def is_current(self) -> bool:
-        """Whether the records in memory are those of the file. Needs no lock."""
+        """Whether the records in memory match the file. Needs no lock."""
         with contextlib.suppress(OSError):
             return self.file is not None and not self.file.fault and self.file.is_unchanged(os.lstat(self.path))
         return False
@@ -115,8 +115,8 @@ class Journal:
     def commit(self, *, sync: bool) -> None:
         """Writes all changes since the last commit as one write. Call it in :meth:`locked`.
 
-        Raises ``OSError`` or :class:`RecordsError`; the caller then undoes the changes in memory. Lines that a failed write left in the
-        file are read as those of another instance.
+        Raises ``OSError`` or :class:`RecordsError`; the caller then undoes the changes in memory. If a failed write left lines in
+        the file, they are later read as lines of another instance.
         """
         if self.file and self.file.records.changes:
             self.file.append(self.file.records.changed_lines(), sync=sync)
@@ -135,9 +135,9 @@ class Journal:
 
     def compact(self) -> None:
         """Replaces a file that is much larger than its content."""
-        if self.file and self.file.end > max(_SMALL, _LOOSE * self.file.live):
+        if self.file and self.file.end > max(_SMALL, _MAX_GROWTH * self.file.live):
             with self.locked(0) as file:
-                if file.end > max(_SMALL, _LOOSE * file.live):
+                if file.end > max(_SMALL, _MAX_GROWTH * file.live):
                     self._replace(file, file.records, complete=True)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Journal:
     # --- under the lock -------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        """Reads what other instances wrote, and opens or repairs the file if needed.
+        """Reads the lines that other instances appended, and opens or repairs the file if needed.
 
         Raises :class:`RecordsBusyError` if another instance has to write the file again.
         """
@@ -191,7 +191,7 @@ class Journal:
         )
 
     def _open(self, known: JournalFile | None) -> None:
-        """Opens the file after it was created or replaced, or repairs it. Raises the same as :meth:`_refresh`."""
+        """Opens the file after it was created or replaced, or repairs it. Raises the same errors as :meth:`_refresh`."""
         if known:
             known.read_on()  # another instance may have appended lines before the file lost its name
         elif self.path.is_symlink():
@@ -226,7 +226,7 @@ class Journal:
         """Returns why ``found`` cannot be used, or an empty text. ``least`` is the lowest generation that it may have."""
         if found.header.driver not in {"", self.specs.driver}:
             found.records = Records()
-            return f"it is of driver {printable(found.header.driver)}"
+            return f"it belongs to driver {printable(found.header.driver)}"
         if not found.fault and known and known.header.id != found.header.id:
             return "another file is in its place"
         is_old = "an older file is in its place" if found.header.generation < least else ""
@@ -256,7 +256,7 @@ class Journal:
         if known:
             known.close()
 
-    def _noted(self) -> Sequence[str]:
+    def _uids_with_files(self) -> Sequence[str]:
         try:
             return self.specs.uids()
         except OSError as e:
@@ -294,13 +294,13 @@ class Journal:
             self._add_report(f"{counted(len(rebuilt), 'record')} rebuilt from CDI files: {uids}")
 
     def _rebuild(self, records: Records, *, complete: bool) -> list[Record]:
-        """Adds and returns records of notes.
+        """Adds records from notes, and returns them.
 
         A record exists before its note and is deleted after it, so a note of this boot without a record shows a loss. If records may be
-        outdated, a note also replaces a record that is older, unreadable or not yet prepared, except of a claim in flight.
+        outdated, a note also replaces an older, unreadable or not yet prepared record, but not the record of a claim in flight.
         """
         skipped = records.uids() if complete else {r.uid for r in self.in_flight.records()}
-        noted = [record_of(self.specs, uid) for uid in self._noted() if uid not in skipped]
+        noted = [record_of(self.specs, uid) for uid in self._uids_with_files() if uid not in skipped]
         if complete:
             rebuilt = [r for r in noted if r is not None and r.boot_id == self.boot_id]
         else:
@@ -309,7 +309,7 @@ class Journal:
         return rebuilt
 
     def _mark_unproven(self, records: Records) -> None:
-        """Marks claims without a note, so that no other claim relies on their shared steps: the last lines of each may be lost."""
+        """Marks claims that have shared steps but no note. Their last lines may be lost, so no other claim relies on their shared steps."""
         for row in map(records.read, records.uids()):
             if isinstance(row, Record) and row.shared and record_of(self.specs, row.uid) is None:
                 row.doc = {**row.doc, UNPROVEN: True}
@@ -349,7 +349,7 @@ class Journal:
     def _replace(self, old: JournalFile | None, records: Records, *, complete: bool, fault: str = "") -> None:
         """Writes a new file and gives it the journal's name.
 
-        The process may die between any two lines here; the next process then repeats what is missing.
+        The process may die between any two lines here; the next process then repeats the missing steps.
 
         ``fault`` is why the old file has to be kept; empty for compaction.
         """
@@ -362,7 +362,7 @@ class Journal:
             # Opened by its temporary name: another program may replace a file with the final name at any moment.
             file = JournalFile(new)
             if fault:
-                self._keep_aside(fault)
+                self._keep_damaged_file(fault)
             # Before the file gets its name: no other instance may repair an older file meanwhile.
             self.process.note_records(generation)
             new.rename(self.path)
@@ -384,22 +384,22 @@ class Journal:
                 replaced.supersede()
                 replaced.close()
 
-    def _keep_aside(self, fault: str) -> None:
-        """Gives the damaged file a second name, under which it is kept for people."""
+    def _keep_damaged_file(self, fault: str) -> None:
+        """Links the damaged file to a second name, under which operators can find it."""
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
+        kept = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         try:
-            os.link(self.path, aside, follow_symlinks=False)
+            os.link(self.path, kept, follow_symlinks=False)
         except FileNotFoundError:
             return
         except OSError:  # a file system without links
             try:
-                aside.write_bytes(self.path.read_bytes())
+                kept.write_bytes(self.path.read_bytes())
             except OSError:
-                aside.unlink(missing_ok=True)
+                kept.unlink(missing_ok=True)
                 raise
         self.metrics.inc("records_damaged_total")
-        self._add_report(f"the record journal was damaged ({fault}) and is set aside as {aside}")
+        self._add_report(f"the record journal was damaged ({fault}) and is set aside as {kept}")
 
     def _add_report(self, sentence: str) -> None:
         self.report.append(sentence)

@@ -1,4 +1,4 @@
-"""One file of the record journal: reading, appending, and creating a new one. The caller has the lock."""
+"""One file of the record journal: reading, appending, and creating a new one. A caller that writes has the lock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE = Change(OPEN)
 class JournalFile:
     """An open journal and its ``records``.
 
-    ``end`` is the size of what was read and written, ``size`` that of the file at the last check.
+    ``end`` is the number of bytes that were read or written. ``size`` is the size of the file at the last check.
     ``fault`` is the damage that was found. ``is_superseded`` shows that another instance has replaced the file since. ``live`` is the
     size of its content without outdated lines.
     """
@@ -51,7 +51,7 @@ class JournalFile:
         self.live = len(self.content())
 
     def read_on(self) -> bool:
-        """Reads and applies the lines that were appended since. Returns False if one was damaged, or the file was cut."""
+        """Reads and applies the lines that were appended since the last read. Returns False if a line is damaged or the file was cut."""
         self.size = os.fstat(self._fd).st_size
         if self.size < self.end:
             self.fault = "it was cut"
@@ -127,7 +127,7 @@ class JournalFile:
             self.append(encode(Change(MOVED)), sync=False)
 
     def content(self) -> bytes:
-        """Returns the lines of all records, and those of a newer version."""
+        """Returns the lines of all records, and the unknown lines that a newer version wrote."""
         return self.records.all_lines() + b"".join(self._foreign)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def write_new(path: Path, header: Change, content: bytes) -> Path:
 
 
 def new_header(driver: str, generation: int, repaired: int, old: Change | None = None) -> Change:
-    """Returns the first line of a new file, which replaces one that began with ``old``.
+    """Returns the first line of a new file, which replaces a file that began with ``old``.
 
     ``repaired`` is the generation of the last repair that may have lost records. Files that replace each other have the same ``id``.
     """

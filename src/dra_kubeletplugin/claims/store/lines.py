@@ -1,4 +1,4 @@
-"""Encodes and parses the lines of the record journal, also of a damaged one. All functions are pure.
+"""Encodes and parses the lines of the record journal, also if the journal is damaged. All functions are pure.
 
 A line is one change: ``<CRC-32> <head>\\t<CRC-32> <body>\\n``, with JSON texts as head and body. The body of a ``put`` is the whole
 record; its head has the devices that the claim holds. Other changes have the same text in both parts. So one damaged byte never loses
@@ -38,7 +38,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Line(NamedTuple):
-    """A change with its body. Of a damaged line, each intact part is a line of its own: ``change`` is None for a body without its head.
+    """A change with its body. Each intact part of a damaged line becomes its own Line; ``change`` is None for a body without its head.
 
     ``body`` is empty if it is damaged, or if the change is not a ``put``. ``raw`` is empty for a part of a damaged line.
     """
@@ -49,7 +49,11 @@ class Line(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """``end`` is the number of bytes that count; the rest is a write that a crash cut. ``damaged`` is the number of damaged lines."""
+    """The lines of a text.
+
+    ``end`` is the number of bytes in complete lines; the bytes after it are from a write that a crash cut. ``damaged`` is the number of
+    damaged lines.
+    """
 
     lines: list[Line]
     end: int
@@ -81,9 +85,9 @@ def parse(data: bytes) -> Parsed:
             lines.append(line)
         else:
             damaged += 1
-            lines += _salvage(raw)
+            lines += _intact_parts(raw)
     end = len(data) - len(tail)
-    # A crash cuts a write before its end. A tail that is a whole line has lost only its newline, or another byte took its place.
+    # The tail is usually from a write that a crash cut. If it is a complete line, only its newline is missing or damaged.
     for complete in (tail, tail[:-1]):
         if line := _parse_line(complete):
             lines.append(line)
@@ -101,7 +105,7 @@ def _parse_line(raw: bytes) -> Line | None:
     return Line(change, body[_SUM:] if change.op == PUT else b"", raw)
 
 
-def _salvage(raw: bytes) -> Iterator[Line]:
+def _intact_parts(raw: bytes) -> Iterator[Line]:
     """Yields each intact part of a damaged line as a line of its own, except parts of unknown changes."""
     for part in filter(_is_intact, _SEPARATOR.split(raw)):
         change = _decode(part[_SUM:])

@@ -1,4 +1,4 @@
-"""The records in memory: reads and changes by operations, which can be undone until they are written.
+"""The records in memory. Operations read and change them; changes can be undone until they are written.
 
 An operation gets a :class:`Records` object. A fence protects each change from concurrent changes.
 """
@@ -77,7 +77,7 @@ class Records:
         return b"".join(out)
 
     def all_lines(self) -> bytes:
-        """Returns the lines that describe everything."""
+        """Returns the lines that describe all records and metadata."""
         meta = [encode(Change(META, key=key, value=value)) for key, value in self._meta.items()]
         return b"".join([*meta, *(stored.line(uid) for uid, stored in self._claims.items())])
 

@@ -38,7 +38,7 @@ class Mode(enum.Enum):
     SYNC = enum.auto()  # survives a power failure too
 
 
-class FollowUp(NamedTuple):
+class RecordJob(NamedTuple):
     """A job of the record thread: ``first`` before the transaction, the operation, and ``then`` after the transaction.
 
     ``first`` and ``then`` work on files. If ``first`` or ``then`` raises, the exception is the job's result. If ``first`` raises, the
@@ -65,7 +65,7 @@ class RecordStore:
         self.opened = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loads = 0
-        self._batcher: Batcher[FollowUp] = Batcher("records", self._work, self._compact)
+        self._batcher: Batcher[RecordJob] = Batcher("records", self._work, self._compact)
 
     @property
     def transactions(self) -> int:
@@ -78,19 +78,20 @@ class RecordStore:
         mode: Mode = Mode.WRITE,
         *,
         first: Callable[[], object] | None = None,
-        then: Callable[[Result], Result | FollowUp] | None = None,
+        then: Callable[[Result], Result | RecordJob] | None = None,
     ) -> Result:
-        """Runs ``operation`` in a transaction with others; its exception rolls back only its own changes. See :class:`FollowUp`.
+        """Runs ``operation`` in a transaction, which concurrent calls share. Its exception undoes only its own changes. See
+        :class:`RecordJob`.
 
         Raises :class:`RecordsError`, or the exception of the operation, ``first`` or ``then``.
         """
         self._loop = asyncio.get_running_loop()
-        result: Result = await self._batcher.submit(FollowUp(operation, mode, first, then))
+        result: Result = await self._batcher.submit(RecordJob(operation, mode, first, then))
         return result
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Runs ``work``, which uses files and not records, in the record thread, after all earlier jobs."""
-        result: Result = await self._batcher.submit(FollowUp(first=work))
+        result: Result = await self._batcher.submit(RecordJob(first=work))
         return result
 
     async def close(self, timeout: float = 10.0) -> None:
@@ -157,12 +158,12 @@ class RecordStore:
 
     # --- in the thread --------------------------------------------------------------------------
 
-    def _work(self, jobs: Sequence[FollowUp]) -> list[object]:
+    def _work(self, jobs: Sequence[RecordJob]) -> list[object]:
         """Runs the jobs. Reads come first: a writer that is stopped must not block them."""
         results: list[object] = [_caught(job.first) if job.first else None for job in jobs]
-        left = [i for i, job in enumerate(jobs) if job.operation and not isinstance(results[i], BaseException)]
+        runnable = [i for i, job in enumerate(jobs) if job.operation and not isinstance(results[i], BaseException)]
         for write in (False, True):
-            chosen = [i for i in left if (jobs[i].mode is not Mode.READ) is write]
+            chosen = [i for i in runnable if (jobs[i].mode is not Mode.READ) is write]
             if chosen:
                 operations = [op for i in chosen if (op := jobs[i].operation)]
                 sync = any(jobs[i].mode is Mode.SYNC for i in chosen)
@@ -172,11 +173,11 @@ class RecordStore:
                     done = [self._failed(e)] * len(chosen)
                 for i, result in zip(chosen, done, strict=True):
                     results[i] = result
-        for i in left:
+        for i in runnable:
             then, result = jobs[i].then, results[i]
             if then and not isinstance(result, BaseException):
                 results[i] = _caught(functools.partial(then, result))
-        if follow_ups := [(i, job) for i, job in enumerate(results) if isinstance(job, FollowUp)]:
+        if follow_ups := [(i, job) for i, job in enumerate(results) if isinstance(job, RecordJob)]:
             for (i, _), result in zip(follow_ups, self._work([job for _, job in follow_ups]), strict=True):
                 results[i] = result
         return results
@@ -193,7 +194,7 @@ class RecordStore:
                     raise
             self._note_loads()
         assert journal.file
-        return [_one(journal.file.records, operation) for operation in operations]
+        return [_run_operation(journal.file.records, operation) for operation in operations]
 
     def _transaction(self, operations: Sequence[Operation[object]], *, sync: bool) -> list[object]:
         """Runs operations and writes their changes; tries once more after a passing disk error.
@@ -213,7 +214,7 @@ class RecordStore:
         with self.journal.locked(self.journal.wait) as file:
             self._note_loads()
             try:
-                results = [_one(file.records, operation) for operation in operations]
+                results = [_run_operation(file.records, operation) for operation in operations]
                 written = file.records.changes
                 self.journal.commit(sync=sync)
             except BaseException:
@@ -258,7 +259,7 @@ def _caught(work: Callable[[], object]) -> object:
         return e
 
 
-def _one(records: Records, operation: Operation[object]) -> object:
+def _run_operation(records: Records, operation: Operation[object]) -> object:
     """Returns an operation's result. If the operation raises, undoes only its changes and returns the exception.
 
     Returns a claim's error without its traceback: the frames of the traceback and the list of results form a reference cycle that

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from ...driver.diagnostics.author_errors import at_work
+from ...driver.diagnostics.author_errors import running_line
 
 log = logging.getLogger(__name__)
 _PAUSE = 2.0  # seconds between probes of the loop
@@ -34,7 +34,7 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: int) -> None:
         checks, where = 0, ""
         while not responded.wait(_CHECK_INTERVAL):
             checks += 1
-            if checks >= _CHECKS and not where and (where := at_work(sys._current_frames().get(thread))):
+            if checks >= _CHECKS and not where and (where := running_line(sys._current_frames().get(thread))):
                 log.warning(
                     "the event loop is blocked by %s: calls of the kubelet, probes and all claims wait; `await` slow operations, or "
                     "make the method plain `def`, which runs in a thread",

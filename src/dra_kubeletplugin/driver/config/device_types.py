@@ -16,7 +16,7 @@ def kinds_of(attributes: Mapping[str, Attribute], kinds: Sequence[type[Config]])
 
 
 def device_types(kinds: Sequence[type[Config]]) -> Iterator[Kinds]:
-    """Yields the kinds for each type of device that the kinds name, once for each set of kinds."""
+    """Yields, for each type of device in a kind's ``DEVICES``, all kinds that are for it. Each set of kinds is yielded once."""
     found = {kinds_of(kind.DEVICES, kinds): None for kind in kinds}
     yield from found or {frozenset(): None}
 

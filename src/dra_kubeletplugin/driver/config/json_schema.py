@@ -2,7 +2,7 @@
 
 Source: JSON Schema 2020-12. msgspec's own generator fails at a default that is a :class:`Quantity`, so this module walks the types of
 ``msgspec.inspect``. A schema accepts more than the class: 1.0 as an integer, dates that do not exist, text that is not a Decimal, and
-amounts out of order. It also accepts everything that :meth:`Config.check` rejects.
+amounts in the wrong order. It also accepts everything that :meth:`Config.check` rejects.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ _LIMITS = {
 
 
 def json_schema(*kinds: type[Config]) -> JSON:
-    """Returns the schema of ``opaque.parameters``, with ``apiVersion`` and ``kind`` if the class sets them; of several kinds, any one.
+    """Returns the schema of ``opaque.parameters``, with ``apiVersion`` and ``kind`` if the class sets them.
 
-    For a layered kind, no field is required, because the DeviceClass may contain the missing fields.
+    With several kinds, the schema accepts any one of them. For a layered kind, no field is required, because the DeviceClass may contain
+    the missing fields.
     """
     walk = _Walk()
     schemas = [walk.kind(kind, info) for kind, info in zip(kinds, inspect.multi_type_info(kinds), strict=True)]
@@ -98,7 +99,7 @@ class _Walk:
     def __init__(self) -> None:
         self.partial = False
         self.definitions: dict[str, JSON] = {}
-        # By the identity of msgspec's description, of which there is one per type, and by ``partial``.
+        # The key is the id of msgspec's description of the type (one for each type), and ``partial``.
         self._names: dict[tuple[int, bool], str] = {}
 
     def kind(self, kind: type[Config], info: Any) -> JSON:

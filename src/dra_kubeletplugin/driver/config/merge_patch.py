@@ -66,7 +66,7 @@ def difference(before: JSON, after: JSON, kept: JSON) -> dict[str, Any]:
 
 
 def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -> str:
-    """Returns which layers contain the value, or its fields, at a place: `` (a from X, b from Y)``.
+    """Returns which layers contain the value, or its fields, at a place: `` (a from X; b from Y)``.
 
     If ``missing`` names a field, the text says that no layer contains it.
     """
@@ -75,11 +75,11 @@ def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -
     given: dict[str, list[str]] = {}
     seen: set[str] = set()
     for layer in reversed(layers):
-        value, whole = _given_at(layer.fields, at)
-        if whole and not isinstance(value, Mapping):
+        value, has_value = _value_at(layer.fields, at)
+        if has_value and not isinstance(value, Mapping):
             given.setdefault(layer.where, [])
             break
-        names = [name for name in value if name not in seen] if whole else []
+        names = [name for name in value if name not in seen] if has_value else []
         seen.update(names)
         if names:
             given[layer.where] = names
@@ -91,8 +91,11 @@ def provenance(layers: Sequence[Layer], at: Sequence[str | int], missing: str) -
     return f" ({'; '.join(parts)})"
 
 
-def _given_at(fields: Any, at: Sequence[str | int]) -> tuple[Any, bool]:
-    """Returns the value of a layer at a place, and whether it has one. A value that is not an object counts for all places inside it."""
+def _value_at(fields: Any, at: Sequence[str | int]) -> tuple[Any, bool]:
+    """Returns the value of a layer at a place, and whether the layer has one.
+
+    If the path continues below a value that is not an object, such as a list, returns that value.
+    """
     for step in at:
         if isinstance(fields, Mapping):
             if step not in fields:

@@ -18,7 +18,7 @@ from ...resourceapi.amounts import Capacity, RequestPolicy
 from ...resourceapi.quantity import Quantity
 from ...resourceapi.types import Attribute
 from ...resourceapi.version import Version
-from ..diagnostics.author_errors import author_code, defined
+from ..diagnostics.author_errors import author_code, definition_place
 
 Steps = tuple[str | int, ...]  # keys and list positions, from the top
 MAX_FAULTS = 10
@@ -177,12 +177,12 @@ def read_form(wanted: type, value: Any) -> Any:
 FORMS = (Quantity, Version, Capacity, RequestPolicy)  # types with their own JSON form
 
 
-def given_as_default(default: object, wanted: Any) -> None:
+def check_default_form(default: object, wanted: Any) -> None:
     """Checks that a claim could contain this default. Raises ``ValueError`` or ``TypeError`` otherwise."""
     msgspec.convert(as_json(default), wanted, dec_hook=read_form, str_keys=True)
 
 
-def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
+def decode_config(given: Mapping[str, Any], cls: type[Config], *, check: bool = False) -> Config:
     """Decodes parameters. The author's ``__post_init__`` runs here, and :meth:`Config.check` if ``check`` is set.
 
     Raises:
@@ -191,7 +191,7 @@ def converted(given: Mapping[str, Any], cls: type[Config], *, check: bool = Fals
     """
     with author_checks(cls):
         config = msgspec.convert(given, cls, dec_hook=read_form, str_keys=True)
-        return checked(config) if check else config
+        return run_checks(config) if check else config
 
 
 def author_checks(cls: type[Config]) -> AbstractContextManager[None]:
@@ -211,7 +211,7 @@ class ConfigRefused(ValueError):
         super().__init__("; ".join(text for _, text in refusals))
 
 
-def checked(config: Config) -> Config:
+def run_checks(config: Config) -> Config:
     """Returns ``config`` after calling :meth:`Config.check` of it and of all objects in it.
 
     Raises:
@@ -248,5 +248,5 @@ def _refusals(value: object, place: Place) -> Iterator[tuple[Place, str]]:
     if result is not None:
         raise DriverError(
             f"{type(value).__name__}.check() returned {shown(result)}, which is ignored: raise ValueError(...) "
-            f"to reject parameters ({defined(value.check)})"
+            f"to reject parameters ({definition_place(value.check)})"
         )

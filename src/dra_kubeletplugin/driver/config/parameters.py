@@ -21,7 +21,7 @@ from ..diagnostics.author_errors import author_code, without_frames
 from ..diagnostics.config_errors import MORE, Fault, all_faults, refusal
 from .device_types import Kinds, described
 from .merge_patch import Layer, difference, merge, merge_into, provenance
-from .model import MAX_FAULTS, Config, ConfigRefused, as_json, author_checks, checked, converted
+from .model import MAX_FAULTS, Config, ConfigRefused, as_json, author_checks, decode_config, run_checks
 from .versions import name_of, unknown_kind, versions
 
 JSON = Mapping[str, Any]
@@ -99,8 +99,8 @@ class Parameters:
     def resolve(self, entries: Sequence[JSON], request: str, fitting: Kinds | None = None) -> Resolved:
         """Returns the configuration of one ``request`` (``req`` or ``req/sub``) for one type of device, and its source.
 
-        ``entries`` are the entries of the allocation in their order, class before claim; pass the same list in each call. Takes
-        ``fitting``, returns and raises as :meth:`merge_entries`.
+        ``entries`` are the entries of the allocation in their order, class before claim; pass the same list in each call. For
+        ``fitting``, the result and the exceptions, see :meth:`merge_entries`.
         """
         found = []
         for i, entry in enumerate(entries):
@@ -165,7 +165,7 @@ class Parameters:
         if kind not in self._default_configs:
             self._default_configs[kind] = None
             with contextlib.suppress(msgspec.ValidationError):
-                self._default_configs[kind] = converted({}, kind) if kind else None
+                self._default_configs[kind] = decode_config({}, kind) if kind else None
         return self._default_configs[kind]
 
     def _merged(self, entries: Sequence[ConfigEntry]) -> Config:
@@ -275,7 +275,7 @@ class Parameters:
 
     def _decoded(self, given: GivenParameters) -> Config:
         try:
-            return converted(given.fields, given.cls, check=True)
+            return decode_config(given.fields, given.cls, check=True)
         except msgspec.ValidationError:
             found = all_faults(given.fields, given.cls, self.remaining_faults + 1)
         except ConfigRefused as e:
@@ -410,7 +410,7 @@ def _converted_to(target: type[Config], older: Config, given: GivenParameters, *
             raise DriverFailedError(f"{what} returned {type(config).__name__}: it must return {target.__name__}")
         if check:
             with author_checks(target):
-                checked(config)
+                run_checks(config)
     except ValueError as e:
         of = provenance(given.layers, (), "") if len(given.layers) > 1 else ""
         texts = [clip(e)]

@@ -46,13 +46,13 @@ def without_frames(e: E) -> E:
     return e
 
 
-def explained(e: BaseException) -> str:
+def explain_exception(e: BaseException) -> str:
     """Returns ``TypeName: message, did you mean ...? (folder/file.py:14)`` on one line. Never raises."""
     text, suffix = describe(e), _hint(e)
     return f"{text.rstrip('.') if suffix else text}{suffix}{_bracketed(place(e))}"
 
 
-def located(e: DraError) -> DraError:
+def with_author_place(e: DraError) -> DraError:
     """Adds the author's line to an error of the framework's classes about an author's arguments. Other exceptions do not change.
 
     An error that already names a line keeps it: ``setup_<step>`` has failed there, and ``shared_step`` raises the error in prepare.
@@ -75,7 +75,7 @@ def place(e: BaseException) -> str:
     return _place_of(*lines[-1]) if lines else ""
 
 
-def at_work(frame: FrameType | None) -> str:
+def running_line(frame: FrameType | None) -> str:
     """Returns the author's line that an event loop or thread runs now: ``folder/file.py:14 in Card.prepare``."""
     stack = []
     while frame is not None and frame.f_code is not asyncio.BaseEventLoop.run_forever.__code__:
@@ -85,7 +85,7 @@ def at_work(frame: FrameType | None) -> str:
     return f"{_place_of(*found[-1])} in {printable(found[-1][0].f_code.co_qualname)}" if found else ""
 
 
-def defined(method: Callable[..., Any]) -> str:
+def definition_place(method: Callable[..., Any]) -> str:
     """Returns ``folder/file.py:14``, where a function is defined; empty if it is not a Python function."""
     while isinstance(method, functools.partial):
         method = method.func
@@ -99,12 +99,12 @@ def reading_result(method: Callable[..., Any]) -> Iterator[None]:
     try:
         yield
     except (DriverError, BadAnswerError, HostPathMissingError) as e:
-        raise type(e)(f"{printable(e)}{_bracketed(defined(method))}") from e.__cause__
+        raise type(e)(f"{printable(e)}{_bracketed(definition_place(method))}") from e.__cause__
     except DraError:
         raise
     except Exception as e:
         name = getattr(method, "__name__", "a method")
-        raise DriverError(f"the result of {name}() cannot be read: {explained(e)}") from e
+        raise DriverError(f"the result of {name}() cannot be read: {explain_exception(e)}") from e
 
 
 @contextlib.contextmanager
@@ -128,9 +128,9 @@ def author_code(
     except passed:
         raise
     except DraError as e:
-        raise located(e) from None
+        raise with_author_place(e) from None
     except BaseException as e:
-        raise kind(f"{what} raised {explained(e)}{hint(e)}") from e
+        raise kind(f"{what} raised {explain_exception(e)}{hint(e)}") from e
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
@@ -181,7 +181,7 @@ def replacement_message(value: object, wanted: str, *, of: str = "", returned: b
         return ": return its values, `list(found.values())`"
     if type(value).__name__ == wanted:
         return f": put it into a list, `[{of or wanted.lower()}]`"
-    return forgotten(value)
+    return missing_await_hint(value)
 
 
 def instead_of_item(value: object, wanted: str) -> str:
@@ -190,10 +190,10 @@ def instead_of_item(value: object, wanted: str) -> str:
         return ": put its items into the outer list"
     if isinstance(value, type) and value.__name__ == wanted:
         return f": create an instance, `{wanted}(...)`"
-    return forgotten(value)
+    return missing_await_hint(value)
 
 
-def forgotten(value: object) -> str:
+def missing_await_hint(value: object) -> str:
     """Returns a hint if an ``await`` or a call is missing; else empty."""
     if isinstance(value, Awaitable):
         return ": is an `await` missing?"
@@ -220,7 +220,7 @@ def _own_lines(e: BaseException) -> list[tuple[FrameType, int]]:
 
 
 def _own(stack: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
-    """Yields the driver's own frames: those in the folder of the first frame that is neither the framework's nor Python's."""
+    """Yields the driver's own frames: code in the folder of the first frame that belongs neither to the framework nor to Python."""
     home = ""
     for frame, line in stack:
         name = frame.f_code.co_filename

@@ -1,7 +1,7 @@
 """Finds all faults of parameters, and writes each as a sentence with the field, the nearest known name and the allowed values.
 
 msgspec is the only validator, but it reports the first fault only. So a value that msgspec rejects is split into its parts, and each
-part is validated alone. If no part has a fault, the fault is one of the whole value.
+part is validated separately. If no part has a fault, the fault concerns the value as a whole.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _whole_fault(value: Any, hint: Any, place: Place) -> Fault | None:
 
 
 def _shown(value: Any) -> str:
-    """Returns the value outside a range; of an object or a list, only its length."""
+    """Returns a value that is outside a range, as text; for an object or a list, only its length."""
     return f"{len(value)}" if isinstance(value, Mapping | list) else clip(repr(value), _LONGEST)
 
 

@@ -14,10 +14,13 @@ from ..contract import Driver
 SET = ("host", "settings", "log", "role", "gates_off")
 """Attributes that the framework sets in every driver."""
 _DATA = ("name", "config", "options", "unhealthy_taint", "metadata", "privileged", "processes", "subsystems")
-_EITHER = {"devices": "pools", "pools": "devices"}  # a driver that implements one may use the name of the other freely
+_EITHER = {
+    "devices": "pools",
+    "pools": "devices",
+}  # a driver that implements one of them may use the other name for itself
 _OF_CONFIG = ("KIND", "API_VERSION", "OLDER", "DEVICES", "LAYERED", "check", "convert_from")
-# Names that other libraries use for such a method. The framework would never call a method with such a name.
-_MEANT = {"validate": "check", "verify": "check"}
+# Names that other libraries use for the method `check`. The framework never calls methods with these names.
+_SYNONYMS = {"validate": "check", "verify": "check"}
 _NEAR = 0.8
 _FORMS = ("ed", "ing")  # endings: prepared() and starting() are not misspelt
 _WORDS = frozenset({"healthy"})  # more names that are not misspelt
@@ -59,11 +62,11 @@ def check_names(cls: type[Driver], called: Mapping[str, tuple[str, ...]]) -> Non
 
 def near_config_name(kind: type[Config], name: str) -> str:
     """Returns the attribute of :class:`Config` that an author probably meant by ``name``; empty if none is similar."""
-    return _near(_MEANT.get(name, name), [n for n in _OF_CONFIG if n not in vars(kind)])
+    return _near(_SYNONYMS.get(name, name), [n for n in _OF_CONFIG if n not in vars(kind)])
 
 
 def check_config_names(kind: type[Config]) -> None:
-    """Raises :class:`DriverError` for a method of ``kind`` whose name is similar to that of a method that the framework calls."""
+    """Raises :class:`DriverError` if a method of ``kind`` has nearly the name of a method that the framework calls."""
     for name, value in _written(kind, Config, of_base=True):
         if not hasattr(Config, name) and (inspect.isroutine(value) or isinstance(value, classmethod)):
             near = near_config_name(kind, name)

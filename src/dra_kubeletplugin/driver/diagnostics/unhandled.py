@@ -7,7 +7,7 @@ import logging
 import threading
 from typing import Any
 
-from .author_errors import explained, own_traceback, place
+from .author_errors import explain_exception, own_traceback, place
 
 log = logging.getLogger(__name__)
 
@@ -36,5 +36,8 @@ def _task(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 def _log(who: str, e: BaseException) -> None:
     log.error(
-        "unhandled exception in %s: %s; the thread or task has stopped", who, explained(e), exc_info=own_traceback(e)
+        "unhandled exception in %s: %s; the thread or task has stopped",
+        who,
+        explain_exception(e),
+        exc_info=own_traceback(e),
     )

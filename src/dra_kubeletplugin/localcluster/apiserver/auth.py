@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from ...base.http_server.origin import host_of, leads_here
+from ...base.http_server.origin import host_of, is_safe_host
 from ...base.http_server.server import Request
 from .status_errors import StatusError, bad_request
 from .storage import Storage
@@ -208,7 +208,7 @@ def to_impersonate(user: User) -> Iterator[tuple[str, ...]]:
 
 
 def _check_source(request: Request, names: Collection[str]) -> None:
-    if not leads_here(host_of(request), {*_LOCAL, *names}):
+    if not is_safe_host(host_of(request), {*_LOCAL, *names}):
         host = request.headers.get("host", "")
         raise StatusError(403, "Forbidden", f"the request is for host {host!r}, which is not a name of this API server")
     origin = request.headers.get("origin")

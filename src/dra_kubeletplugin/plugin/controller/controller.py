@@ -1,7 +1,7 @@
 """The controller: publishes the pools that belong to no single node, and binds claims.
 
-Several replicas may run; the one that holds the driver's Lease works. When it loses the Lease, the process ends, because a driver's
-thread cannot be stopped in any other way.
+Several replicas may run; only the replica that holds the driver's Lease works. When it loses the Lease, the process ends, because a
+driver's thread cannot be stopped in any other way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Controller:
     Creating one has no effects; :meth:`running` starts it.
 
     Its slices have no owner: a ResourceSlice belongs to the cluster, and a Deployment must not own it. Slices stay while no controller
-    runs, and the next one takes them over.
+    runs, and the next controller takes them over.
 
     Args:
         driver: the driver.
@@ -118,12 +118,12 @@ class Controller:
     async def running(self) -> AsyncIterator[Controller]:
         """Starts the controller, and stops it at the end: all parts in reverse order, each with a time limit.
 
-        The Lease is released last, when all background tasks and ``Driver.stop`` have ended. If the lead is lost or a background task
+        The Lease is released last, when all background tasks and ``Driver.stop`` have ended. If leadership is lost or a background task
         fails, the body is cancelled and the exception is raised.
 
         Raises:
             SettingsError: a setting is wrong.
-            LeaseLostError: the lead was lost.
+            LeaseLostError: leadership was lost.
             Exception: anything that ``Driver.start`` or a background task raises.
         """
         self.settings.check()
@@ -164,7 +164,7 @@ class Controller:
         """Returns the background tasks by name; the controller ends when one of them does."""
         jobs: dict[str, Job] = {
             "claims": self.watch.run,
-            "devices": self._look,
+            "devices": self._run_discovery,
             "publisher": self.publisher.run,
             "device status": self.reports.run,
         }
@@ -172,7 +172,7 @@ class Controller:
             jobs["binding"] = lambda: self.binder.run(self.watch)
         return jobs
 
-    async def _look(self) -> None:
+    async def _run_discovery(self) -> None:
         """Runs discovery after the claims are known, because they decide whether a vanished device is in use.
 
         It waits for the claims only a limited time.

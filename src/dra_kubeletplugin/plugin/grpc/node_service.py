@@ -15,7 +15,7 @@ from ..._proto import dra_v1beta1_pb2 as v1beta1
 from ..._proto import dra_v1beta1_pb2_grpc as v1beta1_grpc
 from ...base.telemetry.logs import operation
 from ...base.telemetry.metrics import Metrics
-from ...claims import Answer, ClaimIdentity, ClaimManager
+from ...claims import ClaimIdentity, ClaimManager, ClaimOutcome
 from ...errors import DraError, describe
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ PrepareRequest = v1.NodePrepareResourcesRequest | v1beta1.NodePrepareResourcesRe
 PrepareResponse = v1.NodePrepareResourcesResponse | v1beta1.NodePrepareResourcesResponse
 UnprepareRequest = v1.NodeUnprepareResourcesRequest | v1beta1.NodeUnprepareResourcesRequest
 UnprepareResponse = v1.NodeUnprepareResourcesResponse | v1beta1.NodeUnprepareResourcesResponse
-Handle = Callable[[Sequence[ClaimIdentity]], Awaitable[Mapping[str, Answer]]]
+Handle = Callable[[Sequence[ClaimIdentity]], Awaitable[Mapping[str, ClaimOutcome]]]
 
 
 class NodeService:
@@ -69,13 +69,13 @@ class NodeService:
 
     async def _call(
         self, method: str, handle: Handle, request: PrepareRequest | UnprepareRequest
-    ) -> Mapping[str, Answer]:
+    ) -> Mapping[str, ClaimOutcome]:
         self.metrics.inc("kubelet_calls_total", method=method)
         refs = list(_refs(request.claims))
         with operation():
             log.debug("call of the kubelet: %s for %d claims", method, len(refs))
             fault = DraError(f"the plugin has no result for this claim of {method}")
-            responses: Mapping[str, Answer] = {}
+            responses: Mapping[str, ClaimOutcome] = {}
             try:
                 responses = await handle(refs)
             except BaseException as e:  # otherwise gRPC would return an error without any claim's cause

@@ -1,7 +1,7 @@
 """A gRPC server on a Unix socket: binds without harming another server, and restores its socket file when it is removed.
 
-gRPC itself has two dangers. A second server on a live path silently takes the path over; then the shutdown of the first server deletes
-the second server's file. Therefore, a server binds its socket to a hidden name and then renames the file. It never removes the file of
+With gRPC alone, a second server on a live path silently takes the path over, and the shutdown of the first server then deletes the
+second server's file. Therefore, a server binds its socket to a hidden name and then renames the file. It never removes the file of
 another server.
 """
 
@@ -68,7 +68,9 @@ class UnixServer:
         self._servers: list[grpc.aio.Server] = []  # the last one has the path
         self._inode: tuple[int, int] | None = None
         self._bound = 0
-        self._hidden: set[str] = set()  # the addresses that our sockets were bound to; a rename does not change them
+        self._hidden: set[str] = (
+            set()
+        )  # the addresses that this server's sockets were bound to; a rename does not change them
         self._closed = False
 
     @property
@@ -116,7 +118,7 @@ class UnixServer:
             self.fault = ""
 
     async def stop(self, grace: float | None = None) -> None:
-        """Accepts no new calls, waits ``grace`` seconds for the calls in flight, and removes our socket, never another one."""
+        """Accepts no new calls, waits ``grace`` seconds for the calls in flight, and removes the socket, but never another server's."""
         self.unlink()
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
         self._servers.clear()

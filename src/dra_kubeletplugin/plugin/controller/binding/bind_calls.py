@@ -24,7 +24,7 @@ JSON = dict[str, Any]
 
 
 class BindCalls:
-    """The calls of one driver.
+    """Calls ``bind`` and ``unbind`` of one driver.
 
     Args:
         reporter: writes the statuses that the driver reports.

@@ -50,8 +50,8 @@ class NextStep(Enum):
 
     DONE = "nothing, until something changes"
     AGAIN = "the next step at once"
-    WAIT = "nothing, until a device is free"
-    SEE = "nothing, until the watch shows the written conditions"
+    WAIT_FOR_DEVICE = "nothing, until a device is free"
+    WAIT_FOR_WATCH = "nothing, until the watch shows the written conditions"
 
 
 class Binder:
@@ -169,7 +169,7 @@ class Binder:
                     self._record_fault(uid, e)
                     await self._pause(uid, self.pauses.after(failures), seen)
                     continue
-                if following is NextStep.SEE:
+                if following is NextStep.WAIT_FOR_WATCH:
                     await self._pause(uid, _CATCH_UP, seen)
                     continue
                 if following is NextStep.AGAIN or event.is_set():
@@ -193,9 +193,9 @@ class Binder:
             return NextStep.DONE
         written = self._written.get(uid)
         if written is not None and written[0] == wanted.identity and time.monotonic() - written[1] < _CATCH_UP:
-            return NextStep.SEE
+            return NextStep.WAIT_FOR_WATCH
         if any(r.exclusive & wanted.exclusive for u, r in self._bound.items() if u != uid):
-            return NextStep.WAIT
+            return NextStep.WAIT_FOR_DEVICE
         if record is None:
             await self._record(wanted)
             return NextStep.AGAIN  # the allocation or the leader may have changed during the write
@@ -299,7 +299,7 @@ class Binder:
         self.faults[shown] = text
 
     def _seen(self, uid: str) -> object:
-        """Returns the state that decides the next step. Our own reports change the claim, but not this state."""
+        """Returns the state that decides the next step. The controller's own reports change the claim, but not this state."""
         wanted = self._claim(uid)
         return wanted and (wanted.identity, wanted.ready, wanted.failed)
 

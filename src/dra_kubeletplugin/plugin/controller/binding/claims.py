@@ -178,4 +178,4 @@ class ClaimWatch:
                 log.warning(
                     "cannot decode a ResourceClaim of the API server: %s", describe(e), extra={"claim_uid": uid}
                 )
-            return self._allocated.get(uid)  # the last readable state is better than none
+            return self._allocated.get(uid)  # the last readable state stays in use

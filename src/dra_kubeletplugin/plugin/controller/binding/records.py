@@ -1,8 +1,8 @@
 """The records of bound claims: one ConfigMap for each claim in the controller's namespace, written before ``bind`` is called.
 
-A deallocation removes the claim's ``status.devices``, and a deletion removes the claim, so the claim cannot show what must be unbound.
-To write a ConfigMap, the controller needs no permission to change users' claims. A ConfigMap is created once and deleted by resource
-version, so a former leader cannot undo the work of its successor.
+A deallocation removes the claim's ``status.devices``, and a deletion removes the claim, so the claim does not show which devices must be
+unbound. To write a ConfigMap, the controller needs no permission to change users' claims. A ConfigMap is created once and deleted by
+resource version, so a former leader cannot undo the work of its successor.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class BindingRecords:
             "data": {_FIELD: msgspec.json.encode(doc).decode()},
         }
         meta = (await self.client.create(CONFIG_MAPS, made))["metadata"]
-        return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
+        return dataclasses.replace(_record_from(doc), object=meta["name"], version=meta["resourceVersion"])
 
     async def delete(self, record: BindingRecord) -> None:
         """Deletes a record after ``unbind``. A missing record is not an error.
@@ -136,10 +136,10 @@ def _read(obj: JSON) -> BindingRecord:
     doc = msgspec.json.decode(obj["data"][_FIELD].encode(), type=_Doc)
     if doc.version > _VERSION:
         raise ValueError(f"version {doc.version} is newer than {_VERSION}: use the newer controller")
-    return dataclasses.replace(_of(doc), object=meta["name"], version=meta["resourceVersion"])
+    return dataclasses.replace(_record_from(doc), object=meta["name"], version=meta["resourceVersion"])
 
 
-def _of(doc: _Doc) -> BindingRecord:
+def _record_from(doc: _Doc) -> BindingRecord:
     devices = [BoundDevice(request=d.request, pool=d.pool, name=d.name, share_id=d.share or None) for d in doc.devices]
     claim = BoundClaim(namespace=doc.namespace, name=doc.name, uid=doc.uid, node=doc.node, devices=devices)
     return BindingRecord(claim, doc.stamp, frozenset((d.pool, d.name, d.share) for d in doc.devices if not d.admin))
