@@ -87,6 +87,13 @@ async def test_wrong_parameters_are_named_in_the_event(parameters: dict[str, Any
             await node.run_pod(parameters=parameters)
 
 
+async def test_parameters_for_another_type_of_device_are_named_in_the_event() -> None:
+    parameters = {**HEAD, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}
+    async with server() as node:
+        with pytest.raises(PodError, match="MigDeviceConfig is for devices with type=mig, and the claim has none"):
+            await node.run_pod(parameters=parameters)
+
+
 def folder(tmp_path: Path, script: str) -> DriverRoot:
     for name, text in {"lib64/libnvidia-ml.so.1": "", "bin/nvidia-smi": f"#!/bin/sh\n{script}\n"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
