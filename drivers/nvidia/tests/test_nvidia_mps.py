@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,20 @@ async def test_a_claim_gets_a_daemon_with_its_limits_which_ends_with_the_claim()
         await node.delete_pod()
         assert (folders(node), alive(pid)) == ([], False)
         assert not any((await node.leftovers()).values())
+
+
+async def test_the_folder_of_daemons_is_an_option_that_may_change_while_a_claim_uses_it(tmp_path: Path) -> None:
+    """MPS runs a server as the user of the program, and users other than root cannot enter the kubelet's folder."""
+    async with server(options={"nvidia_mps_folder": str(tmp_path / "mps")}) as node:
+        pod = await node.run_pod(selector=ON_FIRST, parameters=sharing(HALF))
+        (folder,) = (tmp_path / "mps").iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) & 0o005 == 0o005
+        (mount,) = [m for m in node.oci(pod)["mounts"] if m["destination"] == "/tmp/nvidia-mps"]
+        assert mount["source"] == str(folder)
+        await node.stop()
+        await node.start(options={"nvidia_mps_folder": ""})
+        await node.delete_pod()
+        assert list((tmp_path / "mps").iterdir()) == []
 
 
 async def test_all_gpus_of_a_claim_have_one_daemon() -> None:

@@ -342,7 +342,8 @@ class Nvidia(Driver):
 
     def _mps_folder(self, uid: str) -> Path:
         """Returns the folder of a claim's daemon; short, because Linux limits the path of a socket to 107 bytes."""
-        return self.settings.plugin_dir / "mps" / uid.partition("-")[0]
+        parent = Path(self.options.nvidia_mps_folder or self.settings.plugin_dir / "mps")
+        return parent / uid.partition("-")[0]
 
     def unprepare(self, claim: PreparedClaim) -> None:
         """Destroys the instances of a recovered claim, which has no undo steps. Idempotent."""
@@ -357,9 +358,9 @@ class Nvidia(Driver):
         with self.hardware_lock(address):
             partitions.destroy(gpu, address, profile, start, claim.uid)
 
-    def undo_mps_folder(self, claim: PreparedClaim, uid: str) -> None:
+    def undo_mps_folder(self, claim: PreparedClaim, folder: str) -> None:
         """Removes the folder of the claim's MPS daemon, which has ended before. Idempotent."""
-        mps.remove(self._mps_folder(uid))
+        mps.remove(Path(folder))
 
     def undo_restore_driver(
         self, claim: PreparedClaim, address: str, driver: str | None, persistent: bool = False
