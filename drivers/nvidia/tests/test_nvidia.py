@@ -60,6 +60,9 @@ async def test_a_gpu_is_published_with_the_attributes_of_nvidias_driver() -> Non
         "cudaDriverVersion": Version("13.0.0"),
         "eccEnabled": True,
         "pcieGeneration": 5,
+        "migEnabled": False,
+        "linkSpeed": 32000,
+        "linkWidth": 16,
     }
     assert gpu.capacity == {"memory": Capacity("81559Mi")}
 

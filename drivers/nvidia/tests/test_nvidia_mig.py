@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from dra_kubeletplugin import Capacity
 from dra_kubeletplugin.testing import ClaimSpec, DriverNode, MatchAttribute, Request, node_with
 
+from nvidia import machine
 from nvidia.driver import Nvidia
 from nvidia.hardware_state import HardwareState
 from nvidia.sdk import LibraryError
@@ -166,6 +168,86 @@ async def test_a_start_destroys_instances_without_a_claim_and_keeps_those_of_cla
         assert places(node) == [(ADDRESS, 19, 0)]
         await node.delete_pod()
         assert places(node) == []
+
+
+async def test_mig_mode_of_a_gpu_that_was_lost_when_its_last_claim_ended_is_turned_off_later() -> None:
+    async with server() as node:
+        await node.run_pod(selector=f"{profile('7g.80gb')} && {ON_FIRST}")
+        hardware(node).set(lost=[ADDRESS])
+        await node.delete_pod()
+        await node.restart()
+        hardware(node).set(lost=[])
+        await node.rescan()
+        assert (places(node), hardware(node).read()["mig"]) == ([], [])
+        await node.run_pod(selector=f"{WHOLE} && {ON_FIRST}")
+
+
+async def test_mig_mode_that_stayed_on_belongs_to_the_next_claim() -> None:
+    async with server() as node:
+        await node.run_pod("first", selector=f"{profile('7g.80gb')} && {ON_FIRST}")
+        hardware(node).set(lost=[ADDRESS])
+        await node.delete_pod("first")
+        hardware(node).set(lost=[], instances=[])
+        await node.run_pod("second", selector=f"{profile('1g.10gb')} && {ON_FIRST}")
+        await node.rescan()
+        assert (places(node), hardware(node).read()["mig"]) == ([(ADDRESS, 19, 0)], [ADDRESS])
+        await node.delete_pod("second")
+        assert (places(node), hardware(node).read()["mig"]) == ([], [])
+
+
+async def test_a_gpu_is_whole_again_when_an_operator_has_destroyed_the_last_instance() -> None:
+    async with server() as node:
+        await node.run_pod(selector=f"{profile('1g.10gb')} && {ON_FIRST}")
+        with hardware(node).change() as state:
+            state["instances"].append(state["instances"][0] | {"start": 4, "size": 4, "profile": 9, "gi": 9})
+        await node.delete_pod()
+        assert places(node) == [(ADDRESS, 9, 4)]
+        await node.rescan()
+        assert FIRST not in await node.published()  # MIG mode is on, so the whole GPU cannot be prepared
+        hardware(node).set(instances=[])
+        await node.rescan()
+        assert FIRST in await node.published()
+        assert hardware(node).read()["mig"] == []
+
+
+async def test_lost_records_are_recovered_although_the_library_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, failures = machine.open_library, [LibraryError("nvmlInitWithFlags: Unknown Error (999)")]
+
+    def opened(*args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return original(*args)
+
+    async with server() as node:
+        await node.run_pod(selector=f"{profile('2g.20gb')} && {ON_FIRST}")
+        names = await node.allocated("pod")
+        await node.stop()
+        (node.settings.plugin_dir / "records.journal").unlink()
+        shutil.rmtree(node.settings.cdi_root)
+        monkeypatch.setattr(machine, "open_library", opened)
+        await node.start()
+        assert [held.rpartition("/")[2] for held in (await node.leftovers())["held"]] == names
+        await node.delete_pod()
+        assert (places(node), hardware(node).read()["mig"]) == ([], [])
+
+
+async def test_instances_of_one_gpu_that_cannot_be_read_stay_published_and_do_not_hide_changes_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instance = {"address": ADDRESS, "profile": 9, "start": 4, "size": 4, "gi": 1, "uuid": "MIG-1"}
+    async with server(mig="static") as node:
+        hardware(node).set(mig=[ADDRESS], instances=[instance])
+        await node.rescan()
+        await node.wait_published([f"{FIRST}-mig-3g40gb-9-4", SECOND])
+
+        def fails(uuid: str) -> Any:
+            raise LibraryError("Unknown Error (999)")
+
+        monkeypatch.setattr(node.driver._open().gpus, "instances", fails)
+        await node.unplug("0000:98:00.0")
+        await node.wait_published([f"{FIRST}-mig-3g40gb-9-4"])
 
 
 async def test_lost_records_are_recovered_from_the_notes() -> None:

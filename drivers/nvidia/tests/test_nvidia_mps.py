@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,20 @@ async def test_a_claim_gets_a_daemon_with_its_limits_which_ends_with_the_claim()
         assert not any((await node.leftovers()).values())
 
 
+async def test_the_folder_of_daemons_is_an_option_that_may_change_while_a_claim_uses_it(tmp_path: Path) -> None:
+    """MPS runs a server as the user of the program, and users other than root cannot enter the kubelet's folder."""
+    async with server(options={"nvidia_mps_folder": str(tmp_path / "mps")}) as node:
+        pod = await node.run_pod(selector=ON_FIRST, parameters=sharing(HALF))
+        (folder,) = (tmp_path / "mps").iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) & 0o005 == 0o005
+        (mount,) = [m for m in node.oci(pod)["mounts"] if m["destination"] == "/tmp/nvidia-mps"]
+        assert mount["source"] == str(folder)
+        await node.stop()
+        await node.start(options={"nvidia_mps_folder": ""})
+        await node.delete_pod()
+        assert list((tmp_path / "mps").iterdir()) == []
+
+
 async def test_all_gpus_of_a_claim_have_one_daemon() -> None:
     limits = {"defaultPinnedDeviceMemoryLimit": "4Gi", "defaultPerDevicePinnedMemoryLimit": {"1": "2Gi"}}
     async with server() as node:
@@ -119,7 +134,7 @@ async def test_each_kind_of_parameters_reaches_its_type_of_device() -> None:
         (folder,) = folders(node)
         assert "CUDA_VISIBLE_DEVICES=MIG-" in (folder / "environment").read_text()
         log = node.settings.sysfs_root / ".nvidia-driver/bin/nvidia-smi.log"
-        assert log.read_text().splitlines() == [f"compute-policy -i {UUIDS[0]} --set-timeslice 3"]
+        assert log.read_text().splitlines()[-1:] == [f"compute-policy -i {UUIDS[0]} --set-timeslice 3"]
 
 
 async def test_a_daemon_that_ends_makes_its_gpu_unhealthy() -> None:

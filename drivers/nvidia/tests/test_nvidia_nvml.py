@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dra_kubeletplugin import Version
+from dra_kubeletplugin.resourceapi.validation.slices import MAX_ATTRIBUTES_AND_CAPACITIES
 
-from nvidia import names, nvml, recorded
+from nvidia import devices, names, nvml, recorded
 from nvidia.hardware_state import NO_INSTANCE, XID, HardwareState
 from nvidia.nvml import Nvml
 from nvidia.recorded import NotRecordedError, RecordedBindings
 from nvidia.sdk import (
     GpuLostError,
+    Instance,
     InUseError,
     LibraryError,
     LibraryReplacedError,
@@ -93,6 +98,25 @@ def test_the_profiles_of_the_recorded_gpu(machine: Machine) -> None:
         "1g.20gb": (15, 4, (0, 2, 4, 6), 2, 26),
     }
     assert found["1g.10gb+me"].ofa_engines == 1
+
+
+def test_devices_with_all_attributes_are_within_the_limit_of_the_api_server(machine: Machine) -> None:
+    (recorded_gpu,) = machine.nvml.gpus()
+    gpu = dataclasses.replace(recorded_gpu, addressing_mode="HMM", fabric_clique="1.2")
+    standard = {f"resource.kubernetes.io/{name}": 0 for name in ("pciBusID", "pcieRoot", "numaNode")}
+    fn: Any = SimpleNamespace(attributes=lambda: {**standard, "linkSpeed": 32000, "linkWidth": 16, "vendor": "10de"})
+    profiles = machine.nvml.profiles(UUID)
+    largest = max(profiles, key=lambda p: p.size)
+    made = [
+        devices.whole(gpu, fn),
+        *devices.partitioned(gpu, fn, profiles, with_whole=True).devices,
+        devices.existing(gpu, fn, largest, Instance(largest.id, 0, 1, (0,), "MIG-1")),
+    ]
+    assert max(len(d.attributes) + len(d.capacity) for d in made) == MAX_ATTRIBUTES_AND_CAPACITIES
+
+
+def test_a_version_with_letters_is_published() -> None:
+    assert devices._version("580.159.04-rc2") == Version("580.159.4")
 
 
 def test_an_instance_is_created_listed_and_destroyed(machine: Machine) -> None:

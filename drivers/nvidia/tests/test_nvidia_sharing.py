@@ -41,11 +41,25 @@ def sharing_of(interval: str | None = None) -> dict[str, Any]:
 async def test_the_time_slice_of_a_claim_is_set_and_reset() -> None:
     async with server() as node:
         await node.run_pod(selector=ON_FIRST, parameters=sharing_of("Long"))
-        assert commands(node) == [f"compute-policy -i {UUID} --set-timeslice 3"]
+        # A GPU that refuses the default refuses every value, so the default is set first.
+        assert commands(node) == [f"compute-policy -i {UUID} --set-timeslice {n}" for n in (0, 3)]
         await node.restart()
         await node.delete_pod()
-        assert commands(node)[1:] == [f"compute-policy -i {UUID} --set-timeslice 0"]
+        assert commands(node)[2:] == [f"compute-policy -i {UUID} --set-timeslice 0"]
         assert not any((await node.leftovers()).values())
+
+
+async def test_a_gpu_that_refuses_every_time_slice_can_be_used_by_the_next_claim() -> None:
+    async with server() as node:
+        program = node.settings.sysfs_root / ".nvidia-driver/bin/nvidia-smi"
+        working = program.read_text()
+        program.write_text("#!/bin/sh\necho 'Failed to set timeslice policy for GPU 0 : Not Supported' >&2; exit 3\n")
+        await node.apply_pod(selector=ON_FIRST, parameters=sharing_of("Long"))
+        await node.api.wait_event("pod", "Not Supported")
+        await node.delete_pod()
+        assert not any((await node.leftovers()).values())
+        await node.run_pod(selector=ON_FIRST)
+        program.write_text(working)
 
 
 async def test_without_an_interval_the_time_slice_is_never_touched() -> None:
@@ -70,6 +84,13 @@ MIXED = {**HEAD, "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "mp
 async def test_wrong_parameters_are_named_in_the_event(parameters: dict[str, Any], message: str) -> None:
     async with server() as node:
         with pytest.raises(PodError, match=message):
+            await node.run_pod(parameters=parameters)
+
+
+async def test_parameters_for_another_type_of_device_are_named_in_the_event() -> None:
+    parameters = {**HEAD, "kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}
+    async with server() as node:
+        with pytest.raises(PodError, match="MigDeviceConfig is for devices with type=mig, and the claim has none"):
             await node.run_pod(parameters=parameters)
 
 

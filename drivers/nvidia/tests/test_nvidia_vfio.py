@@ -16,7 +16,8 @@ from dra_kubeletplugin.testing import DriverNode, PodError, node_with
 from nvidia import vfio
 from nvidia.config import Iommu
 from nvidia.driver import Nvidia
-from nvidia.sdk import User
+from nvidia.hardware_state import HardwareState
+from nvidia.sdk import LibraryError, User
 
 H100 = Path(__file__).parents[1] / "hosts/two-h100.yaml"
 ADDRESS, FIRST, SECOND = "0000:17:00.0", "gpu-0000-17-00-0", "gpu-0000-98-00-0"
@@ -31,6 +32,10 @@ Server = DriverNode[Nvidia]
 async def server(**options: Any) -> AsyncIterator[Server]:
     async with node_with(Nvidia, host=H100, options={"nvidia_passthrough": True} | options) as node:
         yield node
+
+
+def hardware(node: Server) -> HardwareState:
+    return HardwareState(node.settings.sysfs_root / ".gpus.json", node.driver.host.boot_id())
 
 
 def driver_of(node: Server, address: str = ADDRESS) -> str | None:
@@ -83,7 +88,6 @@ async def test_a_restart_while_a_gpu_is_passed_through_keeps_the_claim() -> None
 
 
 async def test_a_gpu_without_a_driver_goes_back_to_nvidias_driver() -> None:
-    """An unbind that took too long ends after its claim was rolled back."""
     async with server() as node:
         node.write_sysfs("bus/pci/drivers/nvidia/unbind", ADDRESS)
         assert driver_of(node) is None
@@ -134,15 +138,115 @@ async def test_a_gpu_whose_group_another_driver_uses_is_refused() -> None:
             await node.run_pod(selector=PASSED)
 
 
-def test_an_unbind_that_the_kernel_does_not_end_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    released = threading.Event()
-    monkeypatch.setattr(vfio, "UNBIND_TIMEOUT", 0.05)
-    host: Any = SimpleNamespace(write=lambda path, text: released.wait(10))
+MIG_STATE: dict[str, Any] = {
+    "mig": [ADDRESS],
+    "instances": [{"address": ADDRESS, "profile": 9, "start": 4, "size": 4, "gi": 1, "uuid": "MIG-1"}],
+}
+
+
+@pytest.mark.parametrize("mig", ["off", "static"])
+async def test_a_gpu_in_an_operators_mig_mode_is_not_published_for_passthrough(mig: str) -> None:
+    async with server(nvidia_mig=mig) as node:
+        hardware(node).set(**MIG_STATE)
+        await node.rescan()
+        assert f"{FIRST}-vfio" not in await node.published()
+        hardware(node).set(mig=[], instances=[])
+        await node.rescan()
+        assert f"{FIRST}-vfio" in await node.published()
+
+
+@pytest.mark.parametrize("mig", ["off", "static", "dynamic"])
+async def test_a_gpu_with_mig_instances_of_an_operator_is_not_unbound(mig: str) -> None:
+    """The operator creates them after the last scan, so the scheduler does not know them."""
+    async with server(nvidia_mig=mig) as node:
+        hardware(node).set(**MIG_STATE)
+        await node.apply_pod(selector=PASSED)
+        await node.api.wait_event("pod", f"{ADDRESS} cannot be passed through: it has MIG instances")
+        assert driver_of(node) == "nvidia"
+        hardware(node).set(mig=[], instances=[])
+        await node.api.wait_running("pod")
+
+
+async def test_persistence_mode_is_on_again_after_passthrough() -> None:
+    async with server() as node:
+        await node.run_pod(selector=PASSED)
+        assert hardware(node).read()["released"] == [ADDRESS]
+        await node.delete_pod()
+        assert hardware(node).read()["released"] == []
+
+
+async def test_persistence_mode_stays_off_if_it_was_off() -> None:
+    async with server() as node:
+        hardware(node).set(released=[ADDRESS])
+        await node.run_pod(selector=PASSED)
+        await node.delete_pod()
+        assert hardware(node).read()["released"] == [ADDRESS]
+
+
+async def test_a_persistence_mode_that_cannot_be_turned_on_again_does_not_hold_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with server() as node:
+        await node.run_pod(selector=PASSED)
+
+        def fails(uuid: str, *, on: bool) -> None:
+            raise LibraryError("nvmlDeviceSetPersistenceMode: Unknown Error (999)")
+
+        monkeypatch.setattr(node.driver._open().gpus, "set_persistent", fails)
+        await node.delete_pod()
+        assert f"cannot turn persistence mode of {ADDRESS} on again: nvmlDeviceSetPersistenceMode" in caplog.text
+        assert not any((await node.leftovers()).values())
+
+
+async def test_an_unbind_that_ends_after_its_claim_failed_leaves_no_gpu_without_a_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While the kernel waits for the end of a process, it has the lock of the function, which each write takes."""
+    ended, function, original = threading.Event(), threading.Lock(), Host.write
+
+    def write(host: Host, path: str, text: str) -> None:
+        if ADDRESS not in path + text:
+            return original(host, path, text)
+        with function:
+            if path == "bus/pci/drivers/nvidia/unbind":
+                ended.wait(30)
+            return original(host, path, text)
+
+    monkeypatch.setattr(Host, "write", write)
+    monkeypatch.setattr(vfio, "WRITE_TIMEOUT", 0.1)
+    async with server() as node:
+        try:
+            await node.apply_pod(selector=PASSED)
+            await node.api.wait_event("pod", f"the kernel does not release {ADDRESS}")
+            await node.run_pod("other", selector=f'{ATTRIBUTES}.type == "gpu"')  # NVML can be used meanwhile
+            assert await node.allocated("other") == [SECOND]
+            held = [device.rpartition("/")[2] for device in (await node.leftovers())["held"]]
+            assert sorted(held) == [f"{FIRST}-vfio", SECOND]
+        finally:
+            ended.set()
+        await node.api.wait_running("pod")
+        assert driver_of(node) == "vfio-pci"
+        await node.delete_pod()
+        assert driver_of(node) == "nvidia"
+
+
+def test_no_write_begins_while_an_earlier_write_for_the_function_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, begun = threading.Event(), list[str]()
+    monkeypatch.setattr(vfio, "WRITE_TIMEOUT", 0.05)
+
+    def write(path: str, text: str) -> None:
+        begun.append(path)
+        ended.wait(10)
+
+    host: Any = SimpleNamespace(write=write)
+    functions = vfio.Functions(host)
     try:
-        with pytest.raises(RetryableError, match="nvidia does not release 0000:17"):
-            vfio.unbind(host, "nvidia", ADDRESS)
+        for _ in range(3):
+            with pytest.raises(RetryableError, match=f"the kernel does not release {ADDRESS}"):
+                functions.restore(ADDRESS, "nvidia")
+        assert begun == [f"bus/pci/devices/{ADDRESS}/driver_override"]
     finally:
-        released.set()
+        ended.set()
 
 
 def test_with_iommufd_the_container_gets_the_node_of_the_device(tmp_path: Path) -> None:

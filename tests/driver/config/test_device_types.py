@@ -12,6 +12,7 @@ from dra_kubeletplugin.driver import make
 from dra_kubeletplugin.driver.config.device_types import device_types, kinds_of
 from dra_kubeletplugin.driver.config.objects import ConfigReader, faults_with_classes
 from dra_kubeletplugin.driver.config.parameters import Parameters, Resolved
+from dra_kubeletplugin.driver.config.resolution import Resolver
 from dra_kubeletplugin.errors import ConfigError, DriverError
 from dra_kubeletplugin.testing import ClaimSpec, OpaqueConfig, Request, node_with
 
@@ -108,6 +109,29 @@ def test_a_request_that_the_claim_names_for_other_devices_only_is_an_error() -> 
     assert resolved([entry("GpuConfig", requests=["r"])], PART, "r/part")[0] == PartConfig(), "another alternative"
     with pytest.raises(ConfigError, match="request 'r/part' got another device"):
         resolved([entry("GpuConfig", requests=["r/part"])], PART, "r/part")
+
+
+async def resolved_for_claim(entries: Sequence[Mapping[str, Any]], *wanted: tuple[str, Device]) -> Any:
+    return await Resolver(make(Cards), DRIVER).resolve(entries, wanted)
+
+
+async def test_entries_without_requests_for_no_device_of_the_claim_are_an_error() -> None:
+    wrong, other_driver = entry("PartConfig"), entry("Other", version="other.example.com/v1")
+    (refused,) = await resolved_for_claim([other_driver, wrong], ("r", GPU))
+    assert isinstance(refused, ConfigError)
+    assert str(refused).startswith(
+        "config[1] (FromClaim): parameters.kind: PartConfig is for devices with type=part, and the claim has none: use the kind for the "
+        "claim's devices, or remove this entry"
+    )
+    for entries, wanted in (
+        ([wrong], [("a", GPU), ("b", PART)]),
+        ([wrong, entry("GpuConfig")], [("r", GPU)]),  # the request may get either
+        ([wrong], [("r/gpu", GPU)]),  # for the other alternative
+        ([entry("PartConfig", "FromClass", ["r"])], [("r", GPU)]),  # a default for several types of device
+        ([other_driver], [("r", GPU)]),
+    ):
+        found = await resolved_for_claim(entries, *wanted)
+        assert not any(isinstance(f, ConfigError) for f in found), entries
 
 
 def test_an_invalid_entry_is_an_error_for_every_device() -> None:

@@ -6,6 +6,7 @@ names are made of the PCI address, because minor numbers change when a GPU is bo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -83,11 +84,18 @@ def common_attributes(gpu: sdk.Gpu, fn: PciFunction) -> dict[str, Attribute]:
     return {key: value for key, value in values.items() if value is not None}
 
 
+def whole_attributes(gpu: sdk.Gpu, fn: PciFunction) -> dict[str, Attribute]:
+    """Returns the attributes of the whole GPU alone: a MIG instance has as many as the API server accepts."""
+    link = {key: value for key, value in fn.attributes().items() if key in {"linkSpeed", "linkWidth"}}
+    mig = {} if gpu.mig is None else {"migEnabled": False}  # off when a claim gets the whole GPU; absent without MIG
+    return {"type": "gpu", "uuid": gpu.uuid, **mig, **link}
+
+
 def whole(gpu: sdk.Gpu, fn: PciFunction) -> Device:
     """Returns a GPU without partitions."""
     return Device(
         name_of(gpu.address),
-        {**common_attributes(gpu, fn), "type": "gpu", "uuid": gpu.uuid},
+        common_attributes(gpu, fn) | whole_attributes(gpu, fn),
         {"memory": _mebibytes(gpu.memory // MEBIBYTE)},
         data=GpuDevice(gpu.address),
     )
@@ -116,7 +124,7 @@ def partitioned(gpu: sdk.Gpu, fn: PciFunction, profiles: Sequence[sdk.Profile], 
         counter_set=f"{name_of(gpu.address)}-counter-set",
         attributes=common_attributes(gpu, fn),
         part_attributes={"type": "mig", "parentUUID": gpu.uuid},
-        whole_attributes={"type": "gpu", "uuid": gpu.uuid},
+        whole_attributes=whole_attributes(gpu, fn),
         whole=with_whole,
     )
     own = [replace(d, data=GpuDevice(gpu.address, place(d.data))) for d in made.devices]
@@ -173,7 +181,7 @@ def _bars(fn: PciFunction) -> int:
 
 def _version(text: str) -> Version:
     """Maps a version to semantic versioning, which has three numbers without leading zeros."""
-    numbers = [str(int(part)) for part in text.split(".")[:3]]
+    numbers = [str(int(part)) for part in re.findall(r"\d+", text)[:3]]
     return Version(".".join([*numbers, "0", "0"][:3]))
 
 

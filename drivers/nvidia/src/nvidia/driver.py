@@ -11,9 +11,7 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from uuid import NAMESPACE_DNS, uuid5
@@ -46,13 +44,13 @@ from .config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from .devices import GpuDevice
 from .edits import Ready
 from .health import Monitor
-from .mig import MODE_STEP, Partitions
+from .mig import Partitions
+from .mig_notes import MODE_STEP, MigMode, Notes
 from .options import NvidiaOptions
+from .scan import KERNEL_DRIVER, Scanner
 from .sharing import set_time_slice
 
 NVIDIA, DISPLAY = 0x10DE, 0x03
-KERNEL_DRIVER = "nvidia"
-REOPEN_INTERVAL = 60.0  # seconds
 
 
 class Nvidia(Driver):
@@ -71,12 +69,9 @@ class Nvidia(Driver):
     def start(self) -> None:
         self._machine: machine.Machine | None = None
         self._opening = threading.RLock()  # a scan and a claim may both be the first that finds NVIDIA's driver
-        self._known: dict[str, tuple[sdk.Gpu, list[sdk.Profile]]] = {}
-        self._unchecked: set[str] | None = None  # addresses to check for instances without a claim; None for all
-        self._lost: set[str] = set()  # addresses of the functions that NVML does not see any more
-        self._reopened: tuple[set[str], float] = (set(), 0.0)  # the functions that NVML did not see then, and when
+        self._scanner = Scanner(self._open, self.hardware_lock, self.options, self.log)
         self._scanned_again: set[str] = set()  # addresses of lost GPUs for which a scan was requested
-        self._bound: set[str] = set()  # addresses of the functions with NVIDIA's kernel driver
+        self._vfio = vfio.Functions(self.host)
         self._published: list[Device] = []
         if any(fn.driver == KERNEL_DRIVER for fn in self._functions()):  # a node without GPUs needs no library
             try:
@@ -110,10 +105,13 @@ class Nvidia(Driver):
                     "mig_instance_duration_seconds", "Time to create or destroy a MIG instance.", ["operation"]
                 )
                 monitor = Monitor(gpus, self.changed, self._end_process, self.log, ignored, errors)
-                partitions = Partitions(gpus, self.settings.plugin_dir / "mig", self.host.boot_id(), self.log, seconds)
+                partitions = Partitions(gpus, self._notes(), self.log, seconds)
                 self._machine = machine.Machine(gpus, root, monitor, partitions)
                 monitor.start()
         return self._machine
+
+    def _notes(self) -> Notes:
+        return Notes(self.settings.plugin_dir / "mig", self.host.boot_id())
 
     def _end_process(self, why: str) -> None:
         """Ends the process in order, because the library in its memory does not fit the updated kernel driver."""
@@ -124,7 +122,7 @@ class Nvidia(Driver):
 
     def pools(self) -> list[Pool]:
         functions = self._functions()
-        found = self._scan(functions)
+        found = self._scanner.scan(functions)
         published: list[Device] = []
         counter_sets: list[CounterSet] = []
         for fn in functions:
@@ -139,101 +137,46 @@ class Nvidia(Driver):
     def _functions(self) -> list[PciFunction]:
         return [fn for fn in self.host.pci(vendor=NVIDIA) if fn.is_class(DISPLAY) and not fn.is_vf]
 
-    def _scan(self, functions: list[PciFunction]) -> dict[str, tuple[sdk.Gpu, list[sdk.Profile]]]:
-        """Returns the GPUs with their profiles, by address. GPUs that are lost or passed through stay as they were.
-
-        A GPU that an operator unbinds is no longer returned, unless claims may pass it through.
-        """
-        self._bound = bound = {fn.address for fn in functions if fn.driver == KERNEL_DRIVER}
-        present: dict[str, sdk.Gpu] = {}
-        if bound:
-            gpus = self._open().gpus
-            present = {gpu.address: gpu for gpu in gpus.gpus()}
-            if self._reopens(bound - present.keys()):
-                with gpus.closed():
-                    pass
-                present = {gpu.address: gpu for gpu in gpus.gpus()}
-            missing = sorted(bound - present.keys())
-            if missing and not present and not self._known:
-                raise RetryableError(
-                    f"NVML sees no GPU, and PCI has {', '.join(missing)}: this process needs /dev/nvidia*"
-                )
-            for address, gpu in present.items():
-                try:
-                    self._known[address] = gpu, self._profiles(gpu)
-                except sdk.LibraryError as e:  # one GPU must not hide changes of the others
-                    self.log.warning("cannot read the MIG profiles of %s: %s", address, e)
-            lost = {address for address in missing if address in self._known}
-            if new := sorted(lost - self._lost):
-                self.log.warning("NVML does not see GPUs any more: %s", ", ".join(new))
-            self._lost = lost
-            self._destroy_unclaimed(present)
-        kept = {fn.address for fn in functions} if self.options.nvidia_passthrough else bound
-        self._known = {address: known for address, known in self._known.items() if address in kept}
-        return dict(self._known)
-
-    def _destroy_unclaimed(self, present: Mapping[str, sdk.Gpu]) -> None:
-        """Destroys instances that no claim has: at the first scan, and of a GPU that was lost when its claim ended.
-
-        A GPU that is lost or fails is checked by a later scan.
-        """
-        if self.options.nvidia_mig != "dynamic":
-            return
-        self._unchecked = set(self._bound if self._unchecked is None else self._unchecked)
-        for address in sorted(self._unchecked & present.keys()):
-            try:
-                if present[address].mig:
-                    with self.hardware_lock(address):
-                        self._open().partitions.destroy_unclaimed(present[address])
-            except RetryableError as e:
-                self.log.warning("cannot look for MIG instances without a claim on %s: %s", address, e)
-            else:
-                self._unchecked.discard(address)
-
-    def _reopens(self, missing: set[str]) -> bool:
-        """Whether to open NVML again, which takes seconds: only then it finds a GPU that was bound again or reset."""
-        before, at = self._reopened
-        is_due = missing != before or time.monotonic() > at + REOPEN_INTERVAL
-        if is_due:
-            self._reopened = missing, time.monotonic()
-        return bool(missing) and is_due
-
-    def _profiles(self, gpu: sdk.Gpu) -> list[sdk.Profile]:
-        has_partitions = gpu.mig is not None and not gpu.is_vgpu and (gpu.mig or gpu.reads_profiles)
-        wanted = has_partitions and (self.options.nvidia_mig == "dynamic" or gpu.mig)
-        return self._open().gpus.profiles(gpu.uuid) if wanted else []
-
     def _devices(
         self, fn: PciFunction, gpu: sdk.Gpu, profiles: list[sdk.Profile]
     ) -> tuple[list[Device], CounterSet | None]:
         """Returns the devices of one GPU, and the counters that they share."""
-        partitions = self._open().partitions
-        ours = partitions.turned_on(gpu.address)
         if gpu.mig and (self.options.nvidia_mig != "dynamic" or gpu.is_vgpu):
             return ([] if self.options.nvidia_mig == "off" else self._existing(fn, gpu, profiles)), None
+        # While an operator's MIG mode is on, the GPU cannot be used as a whole.
+        with_whole = not gpu.mig or self._open().partitions.mode(gpu.address) is MigMode.OF_CLAIMS
         changeable = gpu.mig or gpu.switches_mig
         if self.options.nvidia_mig == "dynamic" and profiles and changeable and Gate.PARTITIONS not in self.gates_off:
-            # While an operator's MIG mode is on, the GPU cannot be used as a whole.
-            made = devices.partitioned(gpu, fn, profiles, with_whole=not gpu.mig or ours)
+            made = devices.partitioned(gpu, fn, profiles, with_whole=with_whole)
             return list(made.devices), made.counter_set
-        return ([] if gpu.mig and not ours else [devices.whole(gpu, fn)]), None
+        return ([devices.whole(gpu, fn)] if with_whole else []), None
 
     def _existing(self, fn: PciFunction, gpu: sdk.Gpu, profiles: list[sdk.Profile]) -> list[Device]:
+        """Returns the MIG instances of a GPU. Those of a GPU that is lost or fails stay as they were."""
         by_id = {p.id: p for p in profiles}
         if fn.driver != KERNEL_DRIVER:
             return []
-        if gpu.address in self._lost:
-            return [d for d in self._published if isinstance(d.data, GpuDevice) and d.data.address == fn.address]
-        instances = self._open().gpus.instances(gpu.uuid)
-        return [devices.existing(gpu, fn, by_id[i.profile], i) for i in instances if i.uuid and i.profile in by_id]
+        if gpu.address not in self._scanner.lost:
+            try:
+                instances = self._open().gpus.instances(gpu.uuid)
+            except sdk.LibraryError as e:  # one GPU must not hide changes of the others
+                self.log.warning("cannot read the MIG instances of %s: %s", gpu.address, e)
+            else:
+                complete = [i for i in instances if i.uuid and i.profile in by_id]
+                return [devices.existing(gpu, fn, by_id[i.profile], i) for i in complete]
+        return [d for d in self._published if isinstance(d.data, GpuDevice) and d.data.address == fn.address]
 
     def _with_passthrough(
         self, fn: PciFunction, own: list[Device], counters: CounterSet | None
     ) -> tuple[list[Device], CounterSet | None]:
-        """Adds the GPU's form for passthrough, which excludes its other devices."""
+        """Adds the GPU's form for passthrough, which excludes its other devices.
+
+        Not for a GPU in an operator's MIG mode, whose instances have no counters.
+        """
+        gpu, _ = self._scanner.known.get(fn.address, (None, []))
         if counters is None:
-            if any(isinstance(d.data, GpuDevice) and d.data.place for d in own):
-                return own, None  # an operator's MIG instances
+            if gpu and gpu.mig:
+                return own, None
             counters = CounterSet(f"{devices.name_of(fn.address)}-counter-set", {"gpu": 1})
             own = [replace(d, consumes_counters={counters.name: {"gpu": 1}}) for d in own]
         uuid = str(uuid5(NAMESPACE_DNS, fn.address))
@@ -246,10 +189,10 @@ class Nvidia(Driver):
             return {}
         monitor, partitions = self._machine.monitor, self._machine.partitions
         out: dict[str, Health] = {}
-        for address in sorted(self._bound & self._known.keys()):
-            gpu, _ = self._known[address]
+        for address in sorted(self._scanner.bound & self._scanner.known.keys()):
+            gpu, _ = self._scanner.known[address]
             verdict = monitor.verdict(gpu)
-            if address in self._lost and not verdict.fault:  # a scan finds it if it responds again
+            if address in self._scanner.lost and not verdict.fault:  # a scan finds it if it responds again
                 self._scan_again(address)
                 verdict = replace(verdict, unknown="NVML does not list the GPU")
             else:
@@ -294,7 +237,7 @@ class Nvidia(Driver):
     # --- claims ---------------------------------------------------------------------------------
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        gpus = {gpu.address: gpu for gpu in self._open().gpus.gpus()} if self._bound else {}
+        gpus = {gpu.address: gpu for gpu in self._open().gpus.gpus()} if self._scanner.bound else {}
         ready = [self._prepare(claim, device, gpus) for device in claim.devices]
         clients = [mps.Client(r.device, r.uuid) for r in ready if isinstance(r, Ready) and mps.config_of(r.device)]
         clients = [c for c in clients if not c.device.admin_access]
@@ -330,8 +273,11 @@ class Nvidia(Driver):
         config = device.config
         slicing = config.sharing.time_slicing_config if isinstance(config, GpuConfig) and config.sharing else None
         if slicing and not device.admin_access:
-            claim.on_undo("time_slice", address=gpu.address)
-            set_time_slice(self._open().root, gpu.uuid, slicing.interval)
+            root = self._open().root
+            set_time_slice(root, gpu.uuid, "Default")  # a GPU that refuses this would refuse it in the rollback too
+            if slicing.interval != "Default":
+                claim.on_undo("time_slice", address=gpu.address)
+                set_time_slice(root, gpu.uuid, slicing.interval)
         return Ready(device, gpu, gpu.uuid)
 
     def _prepare_partition(self, claim: Claim, device: AllocatedDevice, gpu: sdk.Gpu, data: GpuDevice) -> Ready:
@@ -361,32 +307,27 @@ class Nvidia(Driver):
         if fn.driver != vfio.VFIO:
             if device.admin_access:
                 raise RetryableError(f"{address} is not passed through: a claim with admin access does not change it")
-            # Without a driver, an unbind that took too long has ended since: the GPU goes back to NVIDIA's driver.
-            claim.on_undo("restore_driver", address=address, driver=fn.driver or KERNEL_DRIVER)
             with self.hardware_lock(address):
-                self._release(address)
-                with self._closed():
-                    vfio.bind(self.host, fn)
+                self._pass_through(claim, fn)
         config = device.config
         iommu = config.iommu if isinstance(config, VfioDeviceConfig) else VfioDeviceConfig().iommu
         now = self.host.function(address) or fn
         own = ContainerEdits(device_nodes=vfio.nodes(self.host, now, iommu))
         return device.prepared(own, data={"address": address}, metadata={"iommuGroup": fn.iommu_group or 0})
 
-    def _closed(self) -> AbstractContextManager[None]:
-        """Closes NVML for a block. An open library uses all GPUs, and does not find GPUs that are bound later."""
-        return self._machine.gpus.closed() if self._machine else contextlib.nullcontext()
-
-    def _release(self, address: str) -> None:
-        """Makes sure that no process uses a GPU before its kernel driver is unbound."""
-        gpu = self._gpu(address) if self._bound else None
-        if gpu is None:
-            return
-        gpus = self._open().gpus
-        if users := gpus.users(gpu.uuid):
-            pids = ", ".join(str(user.pid) for user in users)
-            raise RetryableError(f"{address} cannot be passed through: the processes {pids} of the host compute on it")
-        gpus.release(gpu.uuid)
+    def _pass_through(self, claim: Claim, fn: PciFunction) -> None:
+        gpu = self._gpu(fn.address) if self._scanner.bound else None
+        gpus = self._machine.gpus if self._machine else None
+        if gpus and gpu:
+            vfio.check_unused(gpus, gpu)
+        persistent = bool(gpus and gpu and gpus.is_persistent(gpu.uuid))
+        # A GPU without a driver goes back to NVIDIA's driver.
+        driver = fn.driver or KERNEL_DRIVER
+        claim.on_undo("restore_driver", address=fn.address, driver=driver, persistent=persistent)
+        if gpus and gpu and persistent:
+            gpus.set_persistent(gpu.uuid, on=False)
+        with gpus.closed() if gpus else contextlib.nullcontext():  # an open library uses all GPUs
+            self._vfio.bind(fn)
 
     def _prepared(self, ready: Ready, env: dict[str, str], mounts: list[Mount]) -> PreparedDevice:
         """Returns the result for a device, with the variables and mounts of its sharing."""
@@ -401,33 +342,51 @@ class Nvidia(Driver):
 
     def _mps_folder(self, uid: str) -> Path:
         """Returns the folder of a claim's daemon; short, because Linux limits the path of a socket to 107 bytes."""
-        return self.settings.plugin_dir / "mps" / uid.partition("-")[0]
+        parent = Path(self.options.nvidia_mps_folder or self.settings.plugin_dir / "mps")
+        return parent / uid.partition("-")[0]
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        """Does nothing: the framework calls the undo steps."""
+        """Destroys the instances of a recovered claim, which has no undo steps. Idempotent."""
+        for place in self._notes().instances_of(claim.uid):
+            self.undo_destroy(claim, *place)
 
     def undo_destroy(self, claim: PreparedClaim, address: str, profile: int, start: int) -> None:
         """Destroys a MIG instance. Idempotent."""
         partitions, gpu = self._open().partitions, self._gpu(address)
-        if gpu is None and self._unchecked is not None:
-            self._unchecked.add(address)  # the instance exists again when NVML sees the GPU again
+        if gpu is None:
+            self._scanner.check_again(address)  # the instance exists again when NVML sees the GPU again
         with self.hardware_lock(address):
             partitions.destroy(gpu, address, profile, start, claim.uid)
 
-    def undo_mps_folder(self, claim: PreparedClaim, uid: str) -> None:
+    def undo_mps_folder(self, claim: PreparedClaim, folder: str) -> None:
         """Removes the folder of the claim's MPS daemon, which has ended before. Idempotent."""
-        mps.remove(self._mps_folder(uid))
+        mps.remove(Path(folder))
 
-    def undo_restore_driver(self, claim: PreparedClaim, address: str, driver: str | None) -> None:
+    def undo_restore_driver(
+        self, claim: PreparedClaim, address: str, driver: str | None, persistent: bool = False
+    ) -> None:
         """Binds a GPU to its former kernel driver. Idempotent. Does nothing after a reboot, or without the GPU."""
-        if claim.same_boot and self.host.function(address):
-            with self.hardware_lock(address), self._closed():
-                vfio.restore(self.host, address, driver)
-            self.changed()  # the GPU can have another minor number
+        if not claim.same_boot or not self.host.function(address):
+            return
+        with self.hardware_lock(address):
+            self._vfio.restore(address, driver)
+            if self._machine:
+                with self._machine.gpus.closed():  # an open library does not find GPUs that are bound later
+                    pass
+            if persistent:
+                self._set_persistent(address)
+        self.changed()  # the GPU can have another minor number
+
+    def _set_persistent(self, address: str) -> None:
+        try:
+            if gpu := self._gpu(address):
+                self._open().gpus.set_persistent(gpu.uuid, on=True)
+        except sdk.LibraryError as e:  # the next claim can use the GPU all the same
+            self.log.warning("cannot turn persistence mode of %s on again: %s", address, e)
 
     def undo_time_slice(self, claim: PreparedClaim, address: str) -> None:
-        """Sets the default time slice again. Idempotent. Never called without need: old GPUs refuse every value."""
-        if gpu := self._gpu(address):
+        """Sets the default time slice again. Idempotent. Does nothing after a reboot, which resets it too."""
+        if claim.same_boot and (gpu := self._gpu(address)):
             set_time_slice(self._open().root, gpu.uuid, "Default")
 
     def setup_mig_mode(self, address: str) -> None:
@@ -443,7 +402,7 @@ class Nvidia(Driver):
 
     def recover(self) -> Iterator[RecoveredClaim]:
         """Returns the claims of MIG instances, from the notes. Nothing else on the hardware knows its claim."""
-        return self._open().partitions.recovered() if self._machine else iter(())
+        return self._notes().recovered()
 
 
 if __name__ == "__main__":

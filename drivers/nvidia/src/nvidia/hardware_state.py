@@ -19,9 +19,9 @@ class HardwareState:
     """Reads and changes the file. It belongs to one boot: after a reboot the GPUs have no instances and no faults.
 
     Keys: ``mig`` (addresses with MIG mode on), ``instances``, ``in_use``, ``lost`` and ``unmonitored`` (addresses),
-    ``action`` (recovery action by address), ``events`` (not yet delivered), ``replaced`` (the kernel driver was
-    updated), ``kill_at`` (the process dies at the call with this number that changes a GPU; an odd number is before a
-    change, an even number after it), ``changes`` (numbers so far).
+    ``released`` (addresses with persistence mode off), ``action`` (recovery action by address), ``events`` (not yet
+    delivered), ``replaced`` (the kernel driver was updated), ``kill_at`` (the process dies at the call with this number
+    that changes a GPU; an odd number is before a change, an even number after it), ``changes`` (numbers so far).
     """
 
     def __init__(self, path: Path, boot: str) -> None:
@@ -33,7 +33,7 @@ class HardwareState:
             state: State = json.loads(self.path.read_text())
             if state["boot"] == self.boot:
                 return state
-        empty: State = {key: [] for key in ("mig", "instances", "in_use", "lost", "unmonitored", "events")}
+        empty: State = {key: [] for key in ("mig", "instances", "in_use", "lost", "unmonitored", "released", "events")}
         return {"boot": self.boot, **empty, "action": {}, "replaced": False, "changes": 0, "kill_at": 0}
 
     @contextlib.contextmanager
@@ -52,6 +52,11 @@ class HardwareState:
         """Replaces the values of some keys."""
         with self.change() as state:
             state |= values
+
+    def set_persistent(self, address: str, *, on: bool) -> None:
+        """Changes persistence mode of a GPU."""
+        with self.change() as state:
+            state["released"] = [a for a in state["released"] if a != address] + ([] if on else [address])
 
     def send_xid(self, address: str, xid: int, gpu_instance: int = NO_INSTANCE) -> None:
         """Adds an event, as a GPU reports it after an error."""

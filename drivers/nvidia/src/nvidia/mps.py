@@ -69,7 +69,7 @@ def start(
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
         "CUDA_VISIBLE_DEVICES": ",".join(c.uuid for c in clients),
     }
-    claim.on_undo("mps_folder", uid=claim.uid)
+    claim.on_undo("mps_folder", folder=str(folder))  # the option may be another one at the claim's end
     (folder / "log").mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)  # programs of any user connect to the daemon
     claim.start_process(

@@ -388,8 +388,11 @@ class Nvml:
             text = None if action is None else ACTIONS.get(action, f"action {action}")
             return Recovery(text, bool(rows and rows[3]))
 
-    def release(self, uuid: str) -> None:
-        self._optional("nvmlDeviceSetPersistenceMode", self._handle(uuid), 0)
+    def is_persistent(self, uuid: str) -> bool:
+        return bool(self._optional("nvmlDeviceGetPersistenceMode", self._handle(uuid)))
+
+    def set_persistent(self, uuid: str, *, on: bool) -> None:
+        self._call("nvmlDeviceSetPersistenceMode", self._handle(uuid), int(on))
 
     def users(self, uuid: str) -> list[User]:
         found = self._optional("nvmlDeviceGetComputeRunningProcesses_v3", self._handle(uuid)) or []

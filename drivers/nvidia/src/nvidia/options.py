@@ -33,9 +33,15 @@ class NvidiaOptions:
         "how containers find the driver's libraries: env sets LD_LIBRARY_PATH in place of the image's value; soname "
         "mounts them into /usr/lib and /usr/lib64",
     ] = "env"
+    nvidia_mps_folder: Annotated[
+        str,
+        "folder for MPS daemons, with the same path on the host and for the plugin. Every user must be able to enter "
+        "it, because MPS runs as the user of the program; if empty, the plugin's folder, which only root can enter",
+    ] = ""
 
     def __post_init__(self) -> None:
         if wrong := [x for x in self.nvidia_ignore_xids if not x.isdecimal()]:
             raise ValueError(f"nvidia_ignore_xids: {wrong[0]!r} is not the number of an XID error")
-        if self.nvidia_driver_root and not self.nvidia_driver_root.startswith("/"):
-            raise ValueError(f"nvidia_driver_root: {self.nvidia_driver_root!r} is not an absolute path")
+        for option in ("nvidia_driver_root", "nvidia_mps_folder"):
+            if (path := getattr(self, option)) and not path.startswith("/"):
+                raise ValueError(f"{option}: {path!r} is not an absolute path")

@@ -228,8 +228,13 @@ class RecordedBindings:
     def nvmlDeviceGetGpuFabricInfo(self, device: _Device, info: Any) -> Any:
         return self._replay("nvmlDeviceGetGpuFabricInfo", device, "<c_nvmlGpuFabricInfo_t>")  # all zero
 
+    def nvmlDeviceGetPersistenceMode(self, device: _Device) -> int:
+        self._present(device.address)
+        return int(device.address not in self.hardware.read()["released"])
+
     def nvmlDeviceSetPersistenceMode(self, device: _Device, mode: int) -> None:
         self._present(device.address)
+        self.hardware.set_persistent(device.address, on=bool(mode))
 
     # --- partitions -----------------------------------------------------------------------------
 
@@ -411,7 +416,6 @@ class RecordedBindings:
                             eventType=event["type"],
                             eventData=event["data"],
                             gpuInstanceId=event["gi"],
-                            computeInstanceId=event["gi"],
                         )
             if any(address in self.hardware.read()["lost"] for address in event_set):
                 raise NVMLError(nvml.GPU_IS_LOST)
@@ -439,10 +443,8 @@ class _Mig:
         self.instance = instance
 
 
-def _same(state: State, instance: State) -> State:
-    key = ("address", "profile", "start")
+def _same(state: State, instance: State) -> Any:
     for found in state["instances"]:
-        if all(found[k] == instance[k] for k in key):
-            out: State = found
-            return out
+        if all(found[key] == instance[key] for key in ("address", "profile", "start")):
+            return found
     raise NVMLError(nvml.NOT_FOUND)

@@ -207,8 +207,11 @@ class Gpus(Protocol):
     def recovery(self, uuid: str) -> Recovery:
         """Returns what the kernel driver asks for to make a GPU work again."""
 
-    def release(self, uuid: str) -> None:
-        """Makes NVIDIA's persistence daemon close the GPU, so that its kernel driver can be unbound."""
+    def is_persistent(self, uuid: str) -> bool:
+        """Whether a GPU stays initialised without users: then NVIDIA's persistence daemon has it open."""
+
+    def set_persistent(self, uuid: str, *, on: bool) -> None:
+        """Changes persistence mode. Its kernel driver can be unbound only while the mode is off."""
 
     def users(self, uuid: str) -> list[User]:
         """Returns the processes that compute on a GPU, with the process ids of the host."""

@@ -11,12 +11,13 @@ from pathlib import Path
 from dra_kubeletplugin import Host, PciFunction, RetryableError
 
 from .config import Iommu
+from .sdk import Gpu, Gpus
 
 VFIO = "vfio-pci"
 FREE = {None, VFIO, "pci-stub"}
 """Drivers that do not use their function."""
 BRIDGE = 0x06
-UNBIND_TIMEOUT = 20.0
+WRITE_TIMEOUT = 20.0  # seconds
 
 
 def obstacle(host: Host, fn: PciFunction) -> str:
@@ -34,51 +35,72 @@ def obstacle(host: Host, fn: PciFunction) -> str:
     return ""
 
 
-def bind(host: Host, fn: PciFunction) -> None:
-    """Binds a function to vfio-pci. Raises :class:`RetryableError` if the kernel does not bind it."""
-    host.write(f"bus/pci/devices/{fn.address}/driver_override", VFIO)
-    if fn.driver:
-        unbind(host, fn.driver, fn.address)
-    host.write("bus/pci/drivers_probe", fn.address)
-    if (now := bound(host, fn.address)) != VFIO:
-        raise RetryableError(f"{fn.address} is bound to {now or 'no driver'} and not to {VFIO}: see dmesg")
+class Functions:
+    """Binds functions to vfio-pci, and back to their former drivers.
 
-
-def restore(host: Host, address: str, driver: str | None) -> None:
-    """Binds a function to its former driver. Idempotent.
-
-    Raises :class:`RetryableError` if the kernel does not bind it.
+    While a process uses a function, the kernel's unbind waits for the process, and each further write for this function
+    waits for the unbind. So each write has a time limit, and none begins while an earlier write still waits.
     """
-    host.write(f"bus/pci/devices/{address}/driver_override", "\n")
-    now = bound(host, address)
-    if now and now != driver:
-        unbind(host, now, address)
-    if driver and now != driver:
-        host.write("bus/pci/drivers_probe", address)
-        if (now := bound(host, address)) != driver:
-            raise RetryableError(f"{address} is bound to {now or 'no driver'} and not to {driver}: see dmesg")
 
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._writes: dict[str, threading.Thread] = {}  # the last write for each function
 
-def unbind(host: Host, driver: str, address: str) -> None:
-    """Unbinds a function. The kernel waits until no process has its device node open, so the wait has a limit."""
-    errors: list[BaseException] = []
+    def bind(self, fn: PciFunction) -> None:
+        """Binds a function to vfio-pci. Raises :class:`RetryableError` if the kernel does not bind it in time."""
+        address = fn.address
+        self._write(address, f"bus/pci/devices/{address}/driver_override", VFIO)
+        if fn.driver:
+            self._write(address, f"bus/pci/drivers/{fn.driver}/unbind", address)
+        self._write(address, "bus/pci/drivers_probe", address)
+        if (now := bound(self._host, address)) != VFIO:
+            raise RetryableError(f"{address} is bound to {now or 'no driver'} and not to {VFIO}: see dmesg")
 
-    def write() -> None:
-        try:
-            host.write(f"bus/pci/drivers/{driver}/unbind", address)
-        except BaseException as e:
-            errors.append(e)
+    def restore(self, address: str, driver: str | None) -> None:
+        """Binds a function to its former driver. Idempotent.
 
-    thread = threading.Thread(target=write, name="unbind", daemon=True)
-    thread.start()
-    thread.join(UNBIND_TIMEOUT)
-    if thread.is_alive():
-        raise RetryableError(
-            f"{driver} does not release {address} within {UNBIND_TIMEOUT:g} s: a process has its device node open, "
-            "such as nvidia-persistenced or a monitor (fuser -v /dev/nvidia*)"
+        Raises :class:`RetryableError` if the kernel does not bind it in time.
+        """
+        self._write(address, f"bus/pci/devices/{address}/driver_override", "\n")
+        now = bound(self._host, address)
+        if now and now != driver:
+            self._write(address, f"bus/pci/drivers/{now}/unbind", address)
+        if driver and now != driver:
+            self._write(address, "bus/pci/drivers_probe", address)
+            if (now := bound(self._host, address)) != driver:
+                raise RetryableError(f"{address} is bound to {now or 'no driver'} and not to {driver}: see dmesg")
+
+    def _write(self, address: str, path: str, text: str) -> None:
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                self._host.write(path, text)
+            except BaseException as e:
+                errors.append(e)
+
+        waits = RetryableError(
+            f"the kernel does not release {address}, because a process has its device node open, such as "
+            "nvidia-persistenced or a monitor: find it with fuser -v /dev/nvidia* /dev/vfio/*"
         )
-    if errors:
-        raise errors[0]
+        if address in self._writes and self._writes[address].is_alive():
+            raise waits
+        thread = self._writes[address] = threading.Thread(target=write, name="sysfs-write", daemon=True)
+        thread.start()
+        thread.join(WRITE_TIMEOUT)
+        if thread.is_alive():
+            raise waits
+        if errors:
+            raise errors[0]
+
+
+def check_unused(gpus: Gpus, gpu: Gpu) -> None:
+    """Raises :class:`RetryableError` if the kernel driver must not be unbound from a GPU, because something uses it."""
+    if users := gpus.users(gpu.uuid):
+        pids = ", ".join(str(user.pid) for user in users)
+        raise RetryableError(f"{gpu.address} cannot be passed through: the processes {pids} of the host compute on it")
+    if gpu.mig and gpus.instances(gpu.uuid):
+        raise RetryableError(f"{gpu.address} cannot be passed through: it has MIG instances, destroy them first")
 
 
 def bound(host: Host, address: str) -> str | None:

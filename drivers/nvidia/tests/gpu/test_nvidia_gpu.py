@@ -144,7 +144,7 @@ async def test_a_kernel_runs_on_a_mig_instance_which_is_destroyed_afterwards(ima
         assert code == 0, log
         await node.delete_pod("mig")
         assert not any((await node.leftovers()).values())
-        assert node.driver._open().partitions.notes() == []
+        assert list(node.driver.recover()) == []
 
 
 @pytest.mark.usefixtures("change_settings")

@@ -8,7 +8,7 @@ Source: KEP-4381, ``status.allocation.devices.config`` of a ResourceClaim.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -103,13 +103,26 @@ class Parameters:
         ``fitting``, the result and the exceptions, see :meth:`merge_entries`.
         """
         found = []
+        for requests, entry in self._own(entries):
+            if applies(requests, request):
+                named = request if entry.source == _FROM_CLAIM and request in requests else ""
+                found.append(entry._replace(requested=named))
+        return self.merge_entries(found, fitting)
+
+    def entries_for_all_requests(self, entries: Sequence[JSON]) -> list[ConfigEntry]:
+        """Returns the claim's entries that name no requests."""
+        return [entry for requests, entry in self._own(entries) if entry.source == _FROM_CLAIM and not requests]
+
+    def _own(self, entries: Sequence[JSON]) -> Iterator[tuple[Sequence[str], ConfigEntry]]:
+        """Yields the entries of this driver, each with the requests that it names."""
         for i, entry in enumerate(entries):
             opaque = entry.get("opaque")
-            if opaque and opaque.get("driver") == self.driver and applies(entry.get("requests") or (), request):
+            if opaque and opaque.get("driver") == self.driver:
                 source = str(entry.get("source", ""))
-                named = request if source == _FROM_CLAIM and request in (entry.get("requests") or ()) else ""
-                found.append(ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters"), named))
-        return self.merge_entries(found, fitting)
+                yield (
+                    entry.get("requests") or (),
+                    ConfigEntry(f"config[{i}] ({source})", source, opaque.get("parameters")),
+                )
 
     def merge_entries(self, entries: Iterable[ConfigEntry], fitting: Kinds | None = None) -> Resolved:
         """Returns the parameters that result from all entries for one request and one type of device.
@@ -202,8 +215,13 @@ class Parameters:
 
     def is_for(self, entry: ConfigEntry, fitting: Kinds) -> bool:
         """Whether an entry is for devices with the kinds ``fitting``. True for an invalid entry, whose kind may be unknown."""
-        cls, sentences = self._checked_kind(entry)
-        return bool(sentences) or (cls is not None and self._version_chain(cls)[-1] in fitting)
+        _, sentences = self._checked_kind(entry)
+        return bool(sentences) or self.kind_of(entry) in fitting
+
+    def kind_of(self, entry: ConfigEntry) -> type[Config] | None:
+        """Returns the kind of an entry, in the newest version. None for an invalid entry, or for a kind of another driver."""
+        cls, _ = self._checked_kind(entry)
+        return self._version_chain(cls)[-1] if cls else None
 
     # --- one entry ------------------------------------------------------------------------------
 

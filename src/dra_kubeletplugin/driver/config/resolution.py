@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...errors import DraError
+from ...errors import ConfigError, DraError, clip
 from ...resourceapi.types import Device
 from ..checks import ParameterChecks
 from ..contract import Driver
 from ..diagnostics.author_errors import without_frames
-from .device_types import Kinds, kinds_of
+from ..diagnostics.config_errors import refusal
+from .device_types import Kinds, described, kinds_of
+from .model import Config
 from .parameters import Parameters, Resolved
 
 JSON = Mapping[str, Any]
@@ -34,13 +36,14 @@ class Resolver:
         return self._checks.stuck()
 
     async def resolve(
-        self, config: Sequence[JSON], wanted: Iterable[tuple[str, Device]]
+        self, config: Sequence[JSON], wanted: Iterable[tuple[str, Device]], *, of_whole_claim: bool = True
     ) -> Sequence[Resolved | DraError]:
         """Returns the configuration of each device with its source, in order. Stops at the first fault, which is then the last item.
 
         Args:
             config: ``status.allocation.devices.config`` of the claim.
             wanted: names of requests, ``req`` or ``req/sub``, with the devices that they got.
+            of_whole_claim: whether ``wanted`` has all devices of the claim. Then an entry for none of them is a fault.
 
         Raises:
             DriverFailedError: the driver's checks did not end within 30 s, or no thread is free.
@@ -60,9 +63,33 @@ class Resolver:
                         found[key] = without_frames(e)
                 out.append(found[key])
                 if isinstance(out[-1], DraError):
-                    break
+                    return out
+            if out and of_whole_claim and (unused := _unused_entry(parameters, config, keys)):
+                out[-1] = unused
             return out
 
         if parameters.is_within(config, _INLINE_BYTES):
             return resolved()
         return await self._checks(resolved, _SECONDS)
+
+
+def _unused_entry(
+    parameters: Parameters, config: Sequence[JSON], devices: Sequence[tuple[str, Kinds]]
+) -> ConfigError | None:
+    """Returns the error if the claim's entries for all requests are for none of its devices.
+
+    One of the entries is enough, because a request may get one of several types of device. A claim with alternatives is not checked: its
+    entries may be for an alternative that was not chosen.
+    """
+    fitting = frozenset[type[Config]]().union(*(kinds for _, kinds in devices))
+    unused: ConfigError | None = None
+    for entry in parameters.entries_for_all_requests(config):
+        if kind := parameters.kind_of(entry):
+            if kind in fitting or any("/" in request for request, _ in devices):
+                return None
+            unused = unused or refusal(
+                f"parameters.kind: {clip(kind.KIND or kind.__name__)} is for devices with {described(kind)}, and the claim has none: use "
+                "the kind for the claim's devices, or remove this entry",
+                at=entry.where,
+            )
+    return unused

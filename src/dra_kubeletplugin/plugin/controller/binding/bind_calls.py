@@ -78,7 +78,8 @@ class BindCalls:
 
     async def _devices(self, wanted: AllocatedClaim) -> tuple[AllocatedDevice, ...]:
         devices = [self._device(wanted, r) for r in wanted.waiting]
-        resolved = await self._resolver.resolve(wanted.config, [(d.request, d.device) for d in devices])
+        requests = [(d.request, d.device) for d in devices]
+        resolved = await self._resolver.resolve(wanted.config, requests, of_whole_claim=False)
         out = []
         for device, found in zip(devices, resolved, strict=False):  # an error is the last item
             if isinstance(found, DraError):
