@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 PLAIN: dict[str, set[str]] = {
     "slow GetInfo": {"REG-002"},
     "GetInfo changes": {"REG-002"},
@@ -70,6 +72,9 @@ PLAIN: dict[str, set[str]] = {
     "descriptor leak": {"PRF-002"},
 }
 """Bugs of ``plain_driver.py``."""
+
+PROFILES: dict[str, dict[str, Any]] = {"pool stays incomplete": {"ready_timeout": 8.0}}
+"""Fields of the profile for a bug that would wait for the default of 30 s."""
 
 BY_CHANCE: dict[str, set[str]] = {
     "unprepare of an unknown claim": {"RST-002"},

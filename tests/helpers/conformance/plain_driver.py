@@ -362,7 +362,7 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
             for name in names:
                 entry = out.devices.add(health=pb.HEALTHY, last_updated_time=int(time.time()))
                 entry.device.pool_name, entry.device.device_name = NODE, name
-                entry.health_check_timeout_seconds = 1
+                entry.health_check_timeout_seconds = 2
             yield out
             for _ in range(5):
                 time.sleep(0.1)
@@ -432,7 +432,7 @@ class Publisher(threading.Thread):
                 "PUT", f"{SLICES}/{created['metadata']['name']}", {**self.desired(), "metadata": created["metadata"]}
             )
             created = self.api.call("GET", f"{SLICES}/{created['metadata']['name']}")
-            time.sleep(0.2)
+            time.sleep(0.05)
 
     def watch(self, version: str) -> None:
         """Returns when a slice was deleted, or when the watch ended."""
@@ -441,7 +441,7 @@ class Publisher(threading.Thread):
                 event = json.loads(line)
                 if event["type"] in {"DELETED", "ERROR"}:
                     if BUG == "deleted slices return late":
-                        time.sleep(35)
+                        time.sleep(12)
                     return
 
     def desired(self) -> JSON:

@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.localcluster.conformance import ConformanceProfile, ConformanceRun, run_checks, select_checks
-from dra_kubeletplugin.localcluster.conformance.checks import performance, registration, slices
+from dra_kubeletplugin.localcluster.conformance import (
+    ConformanceProfile,
+    ConformanceRun,
+    harness,
+    run_checks,
+    select_checks,
+)
+from dra_kubeletplugin.localcluster.conformance.checks import health, performance, prepare, registration, slices
 from dra_kubeletplugin.localcluster.conformance.driver_command import DriverCommand
 from dra_kubeletplugin.localcluster.conformance.profile import ConformanceLimits
 
@@ -24,7 +30,7 @@ PARAMETERS = {
     "errors": {"bad.json": "mode"},
 }
 """Fields of a profile for the parameters of the plain driver."""
-LIMITS = ConformanceLimits(idle=2.0, kills=4, cycles=40)
+LIMITS = ConformanceLimits(idle=3.0, kills=4, cycles=40)
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +38,15 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performance, "_CALLS", 10)
     monkeypatch.setattr(performance, "_WARM_UP", 10)
     monkeypatch.setattr(registration, "_PINGS", 0.5)
+    monkeypatch.setattr(registration, "_LOG", 3.0)
+    monkeypatch.setattr(prepare, "_SLOW", 1.0)
     monkeypatch.setattr(slices, "_RETURN", 8.0)
+    monkeypatch.setattr(slices, "_WATCHED", 2.0)
+    monkeypatch.setattr(slices, "_MANY_WRITES", 4)
+    monkeypatch.setattr(slices, "_REPORT", 3.0)
+    monkeypatch.setattr(slices, "_SETTLED", 3.0)
+    monkeypatch.setattr(health, "_FIRST", 3.0)
+    monkeypatch.setattr(harness, "_RETRY", 5.0)
 
 
 async def run(

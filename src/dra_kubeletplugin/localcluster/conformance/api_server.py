@@ -41,6 +41,7 @@ class RecordingApiServer(ApiServer):
     Attributes:
         failures: statuses of the next responses to requests for ResourceSlices.
         slow_claims: seconds by which reads of a claim are delayed, by the claim's name.
+        delayed_claims: the names of claims whose read was delayed.
         flooded: what the driver requested too often; empty if it did not.
     """
 
@@ -48,6 +49,7 @@ class RecordingApiServer(ApiServer):
         self.transcript = transcript
         self.failures: deque[int] = deque()
         self.slow_claims: dict[str, float] = {}
+        self.delayed_claims: set[str] = set()
         self.flooded = ""
         self._folder = folder
         self._recent: deque[float] = deque(maxlen=_FLOOD)
@@ -147,6 +149,7 @@ class RecordingApiServer(ApiServer):
         target = _target(request)
         self._count(request)
         if target[2] == "resourceclaims" and (pause := self.slow_claims.get(target[3])):
+            self.delayed_claims.add(target[3])
             await asyncio.sleep(pause)
         if (status := self._failure(request, target[2])) is not None:
             if status == 504:

@@ -39,6 +39,7 @@ class AttachedHarness(Harness):
         self.plugins = kubelet_root / "plugins"
         self.registration = RegistrationClient(self.transcript)
         self.facts = {}
+        self.is_publishing = False  # the slices were read before
         self.host = None
         self.command = DriverCommand(())
         self._node_name = node

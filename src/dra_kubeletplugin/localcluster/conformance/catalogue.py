@@ -41,7 +41,7 @@ class ConformanceCheck:
         text: the behavior that the check requires.
         consequence: what happens in a cluster if the driver fails.
         source: where the requirement is written.
-        limit: seconds for the whole check.
+        limit: seconds for the check without starts of the driver, which have the limit of the profile.
         attach: whether the check also runs on a driver of a real node: it only reads.
     """
 

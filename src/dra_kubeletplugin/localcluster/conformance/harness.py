@@ -17,9 +17,9 @@ from .profile import ConformanceProfile
 from .surroundings import NODE, DriverSurroundings, RunAborted
 
 JSON = dict[str, Any]
-_CLEANUP = 10.0  # seconds for a call that cleans up
 _RETURN = 10.0  # seconds until a driver that publishes has complete slices
-_REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
+_RETRY = 15.0  # seconds in which a retry must succeed
+REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
 
 
 class Harness(DriverSurroundings):
@@ -59,7 +59,7 @@ class Harness(DriverSurroundings):
             self.boot_id = None
             await self.restart()
         for claim in list(self.used.values()):
-            await self.unprepared(claim, timeout=_CLEANUP)
+            await self.unprepared(claim)
         for claim in list(self.claims.values()):
             self.release(claim)
         if self.is_publishing and not await self.until(self.published, _RETURN):
@@ -69,17 +69,22 @@ class Harness(DriverSurroundings):
             await instance.kill()
         self.instances = [self.driver]
 
+    @property
+    def publish_timeout(self) -> float:
+        """Seconds to wait for published devices: a driver may publish again at its start."""
+        return _RETURN if self.is_publishing else 0.0
+
     # --- claims -----------------------------------------------------------------------------------
 
     async def claim(self, count: int = 1, *, parameters: Mapping[str, Any] | None = None) -> JSON:
-        """Creates a claim with an allocation, as soon as devices are published: a driver may publish again at its start.
+        """Creates a claim with an allocation, as soon as devices are published.
 
         Args:
             parameters: opaque parameters instead of the profile's.
 
         Raises :class:`CheckSkipped` if the driver has too few devices.
         """
-        if not await self.until(self.devices, _RETURN if self.is_publishing else 0.0):
+        if not await self.until(self.devices, self.publish_timeout):
             raise DevicesMissing(allocation.why_no_device(self.name, self.slices, self.node))
         chosen = parameters if parameters is not None else self.profile.default
         self._count += 1
@@ -111,36 +116,41 @@ class Harness(DriverSurroundings):
         self.claims.pop(claim["metadata"]["uid"], None)
         self.api.remove_claim(claim["metadata"]["name"])
 
-    async def prepared(self, claim: Mapping[str, Any], timeout: float = 45.0) -> ClaimResponse:
+    async def prepared(self, claim: Mapping[str, Any]) -> ClaimResponse:
         """Prepares a claim. Raises :class:`CheckFailed` if that fails."""
-        found = (await self.plugin.prepare(claim, timeout=timeout)).of(claim["metadata"]["uid"])
+        found = (await self.plugin.prepare(claim)).of(claim["metadata"]["uid"])
         expect(not found.error, f"NodePrepareResources succeeds for {claim['metadata']['name']}", found.error)
         return found
 
-    async def unprepared(self, claim: Mapping[str, Any], timeout: float = 45.0) -> None:
+    async def prepare_if_possible(self) -> None:
+        """Prepares a claim if checks may change the node, because a driver may report prepared devices only."""
+        with contextlib.suppress(CheckFailed, CheckSkipped):
+            await self.prepared(await self.claim())
+
+    async def unprepared(self, claim: Mapping[str, Any]) -> None:
         """Unprepares a claim. Raises :class:`CheckFailed` if that fails."""
-        found = (await self.plugin.unprepare(claim, timeout=timeout)).of(claim["metadata"]["uid"])
+        found = (await self.plugin.unprepare(claim)).of(claim["metadata"]["uid"])
         expect(not found.error, f"NodeUnprepareResources succeeds for {claim['metadata']['name']}", found.error)
         self.used.pop(claim["metadata"]["uid"], None)
 
-    async def prepared_after_retries(self, claim: Mapping[str, Any], seconds: float = 15.0) -> ClaimResponse:
-        """Prepares a claim as a kubelet does: it retries after errors. Raises :class:`CheckFailed` after ``seconds``."""
-        found = await self._retry(self.plugin.prepare, claim, seconds)
+    async def prepared_after_retries(self, claim: Mapping[str, Any]) -> ClaimResponse:
+        """Prepares a claim as a kubelet does: it retries after errors. Raises :class:`CheckFailed`."""
+        found = await self._retry(self.plugin.prepare, claim)
         return found.of(claim["metadata"]["uid"])
 
-    async def unprepared_after_retries(self, claim: Mapping[str, Any], seconds: float = 15.0) -> None:
-        """Unprepares a claim, with retries. Raises :class:`CheckFailed` after ``seconds``."""
-        await self._retry(self.plugin.unprepare, claim, seconds)
+    async def unprepared_after_retries(self, claim: Mapping[str, Any]) -> None:
+        """Unprepares a claim, with retries. Raises :class:`CheckFailed`."""
+        await self._retry(self.plugin.unprepare, claim)
         self.used.pop(claim["metadata"]["uid"], None)
 
-    async def _retry(self, call: Callable[..., Any], claim: Mapping[str, Any], seconds: float) -> CallResponse:
-        end = asyncio.get_running_loop().time() + seconds
+    async def _retry(self, call: Callable[..., Any], claim: Mapping[str, Any]) -> CallResponse:
+        end = asyncio.get_running_loop().time() + _RETRY
         while True:
             found: CallResponse = await call(claim, timeout=max(1.0, end - asyncio.get_running_loop().time()))
             if not (error := found.of(claim["metadata"]["uid"]).error):
                 return found
             if asyncio.get_running_loop().time() > end:
-                raise CheckFailed(f"a retry of {call.__name__} succeeds within {seconds:g} s", error)
+                raise CheckFailed(f"a retry of {call.__name__} succeeds within {_RETRY:g} s", error)
             await asyncio.sleep(0.2)
 
     # --- CDI specs --------------------------------------------------------------------------------
@@ -158,7 +168,7 @@ class Harness(DriverSurroundings):
 
     async def expect_no_new_spec(self, before: Collection[str]) -> None:
         """Raises :class:`CheckFailed` if the folder keeps other files or CDI devices than ``before``."""
-        await self.until(lambda: not self.cdi.names() - set(before), _REMOVAL)
+        await self.until(lambda: not self.cdi.names() - set(before), REMOVAL)
         left = sorted(self.cdi.names() - set(before))
         expect(not left, "no CDI spec of the claim is left", ", ".join(left))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import time
@@ -158,7 +157,7 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
     difference: CheckFailed | None = None
     try:
         with _failures_of_the_driver():
-            async with asyncio.timeout(check.limit):
+            async with harness.limited(check.limit):
                 await check.run(harness)
     except CheckSkipped as e:
         if isinstance(e, DevicesMissing):

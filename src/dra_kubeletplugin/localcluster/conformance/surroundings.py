@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -61,6 +61,7 @@ class DriverSurroundings:
     plugin: PluginConnection
     may_change = True
     """Whether checks may change the node."""
+    _limit: asyncio.Timeout | None = None
 
     def __init__(self, command: DriverCommand, profile: ConformanceProfile) -> None:
         self.command = command
@@ -154,11 +155,35 @@ class DriverSurroundings:
 
         Raises :class:`DriverNotReady`.
         """
-        self.driver = await self.spawn(uid)
-        await self.connect(endpoint=endpoint)
-        if published and self.is_publishing:
-            found = bool(await self.until(self.published, self.profile.ready_timeout))
-            self.is_publishing = self._has_published = found or self._has_published
+        with self.starting():
+            self.driver = await self.spawn(uid)
+            await self.connect(endpoint=endpoint)
+            if published and self.is_publishing:
+                found = bool(await self.until(self.published, self.profile.ready_timeout))
+                self.is_publishing = self._has_published = found or self._has_published
+
+    @contextlib.asynccontextmanager
+    async def limited(self, seconds: float) -> AsyncIterator[None]:
+        """Limits the time of a check. Raises ``TimeoutError``."""
+        async with asyncio.timeout(seconds) as self._limit:
+            try:
+                yield
+            finally:
+                self._limit = None
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Suspends the time limit of the check, because the start of a driver has the limit of the profile."""
+        if (limit := self._limit) is None or (when := limit.when()) is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        limit.reschedule(None)
+        try:
+            yield
+        finally:
+            limit.reschedule(when + loop.time() - began)
 
     async def connect(self, old: Sequence[Path] = (), *, endpoint: bool = True) -> None:
         """Waits for the registration of :attr:`driver` and connects to it.

@@ -83,6 +83,7 @@ async def valid_specs(h: Harness) -> None:
     "never shows a partial spec",
     consequence="a runtime that reads the folder meanwhile fails to start other containers with CDI devices",
     source="CDI: runtimes watch the folders; a spec is written under another name and renamed",
+    limit=300,
 )
 async def whole_files(h: Harness) -> None:
     with h.cdi.watch_for_partial_files() as partial:

@@ -34,6 +34,8 @@ async def first_report(h: Harness, version: str) -> Mapping[tuple[str, str], Any
         found = await first_message(h.plugin.health(version), _FIRST)
     except grpc.aio.AioRpcError as e:
         raise CheckFailed(f"{version} streams", f"{e.code().name}: {e.details()}") from None
+    if found is None and not h.may_change:
+        raise CheckSkipped("the driver sends no message: a driver may report prepared devices only")
     if found is None:
         raise CheckFailed(f"a message of {version} within {_FIRST:g} s", "none")
     return found
@@ -42,7 +44,7 @@ async def first_report(h: Harness, version: str) -> Mapping[tuple[str, str], Any
 @check(
     "HLT-001",
     Requirement.MAY,
-    "reports the health of prepared devices as soon as the stream opens",
+    "reports the health of prepared devices when the stream opens",
     consequence="the status of pods shows the health Unknown",
     source=_SOURCE,
 )
@@ -50,10 +52,11 @@ async def full_report(h: Harness) -> None:
     version = announced(h)[0]
     claim = await h.claim()
     await h.prepared(claim)
-    reports = await first_report(h, version)
+    await first_report(h, version)
     for result in claim["status"]["allocation"]["devices"]["results"]:
         key = (result["pool"], result["device"])
-        expect(key in reports, f"a report for device {'/'.join(key)}", f"reports for {len(reports)} other devices")
+        reported = await _reports(h, version, key, _FIRST)
+        expect(reported, f"a report for device {'/'.join(key)} within {_FIRST:g} s", "reports for other devices only")
 
 
 @check(
@@ -76,23 +79,25 @@ async def repeated(h: Harness) -> None:
     if "make_unhealthy" not in h.profile.hooks:
         h.facts["figures"].append("no change of health was tested: add the hook make_unhealthy to the profile")
         return
-    device = sorted(require_published(h))[0]
+    device = sorted(await require_published(h))[0]
     try:
         await h.hook("make_unhealthy", device=device[1])
-        reported = await _reports(h, version, device, _UNHEALTHY)
+        reported = await _reports(h, version, device, _CHANGE, _UNHEALTHY)
     finally:
         await h.hook("make_healthy", device=device[1])
-    if not await _reports(h, version, device, _HEALTHY):
+    if not await _reports(h, version, device, _CHANGE, _HEALTHY):
         await h.reset()  # a driver may keep a device unhealthy until its next start
     expect(reported, f"device {device[1]} is reported as unhealthy within {_CHANGE:g} s", "it is not")
 
 
-async def _reports(h: Harness, version: str, device: tuple[str, str], health: int) -> bool:
-    """Waits until the driver reports this health of a device. Returns false after :data:`_CHANGE` seconds."""
+async def _reports(
+    h: Harness, version: str, device: tuple[str, str], timeout: float, health: int | None = None
+) -> bool:
+    """Waits until the driver reports this health, or any health, of a device. Returns false after ``timeout`` seconds."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_CHANGE), contextlib.aclosing(h.plugin.health(version)) as stream:
+        async with asyncio.timeout(timeout), contextlib.aclosing(h.plugin.health(version)) as stream:
             async for reports in stream:
-                if device in reports and reports[device].health == health:
+                if device in reports and health in {None, reports[device].health}:
                     return True
     return False
 
@@ -107,6 +112,7 @@ async def _reports(h: Harness, version: str, device: tuple[str, str], health: in
 )
 async def reopened(h: Harness) -> None:
     version = announced(h)[0]
+    await h.prepare_if_possible()
     first = await first_report(h, version)
     again = await first_report(h, version)
     missing = sorted("/".join(key) for key in set(first) - set(again))
@@ -122,5 +128,7 @@ async def reopened(h: Harness) -> None:
     attach=True,
 )
 async def versions(h: Harness) -> None:
-    found = {version: set(await first_report(h, version)) for version in announced(h)}
+    announced_versions = announced(h)
+    await h.prepare_if_possible()
+    found = {version: set(await first_report(h, version)) for version in announced_versions}
     expect(len({frozenset(v) for v in found.values()}) == 1, "the same devices in each version", found)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..catalogue import CheckFailed, CheckSkipped, Requirement, check, expect
-from ..harness import Harness
+from ..harness import REMOVAL, Harness
 
 _TARGET = "/var/run/kubernetes.io/dra-device-attributes/"
 _SOURCE = "KEP-5304: device metadata"
@@ -84,5 +84,6 @@ async def content(h: Harness) -> None:
 async def removed(h: Harness) -> None:
     claim, files = await metadata_files(h)
     await h.unprepared(claim)
+    await h.until(lambda: not any(p.exists() for p in files), REMOVAL)
     left = [str(p) for p in files if p.exists()]
     expect(not left, "no metadata file of the claim", ", ".join(left))

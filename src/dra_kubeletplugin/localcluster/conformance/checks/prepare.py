@@ -15,6 +15,7 @@ from ..kubelet_client import CallResponse, ClaimResponse
 
 _CALLS = "kubelet: pkg/kubelet/cm/dra, NodePrepareResources"
 _SLOW = 3.0  # seconds by which the suite delays the read of a claim
+_CANCEL = 0.3  # seconds after which the suite cancels a call
 _MAX_ERROR = 1024  # bytes
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^goroutine \d+ \[|panicked at|^\s+at .+\(.+:\d+\)", re.M)
 
@@ -202,17 +203,18 @@ async def overlapping_calls(h: Harness) -> None:
 )
 async def slow_claim(h: Harness) -> None:
     slow, fast = await h.claim(), await h.claim()
-    h.api.slow_claims[slow["metadata"]["name"]] = _SLOW
+    name = slow["metadata"]["name"]
+    h.api.slow_claims[name] = _SLOW
     delayed = asyncio.create_task(h.plugin.prepare(slow))
     try:
-        await asyncio.sleep(0.1)
+        await h.until(lambda: name in h.api.delayed_claims, _SLOW)
         found = await h.plugin.prepare(fast)
+        is_first = not delayed.done()
     finally:
         await delayed
     error = found.of(fast["metadata"]["uid"]).error
     expect(not error, "the other claim is prepared", error)
-    limit = _SLOW - 0.5
-    expect(found.seconds < limit, f"the other claim is prepared within {limit:g} s", f"{found.seconds:.1f} s")
+    expect(is_first, "the other claim is prepared first", f"it was prepared after {found.seconds:.1f} s")
 
 
 @check(
@@ -224,8 +226,8 @@ async def slow_claim(h: Harness) -> None:
 )
 async def cancelled_call(h: Harness) -> None:
     claim = await h.claim()
-    h.api.slow_claims[claim["metadata"]["name"]] = 1.5
-    await h.plugin.prepare(claim, timeout=0.3)
+    h.api.slow_claims[claim["metadata"]["name"]] = _SLOW / 2
+    await h.plugin.prepare(claim, timeout=_CANCEL)
     h.api.slow_claims.clear()
     found = await h.prepared_after_retries(claim)
     faults = faults_of(claim, found)

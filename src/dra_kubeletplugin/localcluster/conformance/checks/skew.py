@@ -52,7 +52,7 @@ async def new_kubelet(h: Harness) -> None:
     limit=240,
 )
 async def api_versions(h: Harness) -> None:
-    require_published(h)
+    await require_published(h)
     for version in _API_VERSIONS:
         if version not in h.profile.api_versions:
             h.facts["figures"].append(f"{version} alone was not tested: add it to [driver] api_versions")

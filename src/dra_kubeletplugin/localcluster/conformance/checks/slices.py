@@ -16,7 +16,7 @@ from ...apiserver.faults import GATED
 from ...apiserver.storage import StorageChange
 from ..allocation import pool_faults, why_no_device
 from ..api_server import apply_change
-from ..catalogue import CheckFailed, CheckSkipped, DevicesMissing, Requirement, check, expect
+from ..catalogue import CheckSkipped, DevicesMissing, Requirement, check, expect
 from ..harness import NODE, Harness
 from ..kubelet_client import HEALTH_VERSIONS
 
@@ -24,14 +24,18 @@ from ..kubelet_client import HEALTH_VERSIONS
 # they created it: resourceslice.DefaultSyncDelay and DefaultMutationCacheTTL.
 _RETURN = 120.0
 _MANY_WRITES = 10
+_WATCHED = 5.0  # seconds in which a driver without changes writes less often
 _FAULTS = (429, 500, 504, 503, 429, 409, 409)  # responses to the requests after the slices were deleted
 _SETTLE = 1.5  # seconds from a start until the driver has compared its slices with those that exist
+_QUIET = 1.0  # seconds without a write after which the driver has finished its work for the check before
+_SETTLED = 10.0  # seconds until a driver without changes must be quiet
+_REPORT = 10.0  # seconds until a driver has reported dropped fields
 _LIMITS = "API server: limits of ResourceSlices"
 
 
-def require_published(h: Harness) -> frozenset[tuple[str, str]]:
+async def require_published(h: Harness) -> frozenset[tuple[str, str]]:
     """Returns the published devices. Raises :class:`DevicesMissing` if there are none."""
-    if not (found := h.published()):
+    if not (found := await h.until(h.published, h.publish_timeout)):
         raise DevicesMissing(why_not_published(h))
     return found
 
@@ -43,8 +47,8 @@ def why_not_published(h: Harness) -> str:
     return f"the driver publishes only {count} usable devices in {len(h.slices)} slices"
 
 
-async def returned(h: Harness, wanted: frozenset[tuple[str, str]], timeout: float = _RETURN) -> bool:
-    return bool(await h.until(lambda: h.published() == wanted, timeout))
+async def returned(h: Harness, wanted: frozenset[tuple[str, str]]) -> bool:
+    return bool(await h.until(lambda: h.published() == wanted, _RETURN))
 
 
 @check(
@@ -73,7 +77,7 @@ async def publishes(h: Harness) -> None:
     attach=True,
 )
 async def valid_slices(h: Harness) -> None:
-    require_published(h)
+    await require_published(h)
     refused = [c for c in h.transcript.writes_since(0.0) if c.status in {400, 422}]
     expect(not refused, "no write that the API server rejects", [f"{c.method} {c.path} -> {c.status}" for c in refused])
     for obj in h.slices:
@@ -141,7 +145,7 @@ class Deletion:
 async def deletion(h: Harness) -> Deletion:
     """Deletes the slices once for all checks, and waits until they return."""
     if "deletion" not in h.facts:
-        wanted = require_published(h)
+        wanted = await require_published(h)
         with h.api.slice_changes() as watch:
             before, began = h.slices, h.transcript.now
             h.api.remove_slices(h.name)
@@ -157,10 +161,9 @@ async def deletion(h: Harness) -> Deletion:
 async def idle(h: Harness) -> Mapping[str, Any]:
     """Watches the idle driver once for all checks. Returns its requests, its writes and its health messages."""
     if "idle" not in h.facts:
-        require_published(h)
-        with contextlib.suppress(CheckFailed, CheckSkipped):  # a driver may report the health of prepared devices only
-            await h.prepared(await h.claim())
-        await asyncio.sleep(1.0)  # until the driver finished its work for the check before
+        await require_published(h)
+        await h.prepare_if_possible()
+        await h.until(lambda: not h.transcript.writes_since(h.transcript.now - _QUIET), _SETTLED)
         began = h.transcript.now
         async with health_messages(h) as messages:
             await asyncio.sleep(h.profile.limits.idle)
@@ -212,7 +215,7 @@ async def no_idle_writes(h: Harness) -> None:
     limit=300,
 )
 async def api_faults(h: Harness) -> None:
-    wanted = require_published(h)
+    wanted = await require_published(h)
     began = h.transcript.now
     h.api.failures.extend(_FAULTS)
     h.api.drop_connections()
@@ -233,7 +236,7 @@ async def api_faults(h: Harness) -> None:
     limit=90,
 )
 async def dropped_fields(h: Harness) -> None:
-    require_published(h)
+    await require_published(h)
     used = {
         key for key in GATED - {"bools", "ints", "strings", "versions"} if key in str([s["spec"] for s in h.slices])
     }
@@ -248,18 +251,24 @@ async def dropped_fields(h: Harness) -> None:
     started = h.transcript.now
     await h.start(h.driver.uid, published=False)
     await h.until(lambda: h.slices, h.profile.ready_timeout)
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(_SETTLE)
     began = h.transcript.now
-    await asyncio.sleep(5.0)
+    await asyncio.sleep(_WATCHED)
     writes = len(h.transcript.writes_since(began))
     words = re.compile("|".join(["drop", "feature", *used]), re.IGNORECASE)
-    reported = any(words.search(line) and _pattern(line) not in usual for line in h.driver.output)
-    reported = reported or any(c.resource == "events" for c in h.transcript.calls_since(started))
+
+    def is_reported() -> bool:
+        if any(c.resource == "events" for c in h.transcript.calls_since(started)):
+            return True
+        return any(words.search(line) and _pattern(line) not in usual for line in h.driver.output)
+
+    reported = await h.until(is_reported, _REPORT)
     remaining = h.slices
     await h.kill()  # the next instance publishes all fields again
     h.api.clear_faults()
     h.api.remove_slices(h.name)
-    expect(writes <= _MANY_WRITES, f"at most {_MANY_WRITES} writes within 5 s", f"{writes} writes")
+    expected = f"at most {_MANY_WRITES} writes within {_WATCHED:g} s"
+    expect(writes <= _MANY_WRITES, expected, f"{writes} writes")
     expect(reported, f"a line of output or an event about dropped fields ({', '.join(sorted(used))})", "neither")
     expect(remaining, "slices without the dropped fields", "no slices")
 
@@ -277,7 +286,7 @@ def _pattern(line: str) -> str:
     source="KEP-4381: a driver owns the slices with its name and its node",
 )
 async def foreign_slices(h: Harness) -> None:
-    wanted = require_published(h)
+    wanted = await require_published(h)
     foreign = [
         h.api.new_slice("foreign-driver", "other.example.com", NODE),
         h.api.new_slice("foreign-node", h.name, "another-node"),
@@ -313,7 +322,7 @@ async def foreign_slices(h: Harness) -> None:
     attach=True,
 )
 async def owner(h: Harness) -> None:
-    require_published(h)
+    await require_published(h)
     for obj in [s for s in h.slices if s["spec"].get("nodeName")]:
         owners = obj["metadata"].get("ownerReferences") or []
         owned = any(o.get("kind") == "Node" and o.get("uid") == h.node_uid for o in owners)

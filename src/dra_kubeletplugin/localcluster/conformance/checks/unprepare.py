@@ -32,6 +32,7 @@ async def repeats(h: Harness) -> None:
     "unprepares a claim that was deleted, also while the API server is away",
     consequence="pods stay in Terminating until the control plane is back, or forever",
     source=f"{_CALLS}; e2e_node: unprepare is called for a deleted pod",
+    limit=120,
 )
 async def without_claim(h: Harness) -> None:
     deleted = await h.claim()
@@ -41,7 +42,7 @@ async def without_claim(h: Harness) -> None:
     claim = await h.claim()
     await h.prepared(claim)
     with h.api.outage():
-        await h.unprepared(claim, timeout=20.0)
+        await h.unprepared(claim)
 
 
 @check(

@@ -13,6 +13,7 @@ from ..catalogue import CheckSkipped, Requirement, check, expect
 from ..driver_command import DriverInstance
 from ..harness import Harness
 from ..kubelet_client import PluginConnection, find_sockets, listens
+from .slices import require_published
 
 _NOT_OFFERED = "optional: a second instance with another POD_UID does not register beside the first"
 _SOURCE = "Kubernetes: kubeletplugin, rolling updates; e2e: rolling update loses nothing"
@@ -25,6 +26,11 @@ async def second_instance(h: Harness) -> tuple[DriverInstance, PluginConnection]
     """
     if h.facts.get("no second instance"):
         raise CheckSkipped(_NOT_OFFERED)
+    with h.starting():
+        return await _start_second(h)
+
+
+async def _start_second(h: Harness) -> tuple[DriverInstance, PluginConnection]:
     old, old_plugin = h.driver, h.plugin
     before = _inodes(h.kubelet_root)
     new = await h.spawn(new_uid())
@@ -118,9 +124,7 @@ async def sockets_stay(h: Harness) -> None:
     limit=120,
 )
 async def slices_stay(h: Harness) -> None:
-    wanted = h.published()
-    if not wanted:
-        raise CheckSkipped("the driver has not published complete pools: see SLC-001")
+    wanted = await require_published(h)
     before = h.slices
     with h.api.slice_changes() as watch:
         await h.stop()
