@@ -1,4 +1,4 @@
-"""Which events a component writes, compared with client-go's correlator."""
+"""The events that a component writes, compared with client-go's correlator."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(event_recorder, "time", found)
-    return found
+    fake_clock = Clock()
+    monkeypatch.setattr(event_recorder, "time", fake_clock)
+    return fake_clock
 
 
 async def record(recorder: EventRecorder, *messages: str) -> None:
@@ -124,7 +124,7 @@ async def test_the_tenth_similar_event_and_later_ones_are_combined(clock: Clock)
     assert events.counts == {f"m{i}": 1 for i in range(9)} | {f"{COMBINED}m11": 3}
 
 
-async def test_a_scheduler_s_events_have_no_rate_limit(clock: Clock) -> None:
+async def test_events_of_a_scheduler_have_no_rate_limit(clock: Clock) -> None:
     events = Events()
     await record(EventRecorder(cast(KubeClient, events), "default-scheduler", combine=False), *["m"] * 40)
     assert (events.counts, events.writes) == ({"m": 40}, 40)

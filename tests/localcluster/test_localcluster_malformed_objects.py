@@ -1,4 +1,4 @@
-"""No object stops a component, however malformed: what is wrong with one concerns no other."""
+"""A malformed object never stops a component and never affects other objects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
 from tests.helpers.fake_plugin import FakePlugin
 from tests.helpers.objects import claim, device_class, pod, slice_of, template
-from tests.localcluster.kubelet.test_kubelet import Room
+from tests.localcluster.kubelet.test_kubelet import KubeletHarness
 
 JSON = dict[str, Any]
 _JUNK: tuple[Any, ...] = (None, "", "a", 0, -1, True, [], ["a"], [None], [{}], {}, {"a": 1}, {"a": None}, [[1]])
-_KEPT = {("metadata",), ("kind",), ("apiVersion",), ("metadata", "name")}
-_OF_KINDS = {
+_IMMUTABLE_PATHS = {("metadata",), ("kind",), ("apiVersion",), ("metadata", "name")}
+_STORAGE_KEYS = {
     "Pod": "pods",
     "Node": "nodes",
     "ResourceClaim": "resourceclaims.resource.k8s.io",
@@ -32,8 +32,8 @@ _OF_KINDS = {
 }
 
 
-def whole() -> list[JSON]:
-    """One object of each kind with most of the fields that components read."""
+def valid_objects() -> list[JSON]:
+    """Returns objects of each kind with most of the fields that components read."""
     affinity = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}]}}  # fmt: skip
     spread = {"requiredDuringSchedulingIgnoredDuringExecution": [
@@ -65,9 +65,9 @@ def whole() -> list[JSON]:
     }
     result = {"request": "device", "driver": "toy.example.com", "pool": "node-1", "device": "x0"}
     result |= {"tolerations": [{"operator": "Exists", "tolerationSeconds": 1}], "bindingConditions": ["a"]}
-    held = claim()
-    held["metadata"] |= {"ownerReferences": [owner], "finalizers": ["resource.kubernetes.io/delete-protection"]}
-    held["status"] = {
+    claim_object = claim()
+    claim_object["metadata"] |= {"ownerReferences": [owner], "finalizers": ["resource.kubernetes.io/delete-protection"]}
+    claim_object["status"] = {
         "allocation": {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
             {"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}]}},
         "reservedFor": [{"resource": "pods", "name": "p", "uid": "u"}],
@@ -96,12 +96,12 @@ def whole() -> list[JSON]:
         "metadata": {},
         "spec": {"template": inner, "completions": 1, "parallelism": 1},
     }
-    free = {k: v for k, v in spec.items() if k != "nodeName"}
+    unbound_spec = {k: v for k, v in spec.items() if k != "nodeName"}
     return [
         {"apiVersion": "v1", "kind": "Pod", "metadata": {"ownerReferences": [owner], "labels": {"a": "b"}}, "spec": spec, "status": status},
-        {"apiVersion": "v1", "kind": "Pod", "metadata": {"ownerReferences": [owner]}, "spec": free, "status": status},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"ownerReferences": [owner]}, "spec": unbound_spec, "status": status},
         node,
-        held,
+        claim_object,
         template(),
         slice_of("node-1", [device]),
         device_class(),
@@ -113,63 +113,63 @@ def whole() -> list[JSON]:
 Path = tuple[Any, ...]
 
 
-def paths(value: Any, at: Path = ()) -> list[Path]:
-    """Of everything in an object but what makes it one."""
-    out = [at] if at and at not in _KEPT else []
+def paths(value: Any, prefix: Path = ()) -> list[Path]:
+    """Returns the paths of all values in an object, except the values that identify it."""
+    out = [prefix] if prefix and prefix not in _IMMUTABLE_PATHS else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        out += paths(inner, (*at, key))
+        out += paths(inner, (*prefix, key))
     return out
 
 
-def mutated(obj: JSON, path: Path, junk: Any) -> JSON:
+def with_value_at(obj: JSON, path: Path, junk: Any) -> JSON:
     out = copy.deepcopy(obj)
-    at: Any = out
+    parent: Any = out
     for part in path[:-1]:
-        at = at[part]
-    at[path[-1]] = copy.deepcopy(junk)
+        parent = parent[part]
+    parent[path[-1]] = copy.deepcopy(junk)
     return out
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("seed", range(3))
 async def test_no_malformed_object_stops_a_component(seed: int) -> None:
-    """Objects go past the API server's rules straight into its storage: a component must not depend on these."""
+    """The test writes objects directly into the storage, without validation. A component must not depend on validation."""
     choice = random.Random(seed)
     async with LocalCluster(
         ("node-1",), timers=Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.1, call_timeout=1)
     ) as cluster:
         keys = {k.key for k in KINDS}
-        served = {kind: key for kind, key in _OF_KINDS.items() if key in keys}
+        served = {kind: key for kind, key in _STORAGE_KEYS.items() if key in keys}
         number = 0
-        for obj in whole():
+        for obj in valid_objects():
             if obj["kind"] not in served:
                 continue
-            # The server itself keeps metadata typed, for all kinds; what matters here is all else.
-            found = [p for p in paths(obj) if p[0] != "metadata"]
-            for path in choice.sample(found, min(20, len(found))):
+            # The API server keeps metadata typed for all kinds, so only the other fields are changed.
+            candidates = [p for p in paths(obj) if p[0] != "metadata"]
+            for path in choice.sample(candidates, min(20, len(candidates))):
                 number += 1
-                broken = mutated(obj, path, choice.choice(_JUNK))
+                broken = with_value_at(obj, path, choice.choice(_JUNK))
                 meta = broken.get("metadata")
                 assert isinstance(meta, dict)
-                named = {"name": f"m{number}", "uid": f"uid-{number}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+                metadata = {"name": f"m{number}", "uid": f"uid-{number}", "creationTimestamp": "2026-01-01T00:00:00Z"}
                 if obj["kind"] in {"Pod", "ResourceClaim", "ResourceClaimTemplate"}:
-                    named["namespace"] = "default"
+                    metadata["namespace"] = "default"
                 body = {k: v for k, v in broken.items() if k not in {"kind", "apiVersion"}}
-                cluster.api.storage.put(served[obj["kind"]], {**body, "metadata": {**meta, **named}})
-        room = Room(cluster)
+                cluster.api.storage.put(served[obj["kind"]], {**body, "metadata": {**meta, **metadata}})
+        harness = KubeletHarness(cluster)
         async with FakePlugin(cluster.node.kubelet_root, "toy.example.com") as plugin:
-            await room.run("healthy")
-            await room.runs("healthy")
+            await harness.run("healthy")
+            await harness.wait_until_running("healthy")
             await cluster.apply(
                 template("good"), pod("claims", templates=["good"], schedulingGates=[{"name": "never"}])
             )
-            await room.until(
+            await harness.wait_until(
                 "a claim", lambda: [c for c in cluster.claims() if c["metadata"]["name"].startswith("claims-t0-")]
             )
-            await room.delete("healthy")
-            await room.gone("healthy")
+            await harness.delete("healthy")
+            await harness.wait_until_deleted("healthy")
             assert plugin.count("unprepare") >= 1
-            await room.kubelet.restart()
-            await room.run("again")
-            await room.runs("again")
+            await harness.kubelet.restart()
+            await harness.run("again")
+            await harness.wait_until_running("again")

@@ -1,4 +1,4 @@
-"""What a reboot ends beside containers: files in memory, mounts of drivers, and processes of the right node only."""
+"""A reboot removes files in memory and mounts of drivers, and ends processes of its own node only."""
 
 from __future__ import annotations
 
@@ -11,52 +11,52 @@ import pytest
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.node_reboot import empty, kill_processes
 
-PATIENCE = 60
+TIMEOUT = 60
 
 
-def test_a_folder_in_memory_is_empty_with_its_folders_and_links(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").touch()
+def test_emptying_a_folder_removes_its_folders_and_links(tmp_path: Path) -> None:
+    outside = tmp_path / "kept"
+    outside.mkdir()
+    (outside / "file").touch()
     folder = tmp_path / "cdi"
     (folder / "sub/deep").mkdir(parents=True)
     (folder / "sub/deep/spec.json").touch()
     (folder / ".hidden").touch()
-    (folder / "link").symlink_to(kept)
+    (folder / "link").symlink_to(outside)
     empty(folder)
-    assert (list(folder.iterdir()), list(kept.iterdir())) == ([], [kept / "file"])
+    assert (list(folder.iterdir()), list(outside.iterdir())) == ([], [outside / "file"])
 
 
-def test_only_processes_with_all_variables_end(tmp_path: Path) -> None:
+def test_only_processes_with_all_environment_variables_end(tmp_path: Path) -> None:
     mark = str(tmp_path)
 
-    def begin(**environment: str) -> subprocess.Popen[bytes]:
+    def start_process(**environment: str) -> subprocess.Popen[bytes]:
         command = ["sh", "-c", "echo; exec sleep 1000"]
         process = subprocess.Popen(
             command, env={**os.environ, **environment}, stdout=subprocess.PIPE, start_new_session=True
         )
         assert process.stdout
-        process.stdout.readline()  # its environment is that of the command
+        process.stdout.readline()  # the process has the environment of the command after this line
         return process
 
-    here, there = begin(MARK=mark, NODE_NAME="node-1"), begin(MARK=mark, NODE_NAME="node-2")
-    with here, there:
+    first, second = start_process(MARK=mark, NODE_NAME="node-1"), start_process(MARK=mark, NODE_NAME="node-2")
+    with first, second:
         try:
             kill_processes({"MARK": mark, "NODE_NAME": "node-1"})
-            assert here.wait(PATIENCE) < 0
-            assert there.poll() is None
+            assert first.wait(TIMEOUT) < 0
+            assert second.poll() is None
         finally:
-            here.kill()
-            there.kill()
+            first.kill()
+            second.kill()
 
 
 @pytest.mark.mounts
-async def test_a_mount_of_a_driver_ends() -> None:
+async def test_a_reboot_removes_the_mount_of_a_driver() -> None:
     async with LocalCluster() as cluster:
-        place = cluster.node.kubelet_root / "plugins/card.example.com/a b"
-        place.mkdir(parents=True)
-        subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], check=True)
-        (place / "state").touch()
+        folder = cluster.node.kubelet_root / "plugins/card.example.com/a b"
+        folder.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", str(folder)], check=True)
+        (folder / "state").touch()
         await cluster.reboot()
-        assert not place.is_mount()
-        assert list(place.iterdir()) == []
+        assert not folder.is_mount()
+        assert list(folder.iterdir()) == []

@@ -1,4 +1,4 @@
-"""A reboot and the end of the local cluster end the processes that drivers started for claims, as the machine would."""
+"""A reboot and the end of the local cluster end the processes that drivers started for claims, as a machine would."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_reboot_and_the_end_of_the_cluster_end_claim_processes() -> None
     await wait_until(lambda: not is_alive(second), "the end of the process")
 
 
-async def test_processes_whose_output_is_elsewhere_are_left_alone(tmp_path: Path) -> None:
+async def test_processes_with_another_output_are_not_killed(tmp_path: Path) -> None:
 
     (tmp_path / "d/process-logs").mkdir(parents=True)
     (tmp_path / "d/process-logs/u.x.log").touch()

@@ -1,4 +1,4 @@
-"""The work queue keeps client-go's rules."""
+"""The work queue follows the rules of client-go."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from dra_kubeletplugin.localcluster.work_queue import Backoff, WorkQueue
 
 
-async def test_a_key_that_is_added_twice_is_worked_on_once() -> None:
+async def test_a_key_that_is_added_twice_is_processed_once() -> None:
     queue: WorkQueue[str] = WorkQueue()
     for key in ("a", "b", "a"):
         queue.add(key)
@@ -18,7 +18,7 @@ async def test_a_key_that_is_added_twice_is_worked_on_once() -> None:
     assert len(queue) == 0
 
 
-async def test_a_key_that_is_added_while_it_is_worked_on_waits_for_that() -> None:
+async def test_a_key_added_during_its_processing_waits_until_it_is_done() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add("a")
     assert await queue.get() == "a"
@@ -28,7 +28,7 @@ async def test_a_key_that_is_added_while_it_is_worked_on_waits_for_that() -> Non
     assert await queue.get() == "a"
 
 
-async def test_a_pause_grows_with_each_failure_until_the_longest_and_ends_with_a_success() -> None:
+async def test_the_backoff_grows_with_each_failure_and_is_reset_by_a_success() -> None:
     queue: WorkQueue[str] = WorkQueue(Backoff(0.5, 3.0))
     assert [queue.retry("a") for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
     assert queue.retry("b") == 0.5
@@ -37,7 +37,7 @@ async def test_a_pause_grows_with_each_failure_until_the_longest_and_ends_with_a
     queue.close()
 
 
-async def test_the_earliest_of_several_times_counts() -> None:
+async def test_the_earliest_of_several_delays_applies() -> None:
     queue: WorkQueue[str] = WorkQueue()
     queue.add_after("a", 3600)
     queue.add_after("a", 0.001)
@@ -47,9 +47,9 @@ async def test_the_earliest_of_several_times_counts() -> None:
     queue.close()
 
 
-async def test_a_key_that_fails_for_ever_holds_up_no_other_and_never_has_two_workers() -> None:
+async def test_a_failing_key_does_not_block_other_keys_and_has_one_worker() -> None:
     queue: WorkQueue[int] = WorkQueue(Backoff(0.001, 0.002))
-    seen: Counter[int] = Counter()
+    runs: Counter[int] = Counter()
     busy: set[int] = set()
     failures: Counter[int] = Counter()
     finished = asyncio.Event()
@@ -59,10 +59,10 @@ async def test_a_key_that_fails_for_ever_holds_up_no_other_and_never_has_two_wor
         busy.add(key)
         await asyncio.sleep(0)
         busy.discard(key)
-        seen[key] += 1
-        if all(seen[k] >= 4 - (k + 1) % 2 for k in range(10)):
+        runs[key] += 1
+        if all(runs[k] >= 4 - (k + 1) % 2 for k in range(10)):
             finished.set()
-        if key % 2 or seen[key] < 3:
+        if key % 2 or runs[key] < 3:
             raise ValueError(key)
 
     def failed(key: int, error: Exception) -> None:
@@ -76,19 +76,19 @@ async def test_a_key_that_fails_for_ever_holds_up_no_other_and_never_has_two_wor
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work
-    assert all(seen[k] == 3 and failures[k] == 2 for k in range(0, 10, 2))
+    assert all(runs[k] == 3 and failures[k] == 2 for k in range(0, 10, 2))
     assert all(failures[k] >= 3 for k in range(1, 10, 2))
 
 
-async def test_a_call_that_somebody_else_cancels_fails_its_key_and_ends_no_worker() -> None:
-    """A plugin's channel that is closed cancels the calls on it."""
+async def test_a_cancelled_call_fails_its_key_and_ends_no_worker() -> None:
+    """Closing the channel of a plugin cancels its calls."""
     queue: WorkQueue[str] = WorkQueue(Backoff(0.001, 0.001))
-    told: list[str] = []
-    again = asyncio.Event()
+    failed_keys: list[str] = []
+    retried = asyncio.Event()
 
     async def reconcile(key: str) -> None:
-        if told:
-            again.set()
+        if failed_keys:
+            retried.set()
             return
         call = asyncio.ensure_future(asyncio.Event().wait())
         call.cancel()
@@ -96,14 +96,14 @@ async def test_a_call_that_somebody_else_cancels_fails_its_key_and_ends_no_worke
 
     queue.add("a")
     async with asyncio.timeout(30):
-        work = asyncio.ensure_future(queue.work(reconcile, lambda key, e: told.append(key), 1))
-        await again.wait()
+        work = asyncio.ensure_future(queue.work(reconcile, lambda key, e: failed_keys.append(key), 1))
+        await retried.wait()
     work.cancel()
     await asyncio.wait([work])
-    assert told == ["a"]
+    assert failed_keys == ["a"]
 
 
-async def test_keys_that_wait_can_be_retried_now_with_their_failures_reset() -> None:
+async def test_retry_now_requeues_all_waiting_keys_and_resets_their_failures() -> None:
     queue: WorkQueue[str] = WorkQueue(Backoff(100.0, 1000.0))
     queue.retry("a")
     queue.retry("b")

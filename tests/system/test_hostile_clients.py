@@ -1,6 +1,6 @@
-"""A real plugin and a real webhook answer every probe while 400 hostile clients use their ports.
+"""A real plugin and a real webhook respond to every probe while 400 hostile clients use their ports.
 
-How fast is measured by ``python -m bench.hostile_clients``: a busy machine says nothing about a second.
+``python -m bench.hostile_clients`` measures the response times. A busy machine does not allow limits in seconds here.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SECONDS = 6.0
 POST = b"POST /validate HTTP/1.1\r\nHost: x\r\n"
 
 
-def judge(found: hostile_clients.Probes, made: Counter[str], kinds: int) -> None:
-    print(found, dict(made))
-    assert not found.errors
-    assert found.seconds
-    assert len(made) == kinds
-    assert made.total() > hostile_clients.CLIENTS  # closed clients came again
+def assert_probes_succeeded(probes: hostile_clients.Probes, connections: Counter[str], kinds: int) -> None:
+    print(probes, dict(connections))
+    assert not probes.errors
+    assert probes.seconds
+    assert len(connections) == kinds
+    assert connections.total() > hostile_clients.CLIENTS  # closed clients connect again
 
 
-async def served(plugin: Deployed, path: str) -> str:
+async def fetch_page(plugin: Deployed, path: str) -> str:
     """Returns the page once the server has finished the requests that the attack left behind (429 until then)."""
     async with asyncio.timeout(60):
         while True:
@@ -47,18 +47,21 @@ async def served(plugin: Deployed, path: str) -> str:
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-async def test_probes_of_a_plugin_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):  # which the bench sets for itself
+async def test_a_plugin_responds_to_probes_during_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):  # the bench sets these itself
         monkeypatch.setenv(name, "")
-    with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 bytes at most
-        async with api_server(tmp_path, delay=0) as api, deployed("bench.drivers:Idle", api, Path(short)) as plugin:
-            found, made = await hostile_clients.attacked(plugin.http, SECONDS)
-            judge(found, made, len(hostile_clients.PLAIN))
-            assert await served(plugin, "/metrics")
+    with tempfile.TemporaryDirectory() as socket_folder:  # the path of a socket has at most 107 bytes
+        async with (
+            api_server(tmp_path, delay=0) as api,
+            deployed("bench.drivers:Idle", api, Path(socket_folder)) as plugin,
+        ):
+            probes, connections = await hostile_clients.attacked(plugin.http, SECONDS)
+            assert_probes_succeeded(probes, connections, len(hostile_clients.PLAIN))
+            assert await fetch_page(plugin, "/metrics")
 
 
 @pytest.mark.full
-async def test_reviews_are_answered_while_large_bodies_are_announced_and_do_not_arrive(tmp_path: Path) -> None:
+async def test_a_webhook_responds_to_reviews_during_incomplete_requests(tmp_path: Path) -> None:
     async with hostile_clients.webhook(tmp_path) as (url, _), contextlib.AsyncExitStack() as stack:
         target = hostile_clients.Target.parse(url)
         for _ in range(20):
@@ -77,8 +80,8 @@ async def test_reviews_are_answered_while_large_bodies_are_announced_and_do_not_
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-async def test_probes_of_a_webhook_are_answered(tmp_path: Path) -> None:
+async def test_a_webhook_responds_to_probes_during_an_attack(tmp_path: Path) -> None:
     async with hostile_clients.webhook(tmp_path) as (url, pid):
-        found, made = await hostile_clients.attacked(url, SECONDS)
-        judge(found, made, len(hostile_clients.TLS))
+        probes, connections = await hostile_clients.attacked(url, SECONDS)
+        assert_probes_succeeded(probes, connections, len(hostile_clients.TLS))
         assert hostile_clients.memory(pid) < 384  # the limit in deploy/

@@ -1,4 +1,4 @@
-"""The log lines of a claim's work have the claim's fields, in both formats, also the lines of the driver."""
+"""The log lines about a claim, including those of the driver, have the fields of the claim in both formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.plugin.test_node import ref
 PROCESS = {"driver": "toy.example.com", "node": "node-1"}
 
 
-class Kept(logging.Handler):
+class CapturedLogs(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.json: list[dict[str, Any]] = []
@@ -28,14 +28,14 @@ class Kept(logging.Handler):
         self.json.append(json.loads(JsonFormatter(PROCESS).format(record)))
         self.text.append(TextFormatter().format(record))
 
-    def one(self, msg: str) -> dict[str, Any]:
-        (found,) = (line for line in self.json if line["msg"].startswith(msg))
-        return found
+    def line_with(self, msg: str) -> dict[str, Any]:
+        (match,) = (line for line in self.json if line["msg"].startswith(msg))
+        return match
 
 
 @pytest.fixture
-def kept() -> Iterator[Kept]:
-    handler, loggers = Kept(), [logging.getLogger(n) for n in ("dra_kubeletplugin", "vendor")]
+def captured_logs() -> Iterator[CapturedLogs]:
+    handler, loggers = CapturedLogs(), [logging.getLogger(n) for n in ("dra_kubeletplugin", "vendor")]
     for logger in loggers:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
@@ -45,7 +45,7 @@ def kept() -> Iterator[Kept]:
         logger.setLevel(logging.NOTSET)
 
 
-class Chatty(Toy):
+class LoggingDriver(Toy):
     """Logs in a thread and on the event loop."""
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
@@ -56,30 +56,30 @@ class Chatty(Toy):
         logging.getLogger("vendor").info("card is reset")
 
 
-async def test_lines_of_a_prepare_and_an_unprepare_have_the_fields_of_the_claim(kept: Kept) -> None:
-    async with node_with(Chatty) as node:
+async def test_lines_of_a_prepare_and_an_unprepare_have_the_fields_of_the_claim(captured_logs: CapturedLogs) -> None:
+    async with node_with(LoggingDriver) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
-        namespace, name, uid = ref(found)
+        claim_object = await node.claim_of("pod")
+        namespace, name, uid = ref(claim_object)
         await node.delete_pod()
     claim = {"claim": f"{namespace}/{name}", "claim_uid": uid, **PROCESS}
-    prepared, loaded = kept.one("prepared claim"), kept.one("firmware is loaded")
+    prepared, loaded = captured_logs.line_with("prepared claim"), captured_logs.line_with("firmware is loaded")
     for line in (prepared, loaded):
         assert line.items() >= (claim | {"pod": "default/pod"}).items()
     assert prepared["devices"] == ["toy-0"]
     assert 0 < prepared["duration_s"] < 60
     assert loaded["firmware"] == "1.2"
     assert loaded["operation"] == prepared["operation"]
-    unprepared, reset = kept.one("unprepared claim"), kept.one("card is reset")
+    unprepared, reset = captured_logs.line_with("unprepared claim"), captured_logs.line_with("card is reset")
     for line in (unprepared, reset):
         assert line.items() >= claim.items()
     assert 0 < unprepared["duration_s"] < 60
-    (text,) = (line for line in kept.text if " prepared claim " in line)
+    (text,) = (line for line in captured_logs.text if " prepared claim " in line)
     assert f" prepared claim claim={namespace}/{name} claim_uid={uid} pod=default/pod devices=toy-0 duration_s=" in text
 
 
-async def test_a_failed_prepare_has_an_error_code_and_the_id_of_its_operation_once(kept: Kept) -> None:
-    class Failing(Chatty):
+async def test_a_failed_prepare_has_an_error_code_and_the_id_of_its_operation_once(captured_logs: CapturedLogs) -> None:
+    class Failing(LoggingDriver):
         def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
             raise PermanentError("the card is broken")
 
@@ -87,10 +87,10 @@ async def test_a_failed_prepare_has_an_error_code_and_the_id_of_its_operation_on
         with pytest.raises(PodError, match="the card is broken"):
             await node.run_pod()
         claim = await node.claim_of("pod")
-        line = kept.one("cannot prepare claim: ")
+        line = captured_logs.line_with("cannot prepare claim: ")
         assert (line["error_code"], line["claim_uid"]) == (PermanentError.code, claim["metadata"]["uid"])
         assert line["pod"] == "default/pod"
         assert "the card is broken" in line["msg"]
         assert "duration_s" not in line
-        (text,) = (line for line in kept.text if "cannot prepare claim: " in line)
+        (text,) = (line for line in captured_logs.text if "cannot prepare claim: " in line)
         assert text.count(line["operation"]) == 1

@@ -1,4 +1,4 @@
-"""The record journal in a running cluster: an update, a reboot, a removed file and a full disk, as an operator sees them with kubectl."""
+"""The record journal in a running cluster: an update, a reboot, a removed file and a full disk, observed through kubectl."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def pod(name: str) -> dict[str, Any]:
 
 
 class Cluster:
-    """A node with three devices, and what an operator asks of it."""
+    """A node with three devices, and the steps of an operator."""
 
     def __init__(self, dev: DevProcess) -> None:
         self.dev = dev
@@ -80,15 +80,15 @@ class Cluster:
         block_until(lambda: all(self.status(name).get("phase") == "Running" for name in names))
 
     def delete(self, name: str) -> None:
-        """Deletes a pod and waits until its claim is gone too."""
+        """Deletes a pod and waits until its claim is deleted too."""
         self.dev.kubectl("delete", "pod", name, "--wait=false")
         block_until(
             lambda: not [c for c in self.items("resourceclaims") if c["metadata"]["name"].startswith(f"{name}-")]
         )
 
     def items(self, kind: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.dev.kubectl("get", kind, "-o", "json"))["items"]
-        return found
+        listed: list[dict[str, Any]] = json.loads(self.dev.kubectl("get", kind, "-o", "json"))["items"]
+        return listed
 
     def claims(self) -> dict[str, dict[str, Any]]:
         """Returns the claim of each pod."""
@@ -97,16 +97,16 @@ class Cluster:
     def status(self, name: str) -> dict[str, Any]:
         return next((p.get("status", {}) for p in self.items("pods") if p["metadata"]["name"] == name), {})
 
-    def allocated(self) -> dict[str, str]:
-        """Returns the device of each pod, by what the API server has."""
+    def allocated_devices(self) -> dict[str, str]:
+        """Returns the device of each pod from the API server."""
         return {
             name: allocation["devices"]["results"][0]["device"]
             for name, claim in self.claims().items()
             if (allocation := claim.get("status", {}).get("allocation"))
         }
 
-    def recorded(self) -> dict[str, str]:
-        """Returns the device of each pod, by what ``dra claims`` reports."""
+    def recorded_devices(self) -> dict[str, str]:
+        """Returns the device of each pod from ``dra claims``."""
         out = io.StringIO()
         state = self.dev.state
         folders = ["--kubelet-root", str(state / "node-1/kubelet"), "--cdi-root", str(state / "node-1/cdi")]
@@ -130,27 +130,27 @@ def running(folder: Path, *args: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with running(tmp_path) as found:
-        yield found
+    with running(tmp_path) as running_cluster:
+        yield running_cluster
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a name that leaves room for sockets."""
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path, because the length of socket paths is limited."""
     with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 def test_a_rolling_update_keeps_the_claims_of_running_pods(cluster: Cluster) -> None:
     cluster.run("a", "b")
-    before = cluster.allocated()
+    before = cluster.allocated_devices()
     cluster.dev.verb("upgrade-driver")
-    assert cluster.recorded() == before
+    assert cluster.recorded_devices() == before
     cluster.run("c")
     cluster.delete("a")
-    assert cluster.recorded() == cluster.allocated() and set(cluster.recorded()) == {"b", "c"}
+    assert cluster.recorded_devices() == cluster.allocated_devices() and set(cluster.recorded_devices()) == {"b", "c"}
     cluster.run("d")  # on the device of the deleted pod
-    assert len(set(cluster.recorded().values())) == 3
+    assert len(set(cluster.recorded_devices().values())) == 3
 
 
 def test_a_reboot_prepares_the_claims_of_restarted_pods_again(cluster: Cluster) -> None:
@@ -160,30 +160,34 @@ def test_a_reboot_prepares_the_claims_of_restarted_pods_again(cluster: Cluster) 
     assert cluster.dev.driver()["pid"] != driver
     cluster.delete("a")
     cluster.run("b", "c", "d")
-    assert cluster.recorded() == cluster.allocated() and len(set(cluster.recorded().values())) == 3
+    assert (
+        cluster.recorded_devices() == cluster.allocated_devices() and len(set(cluster.recorded_devices().values())) == 3
+    )
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
-def test_a_removed_journal_frees_no_device(cluster: Cluster, stopped: bool) -> None:
+def test_a_removed_journal_releases_no_device(cluster: Cluster, stopped: bool) -> None:
     cluster.run("a", "b")
-    before = cluster.allocated()
+    before = cluster.allocated_devices()
     journal = cluster.dev.state / PLUGIN / "records.journal"
     if stopped:
-        # A stopped plugin has nothing in memory: the next one reads the notes beside the CDI specs.
+        # A stopped plugin has no memory, so the next plugin reads the notes beside the CDI specs.
         os.kill(cluster.dev.driver()["pid"], 9)
     journal.unlink()
-    block_until(lambda: journal.exists() and cluster.recorded() == before)
+    block_until(lambda: journal.exists() and cluster.recorded_devices() == before)
     cluster.run("c")
-    assert len(set(cluster.recorded().values())) == 3
+    assert len(set(cluster.recorded_devices().values())) == 3
     assert "records.journal was removed" in cluster.dev.log() or stopped
     for name in ("a", "b", "c"):
         cluster.delete(name)
-    assert cluster.recorded() == {}
+    assert cluster.recorded_devices() == {}
 
 
 @pytest.mark.mounts
-def test_a_full_disk_is_named_in_the_events_of_the_pod_and_the_pod_runs_later(tmp_path: Path, short: Path) -> None:
-    state = short / "state"
+def test_a_full_disk_is_named_in_the_events_of_the_pod_and_the_pod_runs_later(
+    tmp_path: Path, short_folder: Path
+) -> None:
+    state = short_folder / "state"
     with own_disk(state / PLUGIN, "1m"), running(tmp_path, "--state-dir", str(state)) as cluster:
         cluster.run("a")
         filler = state / PLUGIN / "filler"
@@ -196,4 +200,7 @@ def test_a_full_disk_is_named_in_the_events_of_the_pod_and_the_pod_runs_later(tm
         assert cluster.status("a")["phase"] == "Running"
         filler.unlink()
         block_until(lambda: cluster.status("b")["phase"] == "Running")
-        assert cluster.recorded() == cluster.allocated() and len(set(cluster.recorded().values())) == 2
+        assert (
+            cluster.recorded_devices() == cluster.allocated_devices()
+            and len(set(cluster.recorded_devices().values())) == 2
+        )

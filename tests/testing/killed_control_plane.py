@@ -44,7 +44,7 @@ def kill_before(line: int, plane: ControlPlane, report_fd: int) -> None:
 
 def main(assets: Path, folder: Path) -> None:
     kills, waited = 0, 0
-    ControlPlane._create_credentials = lambda _: None  # type: ignore[method-assign] - it takes a second, and no test reads the credentials
+    ControlPlane._create_credentials = lambda _: None  # type: ignore[method-assign] - creating credentials takes a second, and no test reads them
     folder.mkdir()
     while waited < _EACH:
         read_end, write_end = os.pipe()
@@ -56,8 +56,8 @@ def main(assets: Path, folder: Path) -> None:
                 os._exit(70)
         os.close(write_end)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        started, waits = os.read(read_end, 2)
-        waited += waits
+        started, is_waiting = os.read(read_end, 2)
+        waited += is_waiting
         os.close(read_end)
         print(started, flush=True)
         kills += 1

@@ -1,4 +1,4 @@
-"""KUBEBUILDER_ASSETS: how etcd and kube-apiserver are started, waited for and ended, tried with stand-ins; see tests/helpers/fake_control_plane.py."""
+"""KUBEBUILDER_ASSETS: start, readiness and end of etcd and kube-apiserver, with fake binaries from tests/helpers/fake_control_plane.py."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["author"]
 
 
 @pytest.mark.full
-def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty(
+def test_the_tests_of_an_author_run_against_another_api_server(
     author: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own process, HTTPS and a token: whatever the kit does, it does over HTTP."""
+    """The server is a separate process with HTTPS and a token, so the kit must use HTTP only."""
     monkeypatch.setenv("KUBEBUILDER_ASSETS", str(install_binaries(tmp_path / "assets")))
     author.makepyfile(
         test_a_functions=FUNCTIONS,
@@ -31,14 +31,14 @@ def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty
         import pytest
         from dra_kubeletplugin.testing import FaultError
 
-        def test_nothing_is_left_of_the_test_before(local_cluster, api):
+        def test_the_previous_test_left_no_objects(local_cluster, api):
             kinds = ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Event")
             assert {kind: api.get_all(kind) for kind in kinds} == dict.fromkeys(kinds, [])
 
-        def test_a_pod_that_runs_is_taken_away_too(node):
+        def test_a_running_pod_is_removed_after_the_test(node):
             node.run_pod()
 
-        def test_it_is_gone(local_cluster, api):
+        def test_the_pod_is_removed(local_cluster, api):
             assert api.get_all("Pod") == api.get_all("ResourceClaim") == []
             with pytest.raises(FaultError, match="unset KUBEBUILDER_ASSETS"):
                 api.conflict()
@@ -46,8 +46,8 @@ def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty
     )
     result = run(author)
     result.assert_outcomes(passed=4)
-    (lives,) = author.path.parent.rglob("lives")
-    assert read_log(lives.parent) == [
+    (folder_mark,) = author.path.parent.rglob("lives")
+    assert read_log(folder_mark.parent) == [
         "etcd serves",
         "kube-apiserver serves",
         "kube-apiserver has ended",
@@ -55,7 +55,7 @@ def test_the_tests_of_an_author_run_against_another_api_server_and_find_it_empty
     ]
 
 
-def test_a_program_that_ends_is_reported_with_its_command_and_its_last_words(tmp_path: Path) -> None:
+def test_a_program_that_ends_is_reported_with_its_command_and_last_output(tmp_path: Path) -> None:
     assets = install_binaries(tmp_path / "assets", kube_apiserver="echo 'unknown flag: --secure-port' >&2; exit 3")
     with (
         pytest.raises(
@@ -68,13 +68,11 @@ def test_a_program_that_ends_is_reported_with_its_command_and_its_last_words(tmp
 
 
 @pytest.mark.full
-def test_what_never_gets_ready_is_given_up_and_ended_even_where_it_does_not_listen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_control_plane_that_never_gets_ready_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controlplane, "START", 5.0)
     monkeypatch.setattr(controlplane, "STOP", 0.2)
-    deaf = "trap '' TERM; echo waiting; while :; do sleep 0.05; done"
-    plane = ControlPlane(install_binaries(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf), tmp_path / "plane")
+    script = "trap '' TERM; echo waiting; while :; do sleep 0.05; done"
+    plane = ControlPlane(install_binaries(tmp_path / "assets", etcd=script, kube_apiserver=script), tmp_path / "plane")
     with pytest.raises(ControlPlaneError, match=r"is not ready after 5 s: there is no .*apiserver.crt yet; waiting"):
         plane.__enter__()
     assert [p.returncode for p in plane.ended] == [-9, -9]
@@ -87,23 +85,23 @@ def test_a_folder_without_the_programs_is_reported_by_name(tmp_path: Path) -> No
 
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_what_a_killed_pytest_started_ends_with_it_before_whichever_line_it_was_killed(tmp_path: Path) -> None:
-    """A session that is killed, by a CI's time limit say, runs no line of its own any more."""
-    deaf = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
-    assets = install_binaries(tmp_path / "assets", etcd=deaf, kube_apiserver=deaf)
+def test_programs_end_after_pytest_is_killed_before_any_line(tmp_path: Path) -> None:
+    """A killed session, for example at a CI time limit, cannot run its own cleanup."""
+    script = "trap '' TERM; for _ in $(seq 1000); do sleep 0.1; done"
+    assets = install_binaries(tmp_path / "assets", etcd=script, kube_apiserver=script)
     command = [sys.executable, "-m", "tests.testing.killed_control_plane", str(assets), str(tmp_path / "plane")]
-    kills, most = 0, 0
+    kills, max_started = 0, 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as session:
         assert session.stdout
-        for kills, line in enumerate(session.stdout, 1):  # noqa: B007 - the number of the last
-            most = max(most, int(line))
-            block_until(lambda: not alive(tmp_path), lambda: alive(tmp_path))
+        for kills, line in enumerate(session.stdout, 1):  # noqa: B007 - the number of the last line
+            max_started = max(max_started, int(line))
+            block_until(lambda: not command_lines_with(tmp_path), lambda: command_lines_with(tmp_path))
     assert session.returncode == 0
-    assert (most, kills > 20) == (2, True)  # it was killed while both ran, too
+    assert (max_started, kills > 20) == (2, True)  # some kills happened while both programs ran
 
 
-def alive(folder: Path) -> list[str]:
-    """The command lines of what has to do with that folder, but for the session's."""
+def command_lines_with(folder: Path) -> list[str]:
+    """Returns the command lines of processes that contain the folder, except the session's."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Parts of the test kit that need no driver: claims as objects, events that fold, verdicts about pods, the thread."""
+"""Parts of the test kit that need no driver: claims as objects, merged events, failures of pods, the event loop thread."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dra_kubeletplugin.testing.events import merge_events, permanent_failure, pr
 from dra_kubeletplugin.testing.sync_async import LoopThread, Scope, both
 from dra_kubeletplugin.testing.task_context import Hosted
 
-EVERYTHING = ClaimSpec(
+FULL_CLAIM = ClaimSpec(
     Request(
         "many",
         "gpus",
@@ -59,8 +59,8 @@ EVERYTHING = ClaimSpec(
 )
 
 
-def test_a_claim_of_every_form_has_the_fields_of_the_api() -> None:
-    assert EVERYTHING.to_json() == {
+def test_a_claim_with_all_options_has_the_fields_of_the_api() -> None:
+    assert FULL_CLAIM.to_json() == {
         "devices": {
             "requests": [
                 {
@@ -107,21 +107,21 @@ def test_a_claim_of_every_form_has_the_fields_of_the_api() -> None:
     }
 
 
-async def test_the_server_takes_it_strictly_and_reports_what_it_does_not_know() -> None:
+async def test_the_api_server_stores_the_claim_and_rejects_unknown_fields() -> None:
     async with LocalCluster(nodes=()) as cluster:
         api = AsyncApi(cluster)
         labels = {"resource.kubernetes.io/admin-access": "true"}
         await api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "monitoring", "labels": labels}})
-        made = claim("c", EVERYTHING)
-        made["metadata"]["namespace"] = "monitoring"
-        (stored,) = await api.apply(made)
-        assert stored["spec"] == EVERYTHING.to_json()
-        made["metadata"]["labels"] = {"again": "yes"}
-        (changed,) = await api.apply(made)
+        claim_object = claim("c", FULL_CLAIM)
+        claim_object["metadata"]["namespace"] = "monitoring"
+        (stored,) = await api.apply(claim_object)
+        assert stored["spec"] == FULL_CLAIM.to_json()
+        claim_object["metadata"]["labels"] = {"again": "yes"}
+        (changed,) = await api.apply(claim_object)
         assert changed["metadata"]["labels"] == {"again": "yes"}
-        made["spec"]["devices"]["requests"][0]["exactly"]["contu"] = 2
+        claim_object["spec"]["devices"]["requests"][0]["exactly"]["contu"] = 2
         with pytest.raises(ApiError, match="contu"):
-            await api.apply(made)
+            await api.apply(claim_object)
         await api.remove("ResourceClaim", "c", "monitoring")
         assert await api.get("ResourceClaim", "c", "monitoring") is None
         assert await api.get("Namespace", "monitoring")
@@ -129,64 +129,82 @@ async def test_the_server_takes_it_strictly_and_reports_what_it_does_not_know() 
             await api.get_all("Deployment")
 
 
-def event(reason: str, message: str, second: int, **more: Any) -> dict[str, Any]:
-    when = f"2026-01-01T00:00:{second:02d}Z"
-    return {"metadata": {"creationTimestamp": when}, "type": "Warning", "reason": reason, "message": message, **more}
+def event(reason: str, message: str, second: int, **fields: Any) -> dict[str, Any]:
+    timestamp = f"2026-01-01T00:00:{second:02d}Z"
+    return {
+        "metadata": {"creationTimestamp": timestamp},
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        **fields,
+    }
 
 
-def test_events_that_state_the_same_are_one_with_their_count_oldest_first() -> None:
-    told = merge_events(
+def test_equal_events_are_merged_with_their_count_oldest_first() -> None:
+    merged = merge_events(
         [
             event("Failed", "b", 9, reportingComponent="kubelet", series={"count": 3}),
             event("Failed", "a", 1, source={"component": "kubelet"}, count=2),
             event("Failed", "a", 8, source={"component": "kubelet"}),
         ]
     )
-    assert [str(e) for e in told] == [
+    assert [str(e) for e in merged] == [
         "Warning Failed (x3) from kubelet: a",
         "Warning Failed (x3) from kubelet: b",
     ]
-    assert str(PodError("no", told)) == "no\n  " + "\n  ".join(map(str, told))
+    assert str(PodError("no", merged)) == "no\n  " + "\n  ".join(map(str, merged))
     assert "no events" in str(PodError("no", []))
 
 
-def a_pod(phase: str = "Pending", **more: Any) -> dict[str, Any]:
-    return {**pod("p"), "status": {"phase": phase, **more}}
+def pod_with_status(phase: str = "Pending", **fields: Any) -> dict[str, Any]:
+    return {**pod("p"), "status": {"phase": phase, **fields}}
 
 
 @pytest.mark.parametrize(
-    ("found", "message", "why"),
+    ("pod_object", "message", "expected"),
     [
         (None, "", "pod p is gone"),
-        ({**a_pod(), "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, "", "pod p is being deleted"),
-        (a_pod("Failed", message="out of memory"), "", "pod p failed: out of memory"),
-        (a_pod(), "PERMANENT: never [DRA-E102]", "pod p will not run: PERMANENT: never [DRA-E102]"),
-        (a_pod(), "RETRYABLE: later [DRA-E101]", ""),
+        (
+            {**pod_with_status(), "metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}},
+            "",
+            "pod p is being deleted",
+        ),
+        (pod_with_status("Failed", message="out of memory"), "", "pod p failed: out of memory"),
+        (pod_with_status(), "PERMANENT: never [DRA-E102]", "pod p will not run: PERMANENT: never [DRA-E102]"),
+        (pod_with_status(), "RETRYABLE: later [DRA-E101]", ""),
     ],
 )
-def test_a_pod_is_given_up_where_waiting_is_of_no_use(found: dict[str, Any] | None, message: str, why: str) -> None:
-    assert permanent_failure("p", found, merge_events([event("FailedPrepareDynamicResources", message, 1)])) == why
-
-
-def test_what_fails_is_known_also_where_the_scheduler_s_word_comes_later() -> None:
-    """Each component tells its events in the background."""
-    told = [event("FailedPrepareDynamicResources", "the bus is gone [DRA-E103]", 1), event("Scheduled", "to node-1", 2)]
-    assert prepare_failure(merge_events(told)) == "the bus is gone [DRA-E103]"
-    assert prepare_failure(merge_events([*told, event("Started", "main", 3)])) == ""
-
-
-def test_a_pod_that_has_a_node_or_was_not_refused_is_not_stuck() -> None:
-    refused = merge_events([event("FailedScheduling", "0/1 nodes are available", 1)])
-    bound = a_pod() | {"spec": {"nodeName": "n"}}
+def test_a_pod_that_cannot_run_has_a_permanent_failure(
+    pod_object: dict[str, Any] | None, message: str, expected: str
+) -> None:
     assert (
-        unschedulable_reason(a_pod(), refused),
-        unschedulable_reason(bound, refused),
-        unschedulable_reason(a_pod(), []),
+        permanent_failure("p", pod_object, merge_events([event("FailedPrepareDynamicResources", message, 1)]))
+        == expected
+    )
+
+
+def test_a_prepare_failure_is_found_before_a_later_scheduler_event() -> None:
+    """Each component writes its events in the background, so their order varies."""
+    events = [
+        event("FailedPrepareDynamicResources", "the bus is gone [DRA-E103]", 1),
+        event("Scheduled", "to node-1", 2),
+    ]
+    assert prepare_failure(merge_events(events)) == "the bus is gone [DRA-E103]"
+    assert prepare_failure(merge_events([*events, event("Started", "main", 3)])) == ""
+
+
+def test_only_an_unscheduled_pod_with_a_rejection_is_unschedulable() -> None:
+    rejections = merge_events([event("FailedScheduling", "0/1 nodes are available", 1)])
+    bound = pod_with_status() | {"spec": {"nodeName": "n"}}
+    assert (
+        unschedulable_reason(pod_with_status(), rejections),
+        unschedulable_reason(bound, rejections),
+        unschedulable_reason(pod_with_status(), []),
     ) == ("0/1 nodes are available", "", "")
 
 
 class Counter:
-    """Lives over there."""
+    """The object that runs in the event loop thread."""
 
     async def add(self, number: int, *, to: int = 0) -> int:
         """Adds."""
@@ -206,7 +224,7 @@ class Handle:
     fail = both(Counter.fail)
 
 
-def test_a_method_blocks_or_is_awaited_and_raises_what_was_raised() -> None:
+def test_a_method_blocks_or_is_awaited_and_raises_the_original_exception() -> None:
     thread = LoopThread()
     handle = Handle(thread)
     assert handle.add(1, to=2) == 3
@@ -224,19 +242,19 @@ def test_a_method_blocks_or_is_awaited_and_raises_what_was_raised() -> None:
 
 
 @pytest.mark.parametrize(("handle", "inner"), [(Api, AsyncApi), (Kubelet, LocalKubelet), (Node, DriverNode)])
-def test_help_shows_what_a_blocking_method_takes_and_does(handle: type, inner: type) -> None:
+def test_help_shows_signature_and_docstring_of_a_blocking_method(handle: type, inner: type) -> None:
     methods = [name for name, member in vars(handle).items() if isinstance(member, both)]
-    shown = pydoc.plain(pydoc.render_doc(handle))
+    help_text = pydoc.plain(pydoc.render_doc(handle))
     assert methods
     for name in methods:
-        method, of = getattr(handle, name), getattr(inner, name)
-        assert inspect.signature(method) == inspect.signature(of)
-        assert (inspect.getdoc(method), method.__qualname__) == (inspect.getdoc(of), f"{handle.__name__}.{name}")
+        method, original = getattr(handle, name), getattr(inner, name)
+        assert inspect.signature(method) == inspect.signature(original)
+        assert (inspect.getdoc(method), method.__qualname__) == (inspect.getdoc(original), f"{handle.__name__}.{name}")
         assert not inspect.iscoroutinefunction(method)
-        assert f" {name}(" in shown
+        assert f" {name}(" in help_text
 
 
-def test_a_bound_method_has_the_signature_without_self_and_the_function_of_the_class_calls_it() -> None:
+def test_a_bound_method_has_the_signature_without_self() -> None:
     class Counter:
         async def add(self, number: int, *, to: int = 0) -> int:
             """Adds."""
@@ -256,19 +274,19 @@ def test_a_bound_method_has_the_signature_without_self_and_the_function_of_the_c
     thread.close()
 
 
-def test_a_driver_that_blocks_the_loop_of_its_own_cluster_is_reported_so() -> None:
+def test_a_call_that_would_block_its_own_event_loop_is_rejected() -> None:
     thread = LoopThread()
     handle = Handle(thread)
 
-    async def in_the_loop() -> int:
+    async def call_in_loop() -> int:
         return handle.add(1)
 
     with pytest.raises(RuntimeError, match="would block the cluster's event loop"):
-        thread.run(in_the_loop())
+        thread.run(call_in_loop())
     thread.close()
 
 
-def test_a_context_is_entered_and_left_in_one_task_from_functions_and_coroutines() -> None:
+def test_a_context_is_entered_and_left_in_the_same_task() -> None:
     thread = LoopThread()
     tasks: list[object] = []
 
@@ -291,9 +309,9 @@ def test_a_context_is_entered_and_left_in_one_task_from_functions_and_coroutines
     thread.close()
 
 
-async def test_what_ends_by_itself_is_raised_where_it_is_looked_at() -> None:
+async def test_a_failure_of_a_hosted_context_is_raised_by_check_and_leave() -> None:
     @contextlib.asynccontextmanager
-    async def breaks() -> AsyncIterator[None]:
+    async def failing_context() -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(fail())
             yield
@@ -301,7 +319,7 @@ async def test_what_ends_by_itself_is_raised_where_it_is_looked_at() -> None:
     async def fail() -> None:
         raise OSError("the bus is gone")
 
-    hosted = Hosted(breaks(), "it")
+    hosted = Hosted(failing_context(), "it")
     await hosted.enter()
     with pytest.raises(ExceptionGroup) as e:
         while True:
@@ -312,13 +330,13 @@ async def test_what_ends_by_itself_is_raised_where_it_is_looked_at() -> None:
         await hosted.leave()
 
 
-async def test_a_loop_that_stands_still_costs_no_patience() -> None:
-    """A machine that is busy elsewhere gives the scheduler no time either."""
-    looks = 0
-    about = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    told = {
-        "metadata": about,
-        "involvedObject": about,
+async def test_time_of_a_blocked_event_loop_does_not_count_as_patience() -> None:
+    """On a busy machine the scheduler does not run either."""
+    reads = 0
+    metadata = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    failed_scheduling = {
+        "metadata": metadata,
+        "involvedObject": metadata,
         "reason": "FailedScheduling",
         "message": "no",
         "type": "Warning",
@@ -329,13 +347,13 @@ async def test_a_loop_that_stands_still_costs_no_patience() -> None:
             pass
 
         async def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any]:
-            nonlocal looks
-            looks += 1
-            time.sleep(0.6)  # noqa: ASYNC251  (this is what the test is about)
-            status = {"phase": "Pending" if looks < 4 else "Running"}
-            return {"metadata": about, "spec": {"nodeName": "n" if looks > 3 else ""}, "status": status}
+            nonlocal reads
+            reads += 1
+            time.sleep(0.6)  # noqa: ASYNC251  (the test blocks the event loop)
+            status = {"phase": "Pending" if reads < 4 else "Running"}
+            return {"metadata": metadata, "spec": {"nodeName": "n" if reads > 3 else ""}, "status": status}
 
         async def get_all(self, kind: str, namespace: str = "") -> list[dict[str, Any]]:
-            return [told] if kind == "Event" else []
+            return [failed_scheduling] if kind == "Event" else []
 
     assert (await Slow().wait_running("p", patience=1.0))["status"]["phase"] == "Running"

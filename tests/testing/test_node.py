@@ -1,4 +1,4 @@
-"""The node of a test: its pods, and what a test reads of its host."""
+"""The node of a test: its pods, and the values that a test reads from its host."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def of_year(year: int) -> str:
     return f'device.attributes["card.example.com"].year == {year}'
 
 
-async def test_a_second_pod_with_the_name_of_the_first_is_refused_and_not_taken_for_it() -> None:
+async def test_a_second_pod_with_the_same_name_is_rejected() -> None:
     async with node_with(Cards, host=HOST) as node:
         await node.run_pod()
         with pytest.raises(FaultError, match="there is a pod pod already: choose another name"):
             await node.run_pod()
 
 
-async def test_a_pod_with_the_name_of_a_deleted_one_gets_its_own_claim() -> None:
+async def test_a_pod_with_the_name_of_a_deleted_pod_gets_its_own_claim() -> None:
     async with node_with(Cards, host=HOST) as node:
         for year, device in ((2020, "old"), (2026, "new")):
             await node.run_pod(selector=of_year(year))

@@ -30,8 +30,8 @@ class Halves(Driver):
         cards = [partitions(f"card-{i}", [half], has={"memory": "16Gi"}, slots=2) for i in range(2)]
         devices = [d for card in cards for d in card.devices]
         if Gate.PARTITIONS in self.gates_off:
-            whole = [replace(d, consumes_counters={}) for d in devices if d.data.profile is None]
-            return [Pool(self.settings.node_name, whole)]
+            whole_cards = [replace(d, consumes_counters={}) for d in devices if d.data.profile is None]
+            return [Pool(self.settings.node_name, whole_cards)]
         return [Pool(self.settings.node_name, devices, [card.counter_set for card in cards])]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:

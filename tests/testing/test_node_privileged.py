@@ -1,4 +1,4 @@
-"""A driver that writes to sysfs without ``privileged = True`` fails in a test as it would on its first node."""
+"""A driver that writes to sysfs without ``privileged = True`` fails in a test as on a real node."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Writer(Driver):
         pass
 
 
-class Announced(Writer):
+class Privileged(Writer):
     privileged = True
 
 
-class Daemon(Announced):
-    """Leaves a process that outlives the plugin, in a session of its own."""
+class Daemon(Privileged):
+    """Starts a process in its own session, which outlives the plugin."""
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
@@ -48,16 +48,16 @@ class Daemon(Announced):
         return super().prepare(claim)
 
 
-async def test_a_write_that_is_not_announced_fails_the_pod_with_a_sentence_that_names_the_attribute() -> None:
+async def test_a_write_without_the_attribute_privileged_fails_the_pod() -> None:
     async with node_with(Writer, host=HOST) as node:
         with pytest.raises(PodError, match="set `privileged = True` in class Writer") as raised:
             await node.run_pod()
         assert FIRMWARE in str(raised.value)
-        node.write_sysfs(FIRMWARE, "from the vendor's tool")  # a test may change the hardware all the same
+        node.write_sysfs(FIRMWARE, "from the vendor's tool")  # a test may always change the hardware
 
 
-async def test_a_reboot_undoes_what_an_announced_write_did() -> None:
-    async with node_with(Announced, host=HOST) as node:
+async def test_a_reboot_undoes_a_privileged_write() -> None:
+    async with node_with(Privileged, host=HOST) as node:
         await node.run_pod()
         firmware = node.settings.sysfs_root / FIRMWARE
         assert firmware.read_text() == "4.2"
@@ -66,21 +66,21 @@ async def test_a_reboot_undoes_what_an_announced_write_did() -> None:
 
 
 @pytest.mark.full
-async def test_a_reboot_ends_the_processes_that_a_driver_left() -> None:
+async def test_a_reboot_ends_the_processes_that_a_driver_started() -> None:
     async with node_with(Daemon, host=HOST, process=True) as node:
         await node.run_pod()
         pid = int((node.settings.plugin_dir / "daemon").read_text())
         command = Path(f"/proc/{pid}/cmdline")
         try:
             await node.kill()
-            assert b"sleep" in command.read_bytes(), "a kill of the plugin does not end it"
+            assert b"sleep" in command.read_bytes(), "a kill of the plugin does not end the daemon"
             await node.start()
             await node.reboot()
 
-            async def ended() -> bool:
+            async def has_ended() -> bool:
                 return not command.exists() or not command.read_bytes()  # empty for a zombie
 
-            await node.api.wait("the daemon's end", ended)
+            await node.api.wait("the daemon's end", has_ended)
         finally:
             if command.exists() and b"sleep" in command.read_bytes():
                 os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Ports that are named before anybody listens there, by several test sessions on one machine."""
+"""Ports that are reserved before a server listens on them, by several test sessions on one machine."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 from dra_kubeletplugin.testing import ports
 from dra_kubeletplugin.testing.ports import free_port
 
-SAME_DICE = "import random; random.seed(7); from dra_kubeletplugin.testing.ports import free_port; print(free_port())"
+SAME_SEED = "import random; random.seed(7); from dra_kubeletplugin.testing.ports import free_port; print(free_port())"
 
 
-def test_another_session_is_never_reported_the_same_port_before_somebody_listens_there() -> None:
+def test_two_sessions_with_the_same_seed_get_different_ports() -> None:
     before = random.getstate()
     try:
         random.seed(7)
-        mine = free_port()
+        own_port = free_port()
     finally:
         random.setstate(before)
-    theirs = subprocess.run([sys.executable, "-c", SAME_DICE], capture_output=True, text=True, check=True)
-    assert int(theirs.stdout) != mine
+    other_session = subprocess.run([sys.executable, "-c", SAME_SEED], capture_output=True, text=True, check=True)
+    assert int(other_session.stdout) != own_port
 
 
-def test_marks_of_ports_are_few_however_many_are_requested() -> None:
-    told = [free_port() for _ in range(3 * ports._MAX_MARKS)]
+def test_the_number_of_port_marks_is_limited() -> None:
+    requested_ports = [free_port() for _ in range(3 * ports._MAX_MARKS)]
     assert len(ports._marks) == ports._MAX_MARKS
-    assert len({*told[-ports._MAX_MARKS :]}) == ports._MAX_MARKS
+    assert len({*requested_ports[-ports._MAX_MARKS :]}) == ports._MAX_MARKS

@@ -1,4 +1,4 @@
-"""`published()` of the test kit: what a driver answered is what a test reads back, and what differs is told."""
+"""`published()` of the test kit returns the devices of the driver, and differences are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = "cards.example.com"
 
 
 def layout(node: str) -> Pool:
-    """Every field that a pool of a node can have by default in 1.36, as `published()` writes amounts."""
+    """Returns a pool with every field that a pool of a node can have by default in 1.36, with amounts in the form of `published()`."""
     shared = Capacity("8Gi", RequestPolicy(default="1Gi", min="1Gi", step="1Gi"))
     return Pool(
         node,
@@ -43,7 +43,7 @@ def layout(node: str) -> Pool:
     )  # fmt: skip
 
 
-def wide() -> list[Pool]:
+def cluster_pools() -> list[Pool]:
     return [
         Pool("everywhere", [Device("a")], nodes=Nodes.all()),
         Pool("named", [Device("b")], nodes=Nodes.named("node-1")),
@@ -55,13 +55,13 @@ def wide() -> list[Pool]:
 
 class Cards(Driver):
     name = NAME
-    ill: frozenset[str] = frozenset()
+    unhealthy: frozenset[str] = frozenset()
 
     def pools(self) -> list[Pool]:
-        return [layout(self.settings.node_name)] if self.role is Role.NODE else wide()
+        return [layout(self.settings.node_name)] if self.role is Role.NODE else cluster_pools()
 
     def health(self) -> dict[str, Health]:
-        return {name: Health(False, "hot") for name in self.ill}
+        return {name: Health(False, "hot") for name in self.unhealthy}
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [d.prepared() for d in claim.devices]
@@ -73,7 +73,7 @@ class Other(Cards):
     def devices(self) -> list[Device]:
         return [Device("x")]
 
-    pools = Driver.pools  # type: ignore[assignment] # those of devices()
+    pools = Driver.pools  # type: ignore[assignment] # uses devices()
 
 
 class Wrong(Other):
@@ -81,7 +81,7 @@ class Wrong(Other):
         return [Device("part", consumes_counters={"card": {"memory": "1Gi"}})]
 
 
-async def test_what_a_driver_answers_is_what_is_read_back() -> None:
+async def test_published_returns_the_devices_of_the_driver() -> None:
     async with node_with(Cards) as node:
         published = await node.published()
         assert published.pools == {"node-1": layout("node-1")}
@@ -92,13 +92,15 @@ async def test_what_a_driver_answers_is_what_is_read_back() -> None:
         assert published["part-1"].consumes_counters["card"]["memory"] == "1Gi"
         async with controller_on(node.cluster, Cards):
             names = [*published, *"abcdef"]
-            found = (await node.wait_published(names)).pools
-            assert {name: pool for name, pool in found.items() if name != "node-1"} == {p.name: p for p in wide()}
+            pools = (await node.wait_published(names)).pools
+            assert {name: pool for name, pool in pools.items() if name != "node-1"} == {
+                p.name: p for p in cluster_pools()
+            }
             assert list(await node.published("node-1")) == list(published)
 
 
 @pytest.mark.parametrize("amount", ["40Gi", "40960Mi", 40 << 30, Quantity("40Gi"), Capacity("40Gi")], ids=repr)
-def test_a_device_that_is_read_back_has_one_type_for_amounts_and_equals_what_the_driver_returned(amount: Any) -> None:
+def test_a_published_device_has_one_type_for_amounts_and_equals_the_drivers_device(amount: Any) -> None:
     counters = {"card": {"memory": amount.value if isinstance(amount, Capacity) else amount}}
     returned = Device("card-0", {"model": "x1"}, {"memory": amount}, consumes_counters=counters)
     spec = {"driver": NAME, "nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1}}
@@ -113,17 +115,17 @@ def test_a_device_that_is_read_back_has_one_type_for_amounts_and_equals_what_the
     assert device != "card-0"
 
 
-async def test_a_state_is_waited_for_by_names_or_by_what_a_function_states_of_it() -> None:
+async def test_wait_published_accepts_names_or_a_function() -> None:
     async with node_with(Cards) as node:
-        node.driver.ill = frozenset({"card-0"})
+        node.driver.unhealthy = frozenset({"card-0"})
         published = await node.wait_published(lambda devices: devices["card-0"].taints)
         assert [t.effect for t in published["card-0"].taints] == ["NoSchedule"]
-        node.driver.ill = frozenset()
+        node.driver.unhealthy = frozenset()
         assert "card-0" in await node.wait_published(lambda devices: not devices["card-0"].taints)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "why"),
+    ("expected", "message"),
     [
         (["card-0", "card-1", "part-0", "part-1", "part-2"], "part-2 is missing"),
         (["card-0", "card-1", "part-0"], "part-1 is unexpected"),
@@ -132,12 +134,12 @@ async def test_a_state_is_waited_for_by_names_or_by_what_a_function_states_of_it
         (lambda devices: devices["card0"].taints, "no device 'card0' is published, did you mean 'card-0'?"),
     ],
 )
-async def test_what_is_published_instead_is_reported_a_line_for_each_device(wanted: Any, why: str) -> None:
+async def test_a_timeout_reports_the_published_devices_line_by_line(expected: Any, message: str) -> None:
     async with node_with(Cards) as node:
         with pytest.raises(PublishedError) as e:
-            await node.wait_published(wanted, timeout=0)
+            await node.wait_published(expected, timeout=0)
     first, *lines = str(e.value).splitlines()
-    assert first.startswith(f"waited 0 s for the expected devices of {NAME}: ") and why in first
+    assert first.startswith(f"waited 0 s for the expected devices of {NAME}: ") and message in first
     assert lines == [
         "  pool node-1 has card-0: model='x1', index=0, fast=True, firmware=1.2.3, memory 40Gi",
         "  pool node-1 has card-1: other.example.com/rack='r1', memory 8Gi",
@@ -147,7 +149,7 @@ async def test_what_is_published_instead_is_reported_a_line_for_each_device(want
     assert list(e.value.published) == ["card-0", "card-1", "part-0", "part-1"]
 
 
-async def test_the_reason_why_a_device_is_left_out_is_reported() -> None:
+async def test_the_reason_for_a_missing_device_is_reported() -> None:
     async with node_with(Wrong) as node:
         with pytest.raises(
             PublishedError, match="part is missing; part is not published: it consumes counters of counter set 'card'"
@@ -155,24 +157,24 @@ async def test_the_reason_why_a_device_is_left_out_is_reported() -> None:
             await node.wait_published(["part"], timeout=0)
 
 
-async def test_a_driver_s_name_that_is_written_wrong_is_reported_with_the_right_one() -> None:
+async def test_a_misspelled_driver_name_is_reported_with_the_right_name() -> None:
     async with node_with(Cards) as node:
-        assert not await node.api.published("card.example.com"), "a driver that publishes nothing is no fault"
+        assert not await node.api.published("card.example.com"), "a driver without devices is not an error"
         with pytest.raises(PublishedError, match=f"did you mean '{NAME}'.*\n  nothing is published"):
             await node.api.wait_published("card.example.com", ["card-0"], timeout=0)
 
 
 async def test_the_pool_of_each_node_has_its_name() -> None:
     async with node_with(Cards) as node:
-        other = {"node-1": layout("node-1")}
-        assert (await node.api.published(NAME)).pools == other
+        expected = {"node-1": layout("node-1")}
+        assert (await node.api.published(NAME)).pools == expected
         with pytest.raises(PublishedError, match="nothing is published"):
             await node.wait_published(["card-0"], "node-2", timeout=0)
 
 
-async def test_what_is_left_of_a_claim_is_the_same_from_inside_and_from_outside() -> None:
-    """The kit asks `dra claims` of a process, and looks into an object: files without a record, and notes, count in both."""
-    seen = []
+async def test_leftovers_of_a_claim_are_the_same_in_process_and_as_a_process() -> None:
+    """The kit runs `dra claims` for a driver process, and reads the object otherwise. Both count files and notes without a record."""
+    counts = []
     for process in (False, True):
         async with node_with(Other, process=process) as node:
             await node.run_pod()
@@ -181,14 +183,14 @@ async def test_what_is_left_of_a_claim_is_the_same_from_inside_and_from_outside(
             (node.settings.cdi_root / f"{kind}without-record.json").write_text("{}")
             (node.settings.cdi_root / f".{kind}a-note.record").write_text("{}")
             (node.settings.cdi_root / "k8s.someone.else-claim_x.json").write_text("{}")
-            left = await node.leftovers()
-            assert left["files"] == sorted([uid, "a-note", "without-record"])
-            seen.append({key: len(value) for key, value in left.items()})
-    assert seen[0] == seen[1] == {"files": 3, "records": 1, "held": 1}
+            leftovers = await node.leftovers()
+            assert leftovers["files"] == sorted([uid, "a-note", "without-record"])
+            counts.append({key: len(value) for key, value in leftovers.items()})
+    assert counts[0] == counts[1] == {"files": 3, "records": 1, "held": 1}
 
 
 def slices(generation: int, *names: str, count: int = 0, pool: str = "p") -> list[dict[str, Any]]:
-    """A slice for each device."""
+    """Returns one slice for each device."""
     place = {"name": pool, "generation": generation, "resourceSliceCount": count or len(names)}
     return [
         {"metadata": {"name": f"s-{generation}-{n}"}, "spec": {"driver": NAME, "pool": place, "nodeName": "n", "devices": [{"name": n}]}}
@@ -196,34 +198,34 @@ def slices(generation: int, *names: str, count: int = 0, pool: str = "p") -> lis
     ]  # fmt: skip
 
 
-def test_the_newest_generation_counts_once_it_is_whole() -> None:
+def test_the_newest_generation_is_used_when_it_is_complete() -> None:
     old, new = slices(1, "a", "b"), slices(2, "b", "c")
-    published, torn = pools_of([*old, *new])
-    assert (list(published), torn) == (["b", "c"], "")
-    published, torn = pools_of([*old, new[1]])
-    assert (list(published), torn) == ([], "pool p has 1 of 2 slices of generation 2")
+    published, incomplete = pools_of([*old, *new])
+    assert (list(published), incomplete) == (["b", "c"], "")
+    published, incomplete = pools_of([*old, new[1]])
+    assert (list(published), incomplete) == ([], "pool p has 1 of 2 slices of generation 2")
 
 
-def test_a_name_in_two_pools_is_read_from_one_of_them() -> None:
+def test_a_device_name_in_two_pools_is_ambiguous() -> None:
     published, _ = pools_of([*slices(1, "a", "b"), *slices(1, "a", pool="q")])
     assert list(published) == ["a", "b"] and published["b"] == Device("b")
     with pytest.raises(ValueError, match="device a is in the pools p, q: look into one of `pools`"):
         published["a"]
-    assert differs(published, ["a", "b"]) == "", "names alone are no question of which"
+    assert differs(published, ["a", "b"]) == "", "a comparison of names needs no pool"
 
 
-def test_many_devices_are_not_all_shown() -> None:
+def test_a_long_list_of_devices_is_truncated() -> None:
     pool = read_pool([s["spec"] for s in slices(1, *(f"d-{i:03}" for i in range(208)))])
     lines = str(PublishedError("why", Published({"p": pool}))).splitlines()
     assert len(lines) == 22 and lines[-1] == "  and 188 more devices"
 
 
-def test_a_text_in_place_of_names_is_refused() -> None:
+def test_a_string_instead_of_a_list_of_names_is_rejected() -> None:
     with pytest.raises(TypeError, match="use a list of names"):
         differs(Published({}), "card-0")
 
 
-async def test_several_plugins_publish_what_each_has() -> None:
+async def test_several_plugins_publish_their_own_devices() -> None:
     async with node_with(Cards) as node:
         api: AsyncApi = node.api
         async with plugin_on(node.cluster, Other, "node-1"):

@@ -1,4 +1,4 @@
-"""Server-side apply, as Kubernetes 1.36.2 answered it: objects, managers and refusals after each step, through a real socket."""
+"""Server-side apply as recorded from Kubernetes 1.36.2: objects, managers and rejections after each step, through a real socket."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ HIDDEN = {
 
 
 def path_of(kind: str, name: str = "", sub: str | None = None) -> str:
-    found = next(k for k in KINDS if k.kind == kind)
-    root = f"/apis/{found.group}/{found.versions[0]}" if found.group else f"/api/{found.versions[0]}"
-    place = "/namespaces/apply" if found.namespaced else ""
-    return f"{root}{place}/{found.plural}" + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
+    kind_info = next(k for k in KINDS if k.kind == kind)
+    root = f"/apis/{kind_info.group}/{kind_info.versions[0]}" if kind_info.group else f"/api/{kind_info.versions[0]}"
+    namespace = "/namespaces/apply" if kind_info.namespaced else ""
+    return f"{root}{namespace}/{kind_info.plural}" + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
 
 
 def comparable(obj: JSON | None) -> Any:
-    """An object without what is new in each run, and its managers as a set."""
+    """Returns an object without the values that differ in each run, and with its managers as a set."""
     if obj is None:
         return None
     text = re.sub(r'"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"', '"*"', json.dumps(obj))
@@ -56,7 +56,7 @@ def comparable(obj: JSON | None) -> Any:
 
 
 class Session:
-    """One sequence against one server."""
+    """One recorded sequence against one API server."""
 
     def __init__(self, client: KubeClient, kind: str) -> None:
         self.client = client
@@ -84,14 +84,14 @@ class Session:
         try:
             agent = {"User-Agent": step["userAgent"]} if step.get("userAgent") else {}
             self.client._plain = {**self.client._plain, "User-Agent": "python", **agent}
-            answer = await self.client.call(
+            response = await self.client.call(
                 method, target, body, query=query, content_type=TYPES.get(verb, "application/json")
             )
         except ApiError as e:
             return e.status, e.details
-        if version := answer.get("metadata", {}).get("resourceVersion"):
+        if version := response.get("metadata", {}).get("resourceVersion"):
             self.versions.append(version)
-        return step["code"] if step["code"] < 300 else 200, answer
+        return step["code"] if step["code"] < 300 else 200, response
 
     def _body(self, body: Any) -> Any:
         text = json.dumps(body)
@@ -102,7 +102,7 @@ class Session:
 
 
 @pytest.mark.parametrize("case", cases("apply"))
-async def test_managers_and_conflicts_are_those_of_kubernetes(case: JSON) -> None:
+async def test_managers_and_conflicts_match_kubernetes(case: JSON) -> None:
     server = ApiServer()
     await server.start()
     try:
@@ -110,16 +110,16 @@ async def test_managers_and_conflicts_are_those_of_kubernetes(case: JSON) -> Non
             await client.call("POST", "/api/v1/namespaces", {"metadata": {"name": "apply"}})
             session = Session(client, case["kind"])
             for number, step in enumerate(case["steps"]):
-                code, answer = await session.step(step)
-                assert code == step["code"], (number, answer)
+                code, response = await session.step(step)
+                assert code == step["code"], (number, response)
                 if code >= 400:
-                    causes = {(c["reason"], c["field"]) for c in (answer.get("details") or {}).get("causes") or []}
+                    causes = {(c["reason"], c["field"]) for c in (response.get("details") or {}).get("causes") or []}
                     assert causes == {(c["reason"], c["field"]) for c in step["causes"] or []}, number
                     if any(reason == "FieldManagerConflict" for reason, _ in causes):
-                        assert answer["message"] == step["message"]
-                # A recording has the response, or the stored object: in sequences written by hand, and after a refusal.
+                        assert response["message"] == step["message"]
+                # A recording has the response, or the stored object for manually written sequences and after a rejection.
                 recorded_stored = code >= 400 or str(case.get("id", "")).startswith("apply-hand")
-                found = await session.stored() if recorded_stored else answer
-                assert comparable(found) == comparable(step["object"]), number
+                actual = await session.stored() if recorded_stored else response
+                assert comparable(actual) == comparable(step["object"]), number
     finally:
         await server.close()

@@ -1,4 +1,4 @@
-"""For every pod that waits in a recorded story, ``explain`` gives the reason that Kubernetes gave, on the same objects."""
+"""For every waiting pod in a recorded scenario, ``explain`` reports the same reason as Kubernetes, from the same objects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from dra_kubeletplugin.analysis import Explanation, ExplanationState, ReasonKind, explain, take, with_events
 from dra_kubeletplugin.kube.resource import NODES, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
-from tests.vectors.stories import JSON, LONGEST, NAMESPACE, replay
-from tests.vectors.test_scenarios import NOT_YET, STORIES
+from tests.vectors.scenario_replay import JSON, NAMESPACE, TIMEOUT, replay
+from tests.vectors.test_scenarios import KNOWN_DIFFERENCES, SCENARIOS
 
 _DEVICES = {
     ReasonKind.NO_DEVICES,
@@ -28,8 +28,8 @@ _DEVICES = {
     ReasonKind.COMPETITION,
     ReasonKind.NOT_HERE,
 }
-# The scheduler's words for what a node says, and for what ends its look at all nodes.
-OF_NODES = {
+# The scheduler's messages about a node, and its messages that end the evaluation of all nodes.
+NODE_MESSAGES = {
     "cannot allocate all claims": _DEVICES,
     "invalid resource pools were encountered": {ReasonKind.POOL_INVALID},
     "resourceclaim not available on the node": {ReasonKind.CLAIM_ON_OTHER_NODE},
@@ -39,7 +39,7 @@ OF_NODES = {
     "node(s) didn't match Pod's node affinity/selector": {ReasonKind.NODE_AFFINITY},
     "Insufficient": {ReasonKind.RESOURCES, ReasonKind.EXTENDED},
 }
-OF_ALL = {
+FATAL_MESSAGES = {
     "device class": {ReasonKind.CLASS_MISSING},
     "CEL runtime error": {ReasonKind.SELECTOR_ERROR},
     "is currently being updated": {ReasonKind.POOL_INCOMPLETE},
@@ -54,7 +54,7 @@ OF_ALL = {
     },
     "create ResourceClaim": {ReasonKind.ADMIN_LABEL, ReasonKind.TEMPLATE_MISSING, ReasonKind.CLAIM_NOT_CREATED},
 }
-_UNTOLD = {
+_WITHOUT_MESSAGE = {
     ReasonKind.CLAIM_MISSING,
     ReasonKind.CLAIM_DELETED,
     ReasonKind.TEMPLATE_MISSING,
@@ -63,82 +63,84 @@ _UNTOLD = {
 }
 
 
-def waiting(after: JSON) -> list[str]:
+def waiting_pods(after: JSON) -> list[str]:
     return [name for name, pod in after["pods"].items() if not pod["nodeName"]]
 
 
-WITH_WAITERS = [s for s in STORIES if s["id"] not in NOT_YET and any(map(waiting, s["after"]))]
+WITH_WAITING_PODS = [s for s in SCENARIOS if s["id"] not in KNOWN_DIFFERENCES and any(map(waiting_pods, s["after"]))]
 
 
 @pytest.mark.cases(8)
-@pytest.mark.parametrize("story", [pytest.param(s, id=s["id"]) for s in WITH_WAITERS])
-async def test_a_pod_that_waits_is_explained_as_kubernetes_did(story: JSON) -> None:
-    judged = 0
+@pytest.mark.parametrize("scenario", [pytest.param(s, id=s["id"]) for s in WITH_WAITING_PODS])
+async def test_a_waiting_pod_has_the_reason_of_kubernetes(scenario: JSON) -> None:
+    checked = 0
 
-    async def look(cluster: LocalCluster, number: int) -> None:
-        nonlocal judged
-        after = story["after"][number]
-        before = story["after"][number - 1] if number else {"pods": {}}
+    async def observe(cluster: LocalCluster, number: int) -> None:
+        nonlocal checked
+        after = scenario["after"][number]
+        before = scenario["after"][number - 1] if number else {"pods": {}}
         snapshot = await take(cluster.client, NAMESPACE)
-        for name in waiting(after):
+        for name in waiting_pods(after):
             uid = next(p["metadata"]["uid"] for p in snapshot.pods if p["metadata"]["name"] == name)
-            found = explain(await with_events(cluster.client, snapshot, NAMESPACE, uid), name, NAMESPACE)
-            judged += 1
+            explanation = explain(await with_events(cluster.client, snapshot, NAMESPACE, uid), name, NAMESPACE)
+            checked += 1
             repeated = after["pods"][name] == before["pods"].get(name)
-            if repeated and found.state is ExplanationState.FITS:
-                await tried_again(cluster, name, found.nodes)
-            elif repeated and (gone := {r.text for r in found.reasons if r.kind is ReasonKind.CLAIM_MISSING}):
-                there = {c["metadata"]["name"] for c in snapshot.claims}
-                assert not any(f"/{c} " in text for text in gone for c in there), gone
+            if repeated and explanation.state is ExplanationState.FITS:
+                await trigger_retry(cluster, name, explanation.nodes)
+            elif repeated and (missing := {r.text for r in explanation.reasons if r.kind is ReasonKind.CLAIM_MISSING}):
+                existing = {c["metadata"]["name"] for c in snapshot.claims}
+                assert not any(f"/{c} " in text for text in missing for c in existing), missing
             else:
-                judge(found, name, after)
+                assert_same_reason(explanation, name, after)
 
-    await replay(story, look=look)
-    assert judged
+    await replay(scenario, observe=observe)
+    assert checked
 
 
-async def tried_again(cluster: LocalCluster, pod: str, nodes: tuple[str, ...]) -> None:
-    """What a pod's event says may be of a time before the last step, after which nobody tried it. So it is tried now."""
+async def trigger_retry(cluster: LocalCluster, pod: str, nodes: tuple[str, ...]) -> None:
+    """Changes a label of the nodes, so that the scheduler tries the pod now. The event of the pod may be older than the last step."""
     for node in nodes:
         await cluster.client.patch(NODES, node, {"metadata": {"labels": {"tried": "again"}}})
-    async with asyncio.timeout(LONGEST):
+    async with asyncio.timeout(TIMEOUT):
         while (await cluster.client.get(PODS, pod, NAMESPACE))["spec"].get("nodeName") not in nodes:
             await asyncio.sleep(0.02)
 
 
-def judge(found: Explanation, pod: str, after: JSON) -> None:
-    said = (after["pods"][pod].get("PodScheduled") or {}).get("message") or ""
-    about = [
+def assert_same_reason(explanation: Explanation, pod: str, after: JSON) -> None:
+    message = (after["pods"][pod].get("PodScheduled") or {}).get("message") or ""
+    events = [
         e for e in after["events"] if e["kind"] == "Pod" and e["name"] == pod and e["reason"] != "FailedScheduling"
     ]
-    told = said or " ".join(e["message"] for e in about)
-    shown = json.dumps({"said": told, "summary": found.summary, "kinds": sorted(found.kinds)}, indent=1)
-    assert found.state is ExplanationState.WAITS, shown
-    assert found.summary, shown
-    wanted = [kinds for words, kinds in OF_ALL.items() if words in told]
-    if wanted:
-        assert {r.kind for r in found.reasons} & wanted[0], shown
+    text = message or " ".join(e["message"] for e in events)
+    details = json.dumps(
+        {"message": text, "summary": explanation.summary, "kinds": sorted(explanation.kinds)}, indent=1
+    )
+    assert explanation.state is ExplanationState.WAITS, details
+    assert explanation.summary, details
+    fatal_kinds = [kinds for pattern, kinds in FATAL_MESSAGES.items() if pattern in text]
+    if fatal_kinds:
+        assert {r.kind for r in explanation.reasons} & fatal_kinds[0], details
         return
-    clauses = counted(said)
+    clauses = parse_clauses(message)
     if not clauses:
-        assert {r.kind for r in found.reasons} & _UNTOLD, shown
+        assert {r.kind for r in explanation.reasons} & _WITHOUT_MESSAGE, details
     for number, kinds in clauses:
-        nodes = [n for g in found.groups if first(g) in kinds for n in g.nodes]
-        assert len(nodes) == number, f"{number} x {sorted(kinds)}: {nodes}\n{shown}"
+        nodes = [n for g in explanation.groups if first_reason(g) in kinds for n in g.nodes]
+        assert len(nodes) == number, f"{number} x {sorted(kinds)}: {nodes}\n{details}"
 
 
-def first(group: object) -> ReasonKind | None:
-    """The first reason of a group's nodes, which is the one that the scheduler tells."""
+def first_reason(group: object) -> ReasonKind | None:
+    """Returns the first reason of a group's nodes. The scheduler reports this one."""
     reasons = [*group.reasons, *(r for q in group.requests for r in q.reasons)]  # type: ignore[attr-defined]
     return reasons[0].kind if reasons else None
 
 
-def counted(said: str) -> list[tuple[int, set[ReasonKind]]]:
-    """``0/2 nodes are available: 1 Insufficient cpu, 1 cannot allocate all claims.`` as numbers of nodes and kinds."""
-    clauses = said.partition(" nodes are available: ")[2].partition(". ")[0]
-    found = []
-    for number, words in re.findall(r"(\d+) ([^,]+?)(?:,|$)", clauses):
-        kinds = next((k for known, k in OF_NODES.items() if words.startswith(known)), None)
-        assert kinds is not None, f"unknown words of the scheduler: {words}"
-        found.append((int(number), kinds))
-    return found
+def parse_clauses(message: str) -> list[tuple[int, set[ReasonKind]]]:
+    """Parses ``0/2 nodes are available: 1 Insufficient cpu, 1 cannot allocate all claims.`` into numbers of nodes and kinds."""
+    clauses = message.partition(" nodes are available: ")[2].partition(". ")[0]
+    parsed = []
+    for number, text in re.findall(r"(\d+) ([^,]+?)(?:,|$)", clauses):
+        kinds = next((k for pattern, k in NODE_MESSAGES.items() if text.startswith(pattern)), None)
+        assert kinds is not None, f"unknown message of the scheduler: {text}"
+        parsed.append((int(number), kinds))
+    return parsed

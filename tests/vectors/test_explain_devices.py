@@ -1,4 +1,4 @@
-"""Every recorded allocation as a question: what the allocator of Kubernetes gave fits, what it refused has a reason."""
+"""Explains every recorded allocation: an allocation of Kubernetes fits, and a rejected one has a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.vectors.test_vectors import JSON, every_case
 
 _DRA = "resource.k8s.io/v1"
 _NODE = {"allocatable": {"cpu": "8", "pods": "110"}}
-# The words of an error that ends the look at all nodes.
+# Error messages that end the evaluation of all nodes.
 _FATAL = {
     "could not retrieve device class": {ReasonKind.CLASS_MISSING},
     "CEL": {ReasonKind.SELECTOR_ERROR},
@@ -29,11 +29,11 @@ _FATAL = {
 }
 
 
-def asked(case: JSON) -> Explanation:
-    """Of a pod with the case's claims, on its node."""
+def explain_case(case: JSON) -> Explanation:
+    """Explains a pod with the claims of the case on the node of the case."""
     objects: list[JSON] = [{"apiVersion": "v1", "kind": "Node", "status": _NODE, **case["node"]}]
-    for kind, found in (("DeviceClass", case["classes"]), ("ResourceSlice", case["slices"])):
-        objects += [{"apiVersion": _DRA, "kind": kind, **o} for o in found]
+    for kind, entries in (("DeviceClass", case["classes"]), ("ResourceSlice", case["slices"])):
+        objects += [{"apiVersion": _DRA, "kind": kind, **o} for o in entries]
     claims = [{"apiVersion": _DRA, "kind": "ResourceClaim", **c} for c in case["claims"]]
     objects += [
         {"apiVersion": _DRA, "kind": "ResourceClaim", **c, "metadata": {**c["metadata"], "namespace": "others"}}
@@ -41,36 +41,38 @@ def asked(case: JSON) -> Explanation:
     ]
     for claim in claims:
         claim["metadata"] = {**claim["metadata"], "namespace": "default"}
-    entries = [{"name": f"e{i}", "resourceClaimName": c["metadata"]["name"]} for i, c in enumerate(claims)]
-    pod = {"containers": [{"name": "main"}], "resourceClaims": entries}
+    claim_entries = [{"name": f"e{i}", "resourceClaimName": c["metadata"]["name"]} for i, c in enumerate(claims)]
+    pod = {"containers": [{"name": "main"}], "resourceClaims": claim_entries}
     objects += [*claims, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": pod}]
     return explain(Snapshot.of(objects), "p")
 
 
 @pytest.mark.cases(1)
 @every_case("allocations")
-def test_what_was_allocated_fits_and_what_was_not_has_a_reason(case: JSON) -> None:
-    found, expected = asked(case), case["expect"]
-    shown = json.dumps({"expected": expected, "summary": found.summary, "kinds": sorted(found.kinds)})[:2000]
+def test_an_allocated_case_fits_and_a_rejected_case_has_a_reason(case: JSON) -> None:
+    explanation, expected = explain_case(case), case["expect"]
+    details = json.dumps({"expected": expected, "summary": explanation.summary, "kinds": sorted(explanation.kinds)})[
+        :2000
+    ]
     if expected.get("results"):
-        assert found.state is ExplanationState.FITS, shown
+        assert explanation.state is ExplanationState.FITS, details
         return
-    assert found.state is ExplanationState.WAITS, shown
-    assert found.summary, shown
+    assert explanation.state is ExplanationState.WAITS, details
+    assert explanation.summary, details
     if "error" in expected:
-        wanted = next((kinds for words, kinds in _FATAL.items() if words in expected["error"]), None)
-        assert wanted is not None, f"unknown words: {shown}"
-        assert found.kinds & wanted, shown
+        expected_kinds = next((kinds for pattern, kinds in _FATAL.items() if pattern in expected["error"]), None)
+        assert expected_kinds is not None, f"unknown message: {details}"
+        assert explanation.kinds & expected_kinds, details
     else:
-        assert found.kinds, shown
-        assert ReasonKind.OTHER not in found.kinds, shown
-        for change in found.changes:
-            if changed := with_change(case, change.text):
-                assert asked(changed).state is ExplanationState.FITS, f"{change.text}: {shown}"
+        assert explanation.kinds, details
+        assert ReasonKind.OTHER not in explanation.kinds, details
+        for change in explanation.changes:
+            if changed_case := with_change(case, change.text):
+                assert explain_case(changed_case).state is ExplanationState.FITS, f"{change.text}: {details}"
 
 
 def with_change(case: JSON, text: str) -> JSON | None:
-    """The case as it would be after a change, for those that can be told by their words."""
+    """Returns the case after a change, or None if the text of the change is not recognized."""
     if "free such devices" in text:
         return {**case, "allocated": []}
     if taint := re.match(r"the request has to tolerate ([^ ]+), or", text):
@@ -84,7 +86,7 @@ def with_change(case: JSON, text: str) -> JSON | None:
 
 @pytest.mark.cases(1)
 @every_case("cel")
-def test_the_parts_of_a_selector_state_together_what_the_whole_states(case: JSON) -> None:
+def test_the_parts_of_a_selector_match_like_the_whole_selector(case: JSON) -> None:
     if case.get("listTypeAttributes") or "compileError" in case["expect"]:
         return
     expression, expected = case["expression"], case["expect"]
@@ -97,5 +99,5 @@ def test_the_parts_of_a_selector_state_together_what_the_whole_states(case: JSON
     assert bool(parts) == (expected.get("match") is not True), parts
     assert any(p.error for p in parts) == ("error" in expected), parts
     if len(parts) == 1 and not parts[0].error:
-        with contextlib.suppress(CelError):  # which the false part absorbed
+        with contextlib.suppress(CelError):  # the false part absorbed this error
             assert compile_selector(without(expression, parts[0].expression)).matches(device), parts

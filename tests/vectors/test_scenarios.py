@@ -1,6 +1,7 @@
-"""Every recorded story of a whole cluster, told to the local cluster again.
+"""Every recorded scenario of a whole cluster, replayed on the local cluster.
 
-``stories_not_yet.txt`` names the stories that do not come out as recorded yet, each with its reason. One that does must leave the list.
+``known_differences.txt`` lists the scenarios that do not yet match their recording, each with the reason. A scenario that matches must be
+removed from the list.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ from pathlib import Path
 
 import pytest
 
-from .stories import JSON, LONGEST, StateDiffersError, replay
+from .scenario_replay import JSON, TIMEOUT, StateDiffersError, replay
 from .test_vectors import FOLDER
 
 HERE = Path(__file__).parent
-STORIES = [json.loads(line) for line in (FOLDER / "scenarios.jsonl").read_text().splitlines()]
-NOT_YET = dict(line.split(": ", 1) for line in (HERE / "stories_not_yet.txt").read_text().splitlines() if line.strip())
+SCENARIOS = [json.loads(line) for line in (FOLDER / "scenarios.jsonl").read_text().splitlines()]
+KNOWN_DIFFERENCES = dict(
+    line.split(": ", 1) for line in (HERE / "known_differences.txt").read_text().splitlines() if line.strip()
+)
 
 
 @pytest.mark.cases(24)
-@pytest.mark.parametrize("story", [pytest.param(s, id=s["id"]) for s in STORIES])
-async def test_the_cluster_reports_the_story_that_kubernetes_reported(story: JSON) -> None:
-    reason = NOT_YET.get(story["id"])
+@pytest.mark.parametrize("scenario", [pytest.param(s, id=s["id"]) for s in SCENARIOS])
+async def test_the_local_cluster_matches_the_recorded_scenario(scenario: JSON) -> None:
+    reason = KNOWN_DIFFERENCES.get(scenario["id"])
     try:
-        await replay(story, 1.0 if reason else LONGEST)
+        await replay(scenario, 1.0 if reason else TIMEOUT)
     except StateDiffersError as e:
         if reason:
             pytest.xfail(f"{reason} ({e})")
         raise
-    assert not reason, f"comes out as recorded now: take {story['id']} off stories_not_yet.txt"
+    assert not reason, f"matches the recording now: remove {scenario['id']} from known_differences.txt"
 
 
-def test_the_list_of_what_is_not_yet_right_names_stories_that_exist() -> None:
-    assert {s["id"] for s in STORIES} >= NOT_YET.keys()
+def test_the_list_of_known_differences_contains_only_existing_scenarios() -> None:
+    assert {s["id"] for s in SCENARIOS} >= KNOWN_DIFFERENCES.keys()

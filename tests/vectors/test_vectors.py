@@ -1,6 +1,6 @@
-"""Every recorded answer of real Kubernetes 1.36.2 and the CDI library, case by case.
+"""Every recorded result of Kubernetes 1.36.2 and of the CDI library, case by case.
 
-Reads the folder that DRA_VECTORS names, else the copy in the project. Every kind of answer is compared; nothing is skipped.
+Reads the folder in DRA_VECTORS, or the copy in the project. Every kind of result is compared; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PARTS = 3  # tests that share the lines of a file: a test for each line would ta
 
 
 def cases(name: str) -> list[Any]:
-    """The lines of a file as parameters, for tests that take longer than a line of a report."""
+    """Returns the lines of a file as parameters, for tests that take longer than one report line."""
     path = FOLDER / f"{name}.jsonl"
     loaded = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [pytest.param(c, id=str(c.get("id", i))) for i, c in enumerate(loaded)]
 
 
 def every_case(name: str) -> Callable[[Callable[[JSON], None]], Any]:
-    """A test of every line of a file, which names each line that fails and why."""
+    """Returns a decorator for a test of every line of a file. The error lists each failed line with the reason."""
     path = FOLDER / f"{name}.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
 
@@ -57,18 +57,18 @@ def every_case(name: str) -> Callable[[Callable[[JSON], None]], Any]:
                 case = json.loads(lines[number])
                 try:
                     check(case)
-                except Exception as e:  # whatever goes wrong is told with the case, and the others are looked at
+                except Exception as e:  # every exception is reported with its case, and the other cases still run
                     failed.append(f"{case.get('id', number)}: {type(e).__name__} {str(e)[:800]}")
             assert not failed, f"{len(failed)} of {len(lines)} lines\n" + "\n".join(failed)
 
-        del test.__wrapped__  # pytest would take its arguments for fixtures
+        del test.__wrapped__  # pytest would treat its arguments as fixtures
         return test
 
     return decorate
 
 
 def post(obj: JSON) -> tuple[int, Any]:
-    """What our API server makes of a strict create: 201 and the stored object, 422 and causes, or 400 and a message."""
+    """Returns the result of a strict create: 201 and the stored object, 422 and causes, or 400 and a message."""
     kind = KIND[obj["kind"]]
     try:
         decoded = strategy.incoming(kind, obj["apiVersion"].rpartition("/")[2], obj, RELEASE, strict=True)
@@ -87,26 +87,26 @@ def without_times(spec: Any) -> Any:
 
 
 def check_post(case: JSON) -> None:
-    code, found = post(case["object"])
-    assert code == case["code"], found
+    code, result = post(case["object"])
+    assert code == case["code"], result
     if code == 201:
-        assert without_times(found["spec"]) == without_times(case["stored"]["spec"])
+        assert without_times(result["spec"]) == without_times(case["stored"]["spec"])
     elif code == 422:
-        assert [(f.reason, f.field) for f in found] == [(c["reason"], c["field"]) for c in case["causes"]]
+        assert [(f.reason, f.field) for f in result] == [(c["reason"], c["field"]) for c in case["causes"]]
 
 
 @every_case("resourceslices")
-def test_a_slice_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
+def test_the_result_of_creating_a_slice_matches_kubernetes(case: JSON) -> None:
     check_post(case)
 
 
 @every_case("claims")
-def test_a_claim_template_or_class_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
+def test_the_result_of_creating_a_claim_template_or_class_matches_kubernetes(case: JSON) -> None:
     check_post(case)
 
 
 def put(old: JSON, new: JSON, *, status: bool) -> tuple[int, Any]:
-    """What our API server makes of a strict update: 200 and the stored object, 422 and causes, or 400 and a message."""
+    """Returns the result of a strict update: 200 and the stored object, 422 and causes, or 400 and a message."""
     kind = KIND[new["kind"]]
     before = {k: v for k, v in old.items() if k not in {"apiVersion", "kind"}}
     try:
@@ -127,26 +127,26 @@ def without_versions(metadata: JSON) -> JSON:
 
 
 @every_case("updates")
-def test_an_update_is_stored_or_refused_as_by_the_real_server(case: JSON) -> None:
-    code, found = put(case["old"], case["new"], status=case["subresource"] == "status")
-    assert code == case["code"], found
+def test_the_result_of_an_update_matches_kubernetes(case: JSON) -> None:
+    code, result = put(case["old"], case["new"], status=case["subresource"] == "status")
+    assert code == case["code"], result
     if code == 200:
         for part in ("spec", "status"):
-            assert without_times(found.get(part)) == without_times(case["stored"].get(part))
-        assert without_versions(found["metadata"]) == without_versions(case["stored"]["metadata"])
+            assert without_times(result.get(part)) == without_times(case["stored"].get(part))
+        assert without_versions(result["metadata"]) == without_versions(case["stored"]["metadata"])
     elif code == 422:
-        assert [(f.reason, f.field) for f in found] == [(c["reason"], c["field"]) for c in case["causes"]]
+        assert [(f.reason, f.field) for f in result] == [(c["reason"], c["field"]) for c in case["causes"]]
 
 
 @every_case("conversions")
-def test_an_object_reads_the_same_in_every_version(case: JSON) -> None:
+def test_conversions_between_versions_match_kubernetes(case: JSON) -> None:
     for source in ("v1", "v1beta2", "v1beta1"):
         for target in ("v1", "v1beta2", "v1beta1"):
             assert convert(case[source], target) == case[target], f"{source} to {target}"
 
 
 @every_case("cel")
-def test_an_expression_matches_fails_or_is_refused_and_costs_as_in_kubernetes(case: JSON) -> None:
+def test_the_result_and_cost_of_an_expression_match_kubernetes(case: JSON) -> None:
     expect = case["expect"]
     try:
         selector = cel.Selector(case["expression"], list_attributes=case["listTypeAttributes"])
@@ -163,46 +163,46 @@ def test_an_expression_matches_fails_or_is_refused_and_costs_as_in_kubernetes(ca
         cost = e.cost
     else:
         assert match == expect.get("match"), expect
-    # Iteration over a map has no order, so some costs were not recorded.
+    # The iteration order of a map is not defined, so some costs are not recorded.
     if expect.get("cost") is not None:
         assert cost == expect["cost"]
 
 
 @every_case("allocations")
-def test_claims_get_the_same_devices_as_from_the_real_allocator(case: JSON) -> None:
+def test_allocations_match_kubernetes(case: JSON) -> None:
     slices, classes, allocated = case["slices"], case["classes"], case["allocated"]
     allocator = Allocator(slices, classes, allocated, share_id=lambda: "*", time_limit=60)
     try:
-        found: JSON = {"results": allocator.allocate(case["node"], case["claims"])}
+        result: JSON = {"results": allocator.allocate(case["node"], case["claims"])}
     except AllocationError as e:
-        found = {"error": str(e)}
+        result = {"error": str(e)}
     expect = case["expect"]
     if "error" in expect and "CEL compile error" in expect["error"]:
-        assert "CEL compile error" in found.get("error", ""), found
+        assert "CEL compile error" in result.get("error", ""), result
     else:
-        assert found == expect
+        assert result == expect
 
 
 @every_case("cdi")
-def test_cdi_devices_are_found_and_injected_as_by_the_go_library(case: JSON) -> None:
+def test_cdi_injection_matches_the_go_library(case: JSON) -> None:
     expect = case["expect"]
     with tempfile.TemporaryDirectory() as folder:
         dirs = []
-        least: dict[str, str] = {}
+        minimum_versions: dict[str, str] = {}
         for i, files in enumerate(case["dirs"]):
             dirs.append(Path(folder) / str(i))
             dirs[-1].mkdir()
             for name, spec in files.items():
                 (dirs[-1] / name).write_text(spec if isinstance(spec, str) else json.dumps(spec))
                 if isinstance(spec, dict):
-                    least[f"{i}/{name}"] = minimum_version(spec)
+                    minimum_versions[f"{i}/{name}"] = minimum_version(spec)
         cache = CdiCache(dirs)
         errors = {k.replace(f"{folder}/", ""): [m.replace(folder, "ROOT") for m in v] for k, v in cache.errors.items()}
         assert (cache.listed or None) == expect.get("listed")
         assert errors.keys() == (expect.get("specErrors") or {}).keys()
         for name, version in (expect.get("minimumVersion") or {}).items():
-            if name in least:
-                assert least[name] == version, name
+            if name in minimum_versions:
+                assert minimum_versions[name] == version, name
         try:
             assert cache.inject(case["oci"], case["devices"]) == expect.get("oci")
         except CdiInjectError as e:
@@ -210,8 +210,8 @@ def test_cdi_devices_are_found_and_injected_as_by_the_go_library(case: JSON) -> 
             assert (e.unresolved or None) == expect.get("unresolved")
 
 
-def test_every_file_of_answers_is_there() -> None:
+def test_all_files_of_recorded_results_exist() -> None:
     names = ("resourceslices", "claims", "conversions", "updates", "cel", "allocations", "cdi")
-    found = [n for n in names if (FOLDER / f"{n}.jsonl").exists()]
-    # A folder that DRA_VECTORS names may hold a part; an empty one proves nothing.
-    assert found == list(names) or (found and "DRA_VECTORS" in os.environ), FOLDER
+    existing = [n for n in names if (FOLDER / f"{n}.jsonl").exists()]
+    # DRA_VECTORS may contain only some of the files, but at least one.
+    assert existing == list(names) or (existing and "DRA_VECTORS" in os.environ), FOLDER

@@ -1,4 +1,4 @@
-"""kubectl itself, verb by verb: it speaks protobuf for some, TLS with a token always, and looks at schemas before it writes."""
+"""The real kubectl, verb by verb. It sends protobuf for some kinds, always uses TLS with a token, and reads schemas before writes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def kubectl(tmp_path: Path) -> AsyncIterator[Kubectl]:
         yield run
 
 
-CREATED = (
+CREATE_COMMANDS = (
     ("namespace a", "namespace/a"),
     ("configmap c --from-literal=x=1", "configmap/c"),
     ("secret generic s --from-literal=p=q", "secret/s"),
@@ -79,17 +79,17 @@ CREATED = (
 )
 
 
-async def test_what_kubectl_creates_of_itself_is_what_it_reads_back(kubectl: Kubectl) -> None:
-    for what, shown in CREATED:
-        assert await kubectl("create", *what.split()) == f"{shown} created\n"
-    names = [shown for _, shown in CREATED]
+async def test_kubectl_create_creates_objects_of_every_kind(kubectl: Kubectl) -> None:
+    for command, object_name in CREATE_COMMANDS:
+        assert await kubectl("create", *command.split()) == f"{object_name} created\n"
+    names = [object_name for _, object_name in CREATE_COMMANDS]
     assert (await kubectl("get", *names, "-o", "name")).split() == names
     wide = await kubectl("get", *names, "-o", "wide")
     assert all(name in wide for name in names)
     await kubectl("delete", *names, "--wait=false")
 
 
-async def test_what_protobuf_carried_is_in_the_object(kubectl: Kubectl) -> None:
+async def test_objects_sent_as_protobuf_are_stored_completely(kubectl: Kubectl) -> None:
     await kubectl("create", "deployment", "d", "--image=nginx:1", "--replicas=0", "--port=80")
     path = "{.spec.replicas} {.spec.template.spec.containers[0].image} {.spec.template.spec.containers[0].ports[0].containerPort}"
     assert await kubectl("get", "deployment", "d", "-o", f"jsonpath={path}") == "0 nginx:1 80"
@@ -99,7 +99,7 @@ async def test_what_protobuf_carried_is_in_the_object(kubectl: Kubectl) -> None:
     assert await kubectl("get", "quota", "q", "-o", "jsonpath={.status.hard.requests\\.cpu}") == "1500m"
 
 
-async def test_nodes_are_labelled_tainted_cordoned_and_drained(kubectl: Kubectl) -> None:
+async def test_kubectl_labels_taints_cordons_and_drains_nodes(kubectl: Kubectl) -> None:
     await kubectl("run", "p", "--image=busybox:1", "--restart=Never")
     await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=55s")
     await kubectl("label", "node", "node-1", "a=b")
@@ -113,13 +113,13 @@ async def test_nodes_are_labelled_tainted_cordoned_and_drained(kubectl: Kubectl)
     assert "a=b" in await kubectl("get", "nodes", "--show-labels")
 
 
-async def test_manifests_are_applied_compared_edited_and_deleted(kubectl: Kubectl, tmp_path: Path) -> None:
+async def test_kubectl_applies_compares_changes_and_deletes_manifests(kubectl: Kubectl, tmp_path: Path) -> None:
     path = tmp_path / "web.yaml"
     path.write_text(DEPLOYMENT)
     assert "created" in await kubectl("apply", "-f", str(path))
     assert "unchanged" in await kubectl("apply", "-f", str(path))
     path.write_text(DEPLOYMENT.replace("nginx:1", "nginx:2"))
-    await kubectl("diff", "-f", str(path), fails=True)  # there is a difference
+    await kubectl("diff", "-f", str(path), fails=True)  # exit code 1 reports a difference
     assert "configured" in await kubectl("apply", "-f", str(path))
     assert "serverside-applied" in await kubectl("apply", "--server-side", "-f", str(path))
     await kubectl("set", "image", "deployment/web", "c=nginx:3")
@@ -149,12 +149,10 @@ items:
 
 
 @pytest.mark.full
-async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_deleted(
-    kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kubectl_handles_a_list_of_mixed_kinds(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "dra_kubeletplugin.localcluster.apiserver.deleting._NAMESPACE_WAIT", 6.0
-    )  # while kubectl goes on
+    )  # lets kubectl delete the other objects first
     await kubectl("apply", "-f", "-", stdin=CUSTOM)
     await kubectl("create", "-f", "-", stdin=LIST)
     for verb in (
@@ -167,10 +165,12 @@ async def test_a_list_of_mixed_kinds_is_created_applied_compared_replaced_and_de
         out = await kubectl(*verb, "-f", "-", stdin=LIST)
         assert len(out.splitlines()) == 5, out
     await kubectl("diff", "-f", "-", stdin=LIST.replace('a: "1"', 'a: "2"'), fails=True)
-    await kubectl("delete", "-f", "-", "--timeout=55s", stdin=LIST)  # the namespace first: the others are there still
-    for odd, why in (('data: {a: "1"}', 'unknown field "dat"'), ("size: 1", 'got "string", expected "integer"')):
-        wrong = LIST.replace(odd, {"size: 1": "size: x"}.get(odd, "dat: {}"))
-        assert why in await kubectl("create", "-f", "-", stdin=wrong, fails=True)
+    await kubectl(
+        "delete", "-f", "-", "--timeout=55s", stdin=LIST
+    )  # deletes the namespace first, while the other objects still exist
+    for field, message in (('data: {a: "1"}', 'unknown field "dat"'), ("size: 1", 'got "string", expected "integer"')):
+        wrong = LIST.replace(field, {"size: 1": "size: x"}.get(field, "dat: {}"))
+        assert message in await kubectl("create", "-f", "-", stdin=wrong, fails=True)
 
 
 SCALER = """
@@ -181,45 +181,45 @@ spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, n
 """
 
 
-async def test_what_there_is_not_reports_it(kubectl: Kubectl) -> None:
+async def test_unsupported_kinds_are_rejected_with_the_reason(kubectl: Kubectl) -> None:
     await kubectl("create", "deployment", "web", "--image=nginx", "--replicas=0")
     assert "does not measure load" in await kubectl(
         "create", "-f", "-", stdin=SCALER, fails=True
-    )  # newer autoscale hides why
+    )  # newer versions of kubectl autoscale hide the reason
     assert "no pod network" in await kubectl("create", "ingress", "i", "--rule=a/b=c:80", fails=True)
     policy = "apiVersion: admissionregistration.k8s.io/v1\nkind: MutatingAdmissionPolicy\nmetadata: {name: p}\nspec: {}"
     assert "use a mutating webhook" in await kubectl("create", "-f", "-", stdin=policy, fails=True)
 
 
 @pytest.mark.full
-async def test_who_may_do_what_is_listed_granted_and_kept_from_growing(kubectl: Kubectl) -> None:
+async def test_kubectl_auth_lists_permissions_and_escalation_is_rejected(kubectl: Kubectl) -> None:
     await kubectl("create", "serviceaccount", "reader")
-    me = "--as=system:serviceaccount:default:reader"
-    assert "selfsubjectaccessreviews" in await kubectl("auth", "can-i", "--list", me)
+    as_reader = "--as=system:serviceaccount:default:reader"
+    assert "selfsubjectaccessreviews" in await kubectl("auth", "can-i", "--list", as_reader)
     await kubectl("create", "rolebinding", "views", "--clusterrole=view", "--serviceaccount=default:reader")
-    assert (await kubectl("auth", "can-i", "list", "pods", me)).strip() == "yes"
-    await kubectl("auth", "can-i", "list", "secrets", me, fails=True)
+    assert (await kubectl("auth", "can-i", "list", "pods", as_reader)).strip() == "yes"
+    await kubectl("auth", "can-i", "list", "secrets", as_reader, fails=True)
     await kubectl("create", "clusterrole", "grants", "--verb=create", "--resource=roles")
     await kubectl("create", "rolebinding", "grants", "--clusterrole=grants", "--serviceaccount=default:reader")
-    more = await kubectl("create", "role", "more", "--verb=get", "--resource=secrets", me, fails=True)
-    assert "is attempting to grant RBAC permissions not currently held" in more
-    await kubectl("create", "role", "same", "--verb=get", "--resource=pods", me)
+    rejection = await kubectl("create", "role", "more", "--verb=get", "--resource=secrets", as_reader, fails=True)
+    assert "is attempting to grant RBAC permissions not currently held" in rejection
+    await kubectl("create", "role", "same", "--verb=get", "--resource=pods", as_reader)
     await kubectl("create", "clusterrole", "more-view", "--verb=list", "--resource=secrets")
     await kubectl("label", "clusterrole", "more-view", "rbac.authorization.k8s.io/aggregate-to-view=true")
-    assert (await kubectl("auth", "can-i", "list", "secrets", me)).strip() == "yes"
-    who = await kubectl("auth", "whoami", "--as=me", "--as-group=a", "--as-group=b", "--as-uid=7")
-    assert "[a b system:authenticated]" in who and "7" in who
+    assert (await kubectl("auth", "can-i", "list", "secrets", as_reader)).strip() == "yes"
+    whoami = await kubectl("auth", "whoami", "--as=me", "--as-group=a", "--as-group=b", "--as-uid=7")
+    assert "[a b system:authenticated]" in whoami and "7" in whoami
 
 
-async def test_a_token_of_a_pod_reports_where_it_is_and_ends_with_it(kubectl: Kubectl) -> None:
+async def test_a_bound_token_contains_its_node_and_expires_with_its_pod(kubectl: Kubectl) -> None:
     await kubectl("run", "p", "--image=busybox")
     await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=55s")
     bound = ("--bound-object-kind=Pod", "--bound-object-name=p")
     token = (await kubectl("create", "token", "default", *bound)).strip()
     review = f'{{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","spec":{{"token":"{token}"}}}}'
-    found = await kubectl("create", "-f", "-", "-o", "yaml", "--validate=false", stdin=review)
-    assert "authentication.kubernetes.io/node-name:\n      - node-1" in found
-    assert "authentication.kubernetes.io/pod-name:\n      - p" in found
+    review_result = await kubectl("create", "-f", "-", "-o", "yaml", "--validate=false", stdin=review)
+    assert "authentication.kubernetes.io/node-name:\n      - node-1" in review_result
+    assert "authentication.kubernetes.io/pod-name:\n      - p" in review_result
     await kubectl("delete", "pod", "p", "--grace-period=0", "--force")
     await kubectl("wait", "--for=delete", "pod/p", "--timeout=55s")
     assert "authenticated: true" not in await kubectl(
@@ -228,7 +228,7 @@ async def test_a_token_of_a_pod_reports_where_it_is_and_ends_with_it(kubectl: Ku
 
 
 @pytest.mark.full
-async def test_questions_are_answered(kubectl: Kubectl) -> None:
+async def test_kubectl_explain_auth_and_top_return_results(kubectl: Kubectl) -> None:
     assert "FIELDS:" in await kubectl("explain", "pod.spec")
     assert "allocationMode" in await kubectl("explain", "resourceclaim.spec.devices.requests.exactly", "--recursive")
     assert "deviceclasses" in await kubectl("api-resources")
@@ -243,7 +243,7 @@ async def test_questions_are_answered(kubectl: Kubectl) -> None:
 
 
 @pytest.mark.full
-async def test_custom_kinds_are_known_at_once(kubectl: Kubectl) -> None:
+async def test_custom_kinds_are_served_immediately(kubectl: Kubectl) -> None:
     await kubectl("apply", "-f", "-", stdin=CUSTOM)
     await kubectl("wait", "--for=condition=Established", "crd/foos.example.com", "--timeout=55s")
     foo = "apiVersion: example.com/v1\nkind: Foo\nmetadata: {name: f}\nspec: {size: %s}"
@@ -253,7 +253,7 @@ async def test_custom_kinds_are_known_at_once(kubectl: Kubectl) -> None:
     assert "f" in await kubectl("get", "fo")
 
 
-async def test_a_namespace_is_deleted_while_pods_run_in_it(kubectl: Kubectl) -> None:
+async def test_kubectl_deletes_a_namespace_with_running_pods(kubectl: Kubectl) -> None:
     await kubectl("create", "namespace", "n")
     await kubectl("-n", "n", "run", "p", "--image=busybox:1")
     await kubectl("-n", "n", "wait", "--for=condition=Ready", "pod/p", "--timeout=55s")

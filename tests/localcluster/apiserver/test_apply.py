@@ -1,4 +1,4 @@
-"""Server-side apply against a model of its rules: whatever several managers do, nobody's part is lost and conflicts are told."""
+"""Server-side apply against a model of its rules: no manager loses fields, and all conflicts are reported."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ entries = st.dictionaries(st.sampled_from(DEVICES), st.one_of(st.none(), st.inte
 applies = st.lists(st.tuples(st.sampled_from(MANAGERS), entries, st.booleans()), max_size=12)
 
 
-def claim(said: dict[str, int | None]) -> JSON:
-    """``status.devices`` with an entry for each device, and ``data`` where there is a value."""
+def claim(values: dict[str, int | None]) -> JSON:
+    """Returns a claim with an entry in ``status.devices`` for each device, and with ``data`` if the device has a value."""
     devices = [
-        {"driver": "x", "pool": "p", "device": d} | ({} if v is None else {"data": {"v": v}}) for d, v in said.items()
+        {"driver": "x", "pool": "p", "device": d} | ({} if v is None else {"data": {"v": v}}) for d, v in values.items()
     ]
     return {"metadata": {"name": "c"}, "status": {"devices": devices}}
 
 
 def read(obj: JSON) -> dict[str, int | None]:
-    found = (obj.get("status") or {}).get("devices") or []
-    return {d["device"]: (d.get("data") or {}).get("v") for d in found}
+    devices = (obj.get("status") or {}).get("devices") or []
+    return {d["device"]: (d.get("data") or {}).get("v") for d in devices}
 
 
 class Model:
-    """What each manager says now; a value belongs to all who say it."""
+    """The values that each manager applied last. All managers with the same value own it together."""
 
     def __init__(self) -> None:
-        self.said: dict[str, dict[str, int | None]] = {}
+        self.applied: dict[str, dict[str, int | None]] = {}
 
-    def conflicts(self, who: str, wanted: dict[str, int | None]) -> set[str]:
-        others = [s for m, s in self.said.items() if m != who]
+    def conflicts(self, manager: str, new_values: dict[str, int | None]) -> set[str]:
+        others = [values for m, values in self.applied.items() if m != manager]
         return {
-            d for d, v in wanted.items() if v is not None and any(o.get(d) is not None and o[d] != v for o in others)
+            d
+            for d, v in new_values.items()
+            if v is not None and any(o.get(d) is not None and o[d] != v for o in others)
         }
 
-    def apply(self, who: str, wanted: dict[str, int | None]) -> None:
-        for device in self.conflicts(who, wanted):
-            for other, said in self.said.items():
-                if other != who and said.get(device) is not None:
-                    said[device] = None  # the entry stays theirs, its value does not
-        self.said[who] = dict(wanted)
+    def apply(self, manager: str, new_values: dict[str, int | None]) -> None:
+        for device in self.conflicts(manager, new_values):
+            for other_manager, values in self.applied.items():
+                if other_manager != manager and values.get(device) is not None:
+                    values[device] = None  # the manager keeps the entry and loses the value
+        self.applied[manager] = dict(new_values)
 
     def live(self) -> dict[str, int | None]:
         out: dict[str, int | None] = {}
-        for said in self.said.values():
-            for device, value in said.items():
+        for values in self.applied.values():
+            for device, value in values.items():
                 if out.get(device) is None:
                     out[device] = value
         return out
@@ -65,17 +67,15 @@ class Model:
 
 @settings(max_examples=150, deadline=None)
 @given(applies)
-def test_several_managers_of_the_status_of_devices(steps: list[tuple[str, dict[str, int | None], bool]]) -> None:
-    model, live, known = Model(), {**EMPTY, "metadata": {"name": "c"}}, {}
-    known_entries: Entries = known
-    # An object that somebody has applied before: without any manager, all there is would be of "before-first-apply".
-    live, known_entries = apply.apply(live, claim({}), known_entries, _manager("first"), RULES, EMPTY, force=False)
-    for who, wanted, force in steps:
-        conflicts = model.conflicts(who, wanted)
+def test_several_managers_apply_the_status_of_devices(steps: list[tuple[str, dict[str, int | None], bool]]) -> None:
+    model, live, empty = Model(), {**EMPTY, "metadata": {"name": "c"}}, {}
+    managed: Entries = empty
+    # The object was applied once before. Otherwise all existing fields would belong to "before-first-apply".
+    live, managed = apply.apply(live, claim({}), managed, _manager("first"), RULES, EMPTY, force=False)
+    for manager, values, force in steps:
+        conflicts = model.conflicts(manager, values)
         try:
-            live, known_entries = apply.apply(
-                live, claim(wanted), known_entries, _manager(who), RULES, EMPTY, force=force
-            )
+            live, managed = apply.apply(live, claim(values), managed, _manager(manager), RULES, EMPTY, force=force)
         except ConflictError as e:
             assert not force
             assert {shown(p) for _, p in e.conflicts} == {
@@ -83,15 +83,15 @@ def test_several_managers_of_the_status_of_devices(steps: list[tuple[str, dict[s
             }
             continue
         assert force or not conflicts
-        model.apply(who, wanted)
+        model.apply(manager, values)
         assert read(live) == model.live()
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(entries, min_size=2, max_size=5))
-def test_an_update_takes_over_what_it_changes_and_nothing_else(states: list[dict[str, int | None]]) -> None:
-    before, known = {**EMPTY, **claim(states[0])}, {}
-    managers: Entries = apply.update(None, before, known, _updater("u0"), RULES, EMPTY)
+def test_an_update_owns_only_the_fields_that_it_changes(states: list[dict[str, int | None]]) -> None:
+    before, empty = {**EMPTY, **claim(states[0])}, {}
+    managers: Entries = apply.update(None, before, empty, _updater("u0"), RULES, EMPTY)
     for number, state in enumerate(states[1:], 1):
         after = {**EMPTY, **claim(state)}
         managers = apply.update(before, after, managers, _updater(f"u{number}"), RULES, EMPTY)
@@ -99,24 +99,24 @@ def test_an_update_takes_over_what_it_changes_and_nothing_else(states: list[dict
     for entry in managers.values():
         for path in entry.paths:
             assert path in typed.paths_of(before, RULES.type) | _parents(before), shown(path)
-    owned = [p for e in managers.values() for p in e.paths]
-    assert len(owned) == len(set(owned)), "a value that was updated belongs to one"
+    owned_paths = [p for e in managers.values() for p in e.paths]
+    assert len(owned_paths) == len(set(owned_paths)), "an updated value has one manager"
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.integers() | st.none(), max_size=5))
-def test_managed_fields_come_back_as_they_went(data: dict[str, Any]) -> None:
+def test_decoding_encoded_managed_fields_returns_the_same_paths(data: dict[str, Any]) -> None:
     obj = {"metadata": {}, "data": {k: str(v) for k, v in data.items()}}
     paths = typed.paths_of(obj, type_of("", "v1", "ConfigMap"))
     assert decode(encode(paths)) == paths
 
 
-def test_a_manager_that_states_nothing_any_more_leaves_nothing() -> None:
+def test_an_empty_apply_removes_the_fields_and_the_entry_of_the_manager() -> None:
     live: JSON = {**EMPTY, "metadata": {"name": "c"}}
-    live, known = apply.apply(live, claim({"d0": 1}), {}, _manager("a"), RULES, EMPTY, force=False)
-    live, known = apply.apply(live, claim({"d1": 1}), known, _manager("b"), RULES, EMPTY, force=False)
-    live, known = apply.apply(live, {"metadata": {"name": "c"}}, known, _manager("a"), RULES, EMPTY, force=False)
+    live, managed = apply.apply(live, claim({"d0": 1}), {}, _manager("a"), RULES, EMPTY, force=False)
+    live, managed = apply.apply(live, claim({"d1": 1}), managed, _manager("b"), RULES, EMPTY, force=False)
+    live, managed = apply.apply(live, {"metadata": {"name": "c"}}, managed, _manager("a"), RULES, EMPTY, force=False)
     assert read(live) == {"d1": 1}
-    assert [e.manager.name for e in known.values()] == ["b"]
+    assert [e.manager.name for e in managed.values()] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_manager_that_states_nothing_any_more_leaves_nothing() -> None:
         ({"status": []}, ".status: expected map"),
     ],
 )
-def test_what_does_not_fit_its_kind_is_refused_with_its_path(obj: JSON, message: str) -> None:
+def test_an_object_that_violates_its_schema_is_rejected_with_the_path(obj: JSON, message: str) -> None:
     with pytest.raises(typed.SchemaError, match="(?s)" + message.replace(".", r"\.")):
         typed.check(obj, RULES.type)
 

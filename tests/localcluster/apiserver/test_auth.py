@@ -1,4 +1,4 @@
-"""The server is nobody else's: not other users' of the machine, not web pages', and an account's only as far as its roles go."""
+"""The API server rejects requests without the token and requests of web pages. Roles limit service accounts."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ async def curl() -> AsyncIterator[ApiCaller]:
 
 
 @pytest.mark.parametrize("path", ["/api/v1/pods", "/version", "/api", "/healthz", "/openapi/v3", "/nowhere"])
-@pytest.mark.parametrize("given", ["", "Bearer wrong", "Basic eDp5", "Bearer"])
-async def test_without_the_token_nothing_is_answered_on_the_loopback_either(
-    curl: ApiCaller, path: str, given: str
+@pytest.mark.parametrize("authorization", ["", "Bearer wrong", "Basic eDp5", "Bearer"])
+async def test_a_request_without_a_valid_token_is_rejected_also_on_loopback(
+    curl: ApiCaller, path: str, authorization: str
 ) -> None:
-    answer = await curl("GET", path, headers={"Authorization": given})
-    assert (answer.status, answer.json["reason"]) == (401, "Unauthorized")
+    response = await curl("GET", path, headers={"Authorization": authorization})
+    assert (response.status, response.json["reason"]) == (401, "Unauthorized")
 
 
 @pytest.mark.parametrize("host", ["evil.example.com", "evil.example.com:6443", "localhost.evil.example.com", "[x]", ""])
-async def test_a_request_under_a_foreign_name_is_refused_even_with_the_token(curl: ApiCaller, host: str) -> None:
-    answer = await curl("GET", "/api/v1/pods", headers={"Host": host or "-"})
-    assert answer.status == 403
-    assert "host" in answer.message
+async def test_a_request_with_a_foreign_host_header_is_rejected_even_with_the_token(curl: ApiCaller, host: str) -> None:
+    response = await curl("GET", "/api/v1/pods", headers={"Host": host or "-"})
+    assert response.status == 403
+    assert "host" in response.message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1234", "[::1]:9", "192.168.1.7", "kubernetes.default.svc"])
-async def test_its_addresses_and_own_names_are_served(curl: ApiCaller, host: str) -> None:
+async def test_requests_to_the_servers_own_addresses_and_names_are_served(curl: ApiCaller, host: str) -> None:
     assert (await curl("GET", "/api/v1/pods", headers={"Host": host})).status == 200
 
 
 @pytest.mark.parametrize("origin", ["https://evil.example.com", "null", "http://localhost:8080"])
-async def test_a_web_page_gets_nothing_whichever_it_is(curl: ApiCaller, origin: str) -> None:
-    answer = await curl("GET", "/api/v1/pods", headers={"Origin": origin})
-    assert answer.status == 403
-    assert "web page" in answer.message
+async def test_every_request_with_an_origin_header_is_rejected(curl: ApiCaller, origin: str) -> None:
+    response = await curl("GET", "/api/v1/pods", headers={"Origin": origin})
+    assert response.status == 403
+    assert "web page" in response.message
 
 
-async def test_an_account_gets_what_its_roles_allow_and_no_more(curl: ApiCaller) -> None:
+async def test_roles_limit_the_requests_of_a_service_account(curl: ApiCaller) -> None:
     await curl.make("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "reader"}})
-    made = await curl.make("/api/v1/namespaces/default/serviceaccounts/reader/token", {"spec": {}})
-    bearer = {"Authorization": f"Bearer {made['status']['token']}"}
+    token_request = await curl.make("/api/v1/namespaces/default/serviceaccounts/reader/token", {"spec": {}})
+    bearer = {"Authorization": f"Bearer {token_request['status']['token']}"}
     pods = "/api/v1/namespaces/default/pods"
     refused = await curl("GET", pods, headers=bearer)
     assert refused.status == 403
@@ -68,10 +68,10 @@ async def test_an_account_gets_what_its_roles_allow_and_no_more(curl: ApiCaller)
     assert (await curl("GET", pods, headers=bearer)).status == 200
     assert (await curl("GET", "/api/v1/pods", headers=bearer)).status == 403
     assert (await curl("DELETE", pods, headers=bearer)).status == 403
-    asked = {"spec": {"resourceAttributes": {"verb": "list", "resource": "pods", "namespace": "default"}}}
-    review = await curl("POST", REVIEWS, asked, headers=bearer)
+    review_request = {"spec": {"resourceAttributes": {"verb": "list", "resource": "pods", "namespace": "default"}}}
+    review = await curl("POST", REVIEWS, review_request, headers=bearer)
     assert review.json["status"]["allowed"] is True
-    asked["spec"]["resourceAttributes"]["verb"] = "delete"
-    assert (await curl("POST", REVIEWS, asked, headers=bearer)).json["status"]["allowed"] is False
-    as_other = await curl("GET", pods, headers={**bearer, "Impersonate-User": "admin"})
-    assert as_other.status == 403
+    review_request["spec"]["resourceAttributes"]["verb"] = "delete"
+    assert (await curl("POST", REVIEWS, review_request, headers=bearer)).json["status"]["allowed"] is False
+    impersonated = await curl("GET", pods, headers={**bearer, "Impersonate-User": "admin"})
+    assert impersonated.status == 403

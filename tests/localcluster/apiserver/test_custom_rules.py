@@ -1,4 +1,4 @@
-"""Rules of custom resources (x-kubernetes-validations) and their subresources, as a real server enforces them."""
+"""Validation rules of custom resources (x-kubernetes-validations) and their subresources, as the API server enforces them."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ async def curl() -> AsyncIterator[ApiCaller]:
 
 
 def definition(spec: JSON, rules: list[JSON] | None = None, **version: Any) -> JSON:
-    """``spec`` is the schema of an object's spec, ``rules`` are the root's."""
+    """Returns a definition. ``spec`` is the schema of the objects' spec; ``rules`` are the rules of the root."""
     schema = {
         "type": "object",
         "properties": {"spec": spec, "status": {"type": "object", "properties": {"replicas": {"type": "integer"}}}},
     }
     if rules:
         schema["x-kubernetes-validations"] = rules
-    one = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **version}
+    served_version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}, **version}
     names = {"plural": "foos", "kind": "Foo"}
     return {
         "metadata": {"name": "foos.example.com"},
-        "spec": {"group": "example.com", "scope": "Cluster", "names": names, "versions": [one]},
+        "spec": {"group": "example.com", "scope": "Cluster", "names": names, "versions": [served_version]},
     }
 
 
-def ruled(type_: JSON, *rules: str | JSON, **others: JSON) -> JSON:
-    """A spec with field ``x`` of a type, with rules of its own."""
-    given = [{"rule": r} if isinstance(r, str) else r for r in rules]
-    return {"type": "object", "properties": {"x": {**type_, "x-kubernetes-validations": given}, **others}}
+def spec_with_rules(type_: JSON, *rules: str | JSON, **other_fields: JSON) -> JSON:
+    """Returns a schema with a field ``x`` of a type, and with rules for this field."""
+    validations = [{"rule": r} if isinstance(r, str) else r for r in rules]
+    return {"type": "object", "properties": {"x": {**type_, "x-kubernetes-validations": validations}, **other_fields}}
 
 
 def foo(name: str = "f", **spec: Any) -> JSON:
@@ -67,18 +67,18 @@ def foo(name: str = "f", **spec: Any) -> JSON:
         ({"type": "object", "properties": {"n": {"type": "integer"}}}, "!has(self.n) || self.n == 1", {}, {"n": 2}),
     ],
 )  # fmt: skip
-async def test_a_value_is_judged_as_its_schemas_type(
+async def test_a_rule_sees_a_value_with_the_type_of_its_schema(
     curl: ApiCaller, type_: JSON, rule: str, good: Any, bad: Any
 ) -> None:
-    await curl.make(DEFINITIONS, definition(ruled(type_, rule)))
+    await curl.make(DEFINITIONS, definition(spec_with_rules(type_, rule)))
     await curl.make(FOOS, foo(x=good))
-    refused = await curl("POST", FOOS, foo("g", x=bad))
-    assert (refused.status, refused.causes) == (422, [("FieldValueInvalid", "spec.x")])
-    assert f"failed rule: {rule}" in refused.message
+    rejected = await curl("POST", FOOS, foo("g", x=bad))
+    assert (rejected.status, rejected.causes) == (422, [("FieldValueInvalid", "spec.x")])
+    assert f"failed rule: {rule}" in rejected.message
 
 
 @pytest.mark.parametrize(
-    ("rule", "reason", "field", "said"),
+    ("rule", "reason", "field", "message"),
     [
         ({"message": "too small"}, "FieldValueInvalid", "spec.x", 'Invalid value: "object": too small'),
         ({"messageExpression": "'n is ' + string(self.n)"}, "FieldValueInvalid", "spec.x", "n is 1"),
@@ -88,34 +88,34 @@ async def test_a_value_is_judged_as_its_schemas_type(
         ({"fieldPath": ".n"}, "FieldValueInvalid", "spec.x.n", "failed rule"),
     ],
 )
-async def test_a_rule_reports_what_where_and_why(
-    curl: ApiCaller, rule: JSON, reason: str, field: str, said: str
+async def test_a_rule_sets_message_reason_and_field(
+    curl: ApiCaller, rule: JSON, reason: str, field: str, message: str
 ) -> None:
     type_ = {"type": "object", "properties": {"n": {"type": "integer"}}}
-    await curl.make(DEFINITIONS, definition(ruled(type_, {"rule": "self.n > 5", **rule})))
-    refused = await curl("POST", FOOS, foo(x={"n": 1}))
-    assert refused.causes == [(reason, field)]
-    assert said in refused.message
+    await curl.make(DEFINITIONS, definition(spec_with_rules(type_, {"rule": "self.n > 5", **rule})))
+    rejected = await curl("POST", FOOS, foo(x={"n": 1}))
+    assert rejected.causes == [(reason, field)]
+    assert message in rejected.message
 
 
-async def test_rules_of_the_root_see_names_and_fields_that_have_rules_of_their_own(curl: ApiCaller) -> None:
+async def test_rules_of_the_root_see_the_name_and_nested_fields(curl: ApiCaller) -> None:
     rules = [{"rule": "self.metadata.name == self.spec.x && self.kind == 'Foo'"}]
-    await curl.make(DEFINITIONS, definition(ruled({"type": "string"}, "self != 'never'"), rules))
+    await curl.make(DEFINITIONS, definition(spec_with_rules({"type": "string"}, "self != 'never'"), rules))
     await curl.make(FOOS, foo("f", x="f"))
-    refused = await curl("POST", FOOS, foo("g", x="f"))
-    assert refused.causes == [("FieldValueInvalid", "<nil>")]
+    rejected = await curl("POST", FOOS, foo("g", x="f"))
+    assert rejected.causes == [("FieldValueInvalid", "<nil>")]
 
 
-async def test_a_rule_that_names_what_was_there_is_for_updates(curl: ApiCaller) -> None:
+async def test_a_rule_with_old_self_applies_to_updates(curl: ApiCaller) -> None:
     rules: list[str | JSON] = ["self >= oldSelf", {"rule": "oldSelf.hasValue() || self < 5", "optionalOldSelf": True}]
-    await curl.make(DEFINITIONS, definition(ruled({"type": "integer"}, *rules)))
-    assert (await curl("POST", FOOS, foo(x=7))).status == 422, "the optional one is for new objects too"
+    await curl.make(DEFINITIONS, definition(spec_with_rules({"type": "integer"}, *rules)))
+    assert (await curl("POST", FOOS, foo(x=7))).status == 422, "a rule with optionalOldSelf applies to new objects too"
     await curl.make(FOOS, foo(x=2))
     assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": 9}}, headers=MERGE)).status == 200
     assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": 8}}, headers=MERGE)).status == 422
 
 
-async def test_items_of_lists_with_keys_are_known_again(curl: ApiCaller) -> None:
+async def test_items_of_map_lists_are_matched_by_their_keys(curl: ApiCaller) -> None:
     item = {
         "type": "object",
         "required": ["name"],
@@ -125,17 +125,19 @@ async def test_items_of_lists_with_keys_are_known_again(curl: ApiCaller) -> None
     keyed = {"type": "array", "items": item, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
     await curl.make(DEFINITIONS, definition({"type": "object", "properties": {"x": keyed}}))
     await curl.make(FOOS, foo(x=[{"name": "a", "n": 3}, {"name": "b", "n": 1}]))
-    turned = [{"name": "b", "n": 1}, {"name": "a", "n": 3}, {"name": "c", "n": 0}]
-    assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": turned}}, headers=MERGE)).status == 200
-    refused = await curl("PATCH", f"{FOOS}/f", {"spec": {"x": [{"name": "a", "n": 2}]}}, headers=MERGE)
-    assert refused.causes == [("FieldValueInvalid", "spec.x[0]")]
+    reordered = [{"name": "b", "n": 1}, {"name": "a", "n": 3}, {"name": "c", "n": 0}]
+    assert (await curl("PATCH", f"{FOOS}/f", {"spec": {"x": reordered}}, headers=MERGE)).status == 200
+    rejected = await curl("PATCH", f"{FOOS}/f", {"spec": {"x": [{"name": "a", "n": 2}]}}, headers=MERGE)
+    assert rejected.causes == [("FieldValueInvalid", "spec.x[0]")]
 
 
-async def test_what_did_not_change_is_not_judged_by_rules_that_came_later(curl: ApiCaller) -> None:
-    made = await curl.make(DEFINITIONS, definition(ruled({"type": "integer"}, "self > 0", y={"type": "integer"})))
+async def test_new_rules_are_not_applied_to_unchanged_values(curl: ApiCaller) -> None:
+    created = await curl.make(
+        DEFINITIONS, definition(spec_with_rules({"type": "integer"}, "self > 0", y={"type": "integer"}))
+    )
     await curl.make(FOOS, foo(x=1, y=1))
-    stricter = definition(ruled({"type": "integer"}, "self > 5", y={"type": "integer"}))
-    stricter["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
+    stricter = definition(spec_with_rules({"type": "integer"}, "self > 5", y={"type": "integer"}))
+    stricter["metadata"]["resourceVersion"] = created["metadata"]["resourceVersion"]
     stored = (await curl("GET", f"{DEFINITIONS}/foos.example.com")).json["metadata"]["resourceVersion"]
     stricter["metadata"]["resourceVersion"] = stored
     assert (await curl("PUT", f"{DEFINITIONS}/foos.example.com", stricter)).status == 200
@@ -144,7 +146,7 @@ async def test_what_did_not_change_is_not_judged_by_rules_that_came_later(curl: 
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("rule", "message"),
     [
         ("self.", "Syntax error"),
         ("self + 1", "must evaluate to bool"),
@@ -153,26 +155,26 @@ async def test_what_did_not_change_is_not_judged_by_rules_that_came_later(curl: 
         ("self == 'text'", "no matching overload"),
     ],
 )
-async def test_a_rule_that_does_not_compile_is_not_kept(curl: ApiCaller, rule: str, said: str) -> None:
-    refused = await curl("POST", DEFINITIONS, definition(ruled({"type": "integer"}, rule)))
-    assert refused.status == 422
-    where = "spec.versions[0].schema.openAPIV3Schema.properties[spec].properties[x].x-kubernetes-validations[0].rule"
-    assert where in [f for _, f in refused.causes]
-    assert said in refused.message
+async def test_a_rule_that_does_not_compile_is_rejected(curl: ApiCaller, rule: str, message: str) -> None:
+    rejected = await curl("POST", DEFINITIONS, definition(spec_with_rules({"type": "integer"}, rule)))
+    assert rejected.status == 422
+    path = "spec.versions[0].schema.openAPIV3Schema.properties[spec].properties[x].x-kubernetes-validations[0].rule"
+    assert path in [f for _, f in rejected.causes]
+    assert message in rejected.message
 
 
 @pytest.mark.parametrize(
     ("format_", "bad"), [("date-time", "today"), ("duration", "long"), ("date", "2026-13-01"), ("byte", "!")]
 )
-async def test_a_text_that_is_not_of_its_format_is_refused(curl: ApiCaller, format_: str, bad: str) -> None:
+async def test_a_string_that_violates_its_format_is_rejected(curl: ApiCaller, format_: str, bad: str) -> None:
     await curl.make(
         DEFINITIONS, definition({"type": "object", "properties": {"x": {"type": "string", "format": format_}}})
     )
-    refused = await curl("POST", FOOS, foo(x=bad))
-    assert (refused.status, f"must be of type {format_}" in refused.message) == (422, True)
+    rejected = await curl("POST", FOOS, foo(x=bad))
+    assert (rejected.status, f"must be of type {format_}" in rejected.message) == (422, True)
 
 
-async def test_the_scale_of_a_custom_resource_is_where_its_definition_states(curl: ApiCaller) -> None:
+async def test_the_definition_sets_the_paths_of_the_scale_subresource(curl: ApiCaller) -> None:
     fields = {"size": {"type": "integer"}, "selector": {"type": "string"}}
     scale = {
         "specReplicasPath": ".spec.size",
@@ -183,12 +185,12 @@ async def test_the_scale_of_a_custom_resource_is_where_its_definition_states(cur
     await curl.make(DEFINITIONS, definition({"type": "object", "properties": fields}, subresources=subresources))
     await curl.make(FOOS, foo(size=2, selector="a=b"))
     await curl("PATCH", f"{FOOS}/f/status", {"status": {"replicas": 1}}, headers=MERGE)
-    found = (await curl("GET", f"{FOOS}/f/scale")).json
-    assert (found["spec"], found["status"]) == ({"replicas": 2}, {"replicas": 1, "selector": "a=b"})
+    current = (await curl("GET", f"{FOOS}/f/scale")).json
+    assert (current["spec"], current["status"]) == ({"replicas": 2}, {"replicas": 1, "selector": "a=b"})
     changed = await curl("PATCH", f"{FOOS}/f/scale", {"spec": {"replicas": 5}}, headers=MERGE)
     assert changed.json["spec"] == {"replicas": 5}
     assert (await curl("GET", f"{FOOS}/f")).json["spec"]["size"] == 5
     wrong = {**scale, "specReplicasPath": ".size"}
     await curl("DELETE", f"{DEFINITIONS}/foos.example.com")
-    refused = await curl("POST", DEFINITIONS, definition({"type": "object"}, subresources={"scale": wrong}))
-    assert refused.status == 422
+    rejected = await curl("POST", DEFINITIONS, definition({"type": "object"}, subresources={"scale": wrong}))
+    assert rejected.status == 422

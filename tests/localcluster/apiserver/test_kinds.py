@@ -1,4 +1,4 @@
-"""Kinds of a user's manifests on the real server's types: what is unknown, wrong, filled in, immutable; and what follows from it."""
+"""Built-in and custom kinds on the API server's types: unknown fields, validation, defaulting, immutable fields, and their effects."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def template(**spec: Any) -> JSON:
 DEPLOYMENT = {"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": template()}}
 
 
-async def test_unknown_fields_are_refused_warned_of_or_ignored_as_the_request_states(curl: ApiCaller) -> None:
-    odd = pod("p", nodeNam="x")
-    odd["spec"]["containers"][0]["imagee"] = "y"
-    told = 'unknown field "spec.nodeNam", unknown field "spec.containers[0].imagee"'
-    strict = await curl("POST", f"{CORE}/pods", odd, fieldValidation="Strict")
+async def test_field_validation_rejects_warns_about_or_ignores_unknown_fields(curl: ApiCaller) -> None:
+    body = pod("p", nodeNam="x")
+    body["spec"]["containers"][0]["imagee"] = "y"
+    unknown_fields = 'unknown field "spec.nodeNam", unknown field "spec.containers[0].imagee"'
+    strict = await curl("POST", f"{CORE}/pods", body, fieldValidation="Strict")
     assert strict.status == 400
-    assert set(strict.message.partition("strict decoding error: ")[2].split(", ")) == set(told.split(", "))
-    warned = await curl("POST", f"{CORE}/pods", odd)
+    assert set(strict.message.partition("strict decoding error: ")[2].split(", ")) == set(unknown_fields.split(", "))
+    warned = await curl("POST", f"{CORE}/pods", body)
     assert warned.status == 201
     assert '299 - "unknown field \\"spec.nodeNam\\""' in warned.headers["Warning"]
     assert "nodeNam" not in warned.json["spec"]
-    ignored = await curl("POST", f"{CORE}/pods", {**odd, "metadata": {"name": "q"}}, fieldValidation="Ignore")
+    ignored = await curl("POST", f"{CORE}/pods", {**body, "metadata": {"name": "q"}}, fieldValidation="Ignore")
     assert (ignored.status, ignored.headers.get("Warning")) == (201, None)
 
 
-async def test_a_field_that_comes_twice_is_reported_with_its_path(curl: ApiCaller) -> None:
+async def test_a_duplicate_field_is_reported_with_its_path(curl: ApiCaller) -> None:
     body = '{"metadata": {"name": "c"}, "data": {"a": "1", "a": "2"}}'
-    answer = await curl("POST", f"{CORE}/configmaps", body, fieldValidation="Strict")
-    assert (answer.status, 'duplicate field "data.a"' in answer.message) == (400, True)
+    response = await curl("POST", f"{CORE}/configmaps", body, fieldValidation="Strict")
+    assert (response.status, 'duplicate field "data.a"' in response.message) == (400, True)
     assert (await curl("POST", f"{CORE}/configmaps", body)).headers["Warning"] == '299 - "duplicate field \\"data.a\\""'
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "expected_message"),
     [
         (
             {"containers": {}},
@@ -81,12 +81,12 @@ async def test_a_field_that_comes_twice_is_reported_with_its_path(curl: ApiCalle
         ),
     ],
 )
-async def test_a_value_of_another_type_is_refused_in_the_server_s_words(
-    curl: ApiCaller, spec: JSON, words: str
+async def test_a_value_of_the_wrong_type_is_rejected_with_the_api_servers_message(
+    curl: ApiCaller, spec: JSON, expected_message: str
 ) -> None:
-    answer = await curl("POST", f"{CORE}/pods", {"metadata": {"name": "p"}, "spec": spec}, fieldValidation="Ignore")
-    assert answer.status == 400
-    assert words in answer.message
+    response = await curl("POST", f"{CORE}/pods", {"metadata": {"name": "p"}, "spec": spec}, fieldValidation="Ignore")
+    assert response.status == 400
+    assert expected_message in response.message
 
 
 @pytest.mark.parametrize(
@@ -121,17 +121,17 @@ async def test_a_value_of_another_type_is_refused_in_the_server_s_words(
         ),
     ],
 )
-async def test_a_pod_that_breaks_a_rule_is_refused_with_the_path(
+async def test_an_invalid_pod_is_rejected_with_the_path_of_the_field(
     curl: ApiCaller, change: JSON, cause: tuple[str, str]
 ) -> None:
-    answer = await curl("POST", f"{CORE}/pods", pod("p", **change))
-    assert answer.status == 422
-    assert cause in answer.causes
+    response = await curl("POST", f"{CORE}/pods", pod("p", **change))
+    assert response.status == 422
+    assert cause in response.causes
 
 
-async def test_a_pod_gets_what_kubernetes_fills_in(curl: ApiCaller) -> None:
-    made = await curl.make(f"{CORE}/pods", pod("p"))
-    spec = made["spec"]
+async def test_a_pod_gets_the_defaults_of_kubernetes(curl: ApiCaller) -> None:
+    created = await curl.make(f"{CORE}/pods", pod("p"))
+    spec = created["spec"]
     assert (spec["restartPolicy"], spec["dnsPolicy"], spec["schedulerName"]) == (
         "Always",
         "ClusterFirst",
@@ -141,26 +141,26 @@ async def test_a_pod_gets_what_kubernetes_fills_in(curl: ApiCaller) -> None:
     assert [t["key"] for t in spec["tolerations"]] == ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]
     assert spec["containers"][0]["imagePullPolicy"] == "Always"
     assert spec["containers"][0]["resources"] == {}
-    assert made["status"] == {"phase": "Pending", "qosClass": "BestEffort"}
+    assert created["status"] == {"phase": "Pending", "qosClass": "BestEffort"}
     limited = {"resources": {"limits": {"cpu": "1000m", "memory": "1024Mi"}}}
-    made = await curl.make(f"{CORE}/pods", pod("q", containers=[{"name": "c", "image": "i:1", **limited}]))
-    assert made["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
-    assert made["status"]["qosClass"] == "Guaranteed"
+    created = await curl.make(f"{CORE}/pods", pod("q", containers=[{"name": "c", "image": "i:1", **limited}]))
+    assert created["spec"]["containers"][0]["resources"]["requests"] == {"cpu": "1", "memory": "1Gi"}
+    assert created["status"]["qosClass"] == "Guaranteed"
 
 
-async def test_hardly_anything_of_a_pod_can_be_changed(curl: ApiCaller) -> None:
+async def test_most_fields_of_a_pod_are_immutable(curl: ApiCaller) -> None:
     await curl.make(f"{CORE}/pods", pod("p", activeDeadlineSeconds=20))
     path = f"{CORE}/pods/p"
-    ok: list[JSON] = [
+    allowed_specs: list[JSON] = [
         {"containers": [{"name": "c", "image": "j"}]},
         {"activeDeadlineSeconds": 10},
         {"tolerations": [{"key": "new", "operator": "Exists"}]},
     ]
-    for spec in ok:
+    for spec in allowed_specs:
         before = (await curl("GET", path)).json["spec"]["tolerations"]
         change = {**spec, "tolerations": before + spec.get("tolerations", [])}
-        answer = await curl("PATCH", path, {"spec": change}, STRATEGIC)
-        assert answer.status == 200, answer.body
+        response = await curl("PATCH", path, {"spec": change}, STRATEGIC)
+        assert response.status == 200, response.body
     for spec in (
         {"containers": [{"name": "c", "command": ["x"]}]},
         {"containers": [{"name": "other", "image": "i"}]},
@@ -171,27 +171,27 @@ async def test_hardly_anything_of_a_pod_can_be_changed(curl: ApiCaller) -> None:
         {"schedulingGates": [{"name": "a.b/c"}]},
         {"resourceClaims": [{"name": "x", "resourceClaimName": "y"}]},
     ):
-        answer = await curl("PATCH", path, {"spec": spec}, STRATEGIC)
-        assert answer.status == 422, (spec, answer.body)
+        response = await curl("PATCH", path, {"spec": spec}, STRATEGIC)
+        assert response.status == 422, (spec, response.body)
 
 
-async def test_a_gated_pod_may_lose_gates_and_become_more_narrow_and_is_not_bound(curl: ApiCaller) -> None:
+async def test_a_gated_pod_is_not_bound_and_may_lose_gates_and_gain_selectors(curl: ApiCaller) -> None:
     await curl.make(f"{CORE}/pods", pod("p", schedulingGates=[{"name": "a.b/c"}]))
     bind = {"target": {"kind": "Node", "name": "n"}}
     assert (await curl("POST", f"{CORE}/pods/p/binding", bind)).status == 409
     change = {"spec": {"schedulingGates": None, "nodeSelector": {"a": "b"}}}
     assert (await curl("PATCH", f"{CORE}/pods/p", change, MERGE)).status == 200
     assert (await curl("POST", f"{CORE}/pods/p/binding", bind)).status == 201
-    again = await curl("POST", f"{CORE}/pods/p/binding", bind)
-    assert (again.status, "already assigned" in again.message) == (409, True)
+    second_binding = await curl("POST", f"{CORE}/pods/p/binding", bind)
+    assert (second_binding.status, "already assigned" in second_binding.message) == (409, True)
 
 
-async def test_priorities_come_from_classes(curl: ApiCaller) -> None:
+async def test_a_pod_gets_its_priority_from_a_priority_class(curl: ApiCaller) -> None:
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
     await curl.make(classes, {"metadata": {"name": "high"}, "value": 1000, "preemptionPolicy": "Never"})
     await curl.make(classes, {"metadata": {"name": "usual"}, "value": 7, "globalDefault": True})
-    made = await curl.make(f"{CORE}/pods", pod("p", priorityClassName="high"))
-    assert (made["spec"]["priority"], made["spec"]["preemptionPolicy"]) == (1000, "Never")
+    created = await curl.make(f"{CORE}/pods", pod("p", priorityClassName="high"))
+    assert (created["spec"]["priority"], created["spec"]["preemptionPolicy"]) == (1000, "Never")
     assert (await curl.make(f"{CORE}/pods", pod("q")))["spec"]["priority"] == 7
     unknown = await curl("POST", f"{CORE}/pods", pod("r", priorityClassName="no"))
     assert unknown.message == 'pods "r" is forbidden: no PriorityClass with name no was found'
@@ -201,14 +201,14 @@ async def test_priorities_come_from_classes(curl: ApiCaller) -> None:
 # --- other kinds ------------------------------------------------------------------------------------
 
 
-async def test_workloads_are_filled_in_judged_and_scaled(curl: ApiCaller) -> None:
-    made = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
-    assert made["spec"]["replicas"] == 1
-    assert made["spec"]["strategy"] == {
+async def test_workloads_are_defaulted_validated_and_scaled(curl: ApiCaller) -> None:
+    created = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
+    assert created["spec"]["replicas"] == 1
+    assert created["spec"]["strategy"] == {
         "type": "RollingUpdate",
         "rollingUpdate": {"maxSurge": "25%", "maxUnavailable": "25%"},
     }
-    assert made["spec"]["template"]["spec"]["restartPolicy"] == "Always"
+    assert created["spec"]["template"]["spec"]["restartPolicy"] == "Always"
     wrong = {
         **DEPLOYMENT,
         "metadata": {"name": "e"},
@@ -224,53 +224,54 @@ async def test_workloads_are_filled_in_judged_and_scaled(curl: ApiCaller) -> Non
     assert (await curl("PATCH", scale, {"spec": {"replicas": -1}}, MERGE)).status == 422
 
 
-async def test_a_job_gets_the_selector_of_its_own_pods(curl: ApiCaller) -> None:
-    """``kubectl logs job/NAME`` and ``describe`` go by it; without one they take the pods of all others."""
+async def test_a_job_gets_a_selector_for_its_own_pods(curl: ApiCaller) -> None:
+    """``kubectl logs job/NAME`` and ``kubectl describe`` use this selector. Without it they select the pods of all jobs."""
     jobs = "/apis/batch/v1/namespaces/default/jobs"
-    made = await curl.make(jobs, {"metadata": {"name": "j"}, "spec": {"template": template(restartPolicy="Never")}})
-    uid = made["metadata"]["uid"]
-    assert made["spec"]["selector"] == {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
-    assert made["spec"]["template"]["metadata"]["labels"] == {
+    created = await curl.make(jobs, {"metadata": {"name": "j"}, "spec": {"template": template(restartPolicy="Never")}})
+    uid = created["metadata"]["uid"]
+    assert created["spec"]["selector"] == {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+    assert created["spec"]["template"]["metadata"]["labels"] == {
         "a": "b",
         "batch.kubernetes.io/controller-uid": uid,
         "controller-uid": uid,
         "batch.kubernetes.io/job-name": "j",
         "job-name": "j",
     }
-    assert made["metadata"]["labels"] == made["spec"]["template"]["metadata"]["labels"]
-    by_hand = {"selector": {"matchLabels": {"a": "b"}}, "template": template(restartPolicy="Never")}
-    refused = await curl("POST", jobs, {"metadata": {"name": "k"}, "spec": by_hand})
+    assert created["metadata"]["labels"] == created["spec"]["template"]["metadata"]["labels"]
+    job_spec = {"selector": {"matchLabels": {"a": "b"}}, "template": template(restartPolicy="Never")}
+    refused = await curl("POST", jobs, {"metadata": {"name": "k"}, "spec": job_spec})
     assert ("FieldValueInvalid", "spec.selector") in refused.causes
-    meant = await curl.make(jobs, {"metadata": {"name": "k"}, "spec": {**by_hand, "manualSelector": True}})
-    assert (meant["spec"]["selector"], meant["spec"]["template"]["metadata"]["labels"]) == (
+    manual = await curl.make(jobs, {"metadata": {"name": "k"}, "spec": {**job_spec, "manualSelector": True}})
+    assert (manual["spec"]["selector"], manual["spec"]["template"]["metadata"]["labels"]) == (
         {"matchLabels": {"a": "b"}},
         {"a": "b"},
     )
 
 
-async def test_who_goes_over_from_client_side_to_server_side_apply_meets_no_conflict_with_himself(
+async def test_migration_from_client_side_to_server_side_apply_has_no_conflict(
     curl: ApiCaller,
 ) -> None:
-    def said(value: str) -> JSON:
+    def config_map(value: str) -> JSON:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": value}}
 
-    def by(manager: str) -> str:
+    def path_for(manager: str) -> str:
         return f"{CORE}/configmaps/c?fieldManager={manager}"
 
-    note = {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(said("1"))}}
+    note = {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(config_map("1"))}}
     await curl.make(
-        f"{CORE}/configmaps?fieldManager=kubectl-client-side-apply", said("1") | {"metadata": {"name": "c", **note}}
+        f"{CORE}/configmaps?fieldManager=kubectl-client-side-apply",
+        config_map("1") | {"metadata": {"name": "c", **note}},
     )
-    assert (await curl("PATCH", by("other"), said("2"), APPLY)).status == 409
-    assert (await curl("PATCH", by("kubectl"), said("2"), APPLY)).json["data"] == {"a": "2"}
-    await curl("PATCH", by("editor"), {"data": {"a": "3"}}, MERGE)  # not what was applied any more
-    await curl("PATCH", by("kubectl"), {"metadata": note}, MERGE)
-    assert (await curl("PATCH", by("kubectl"), said("4"), APPLY)).status == 409
+    assert (await curl("PATCH", path_for("other"), config_map("2"), APPLY)).status == 409
+    assert (await curl("PATCH", path_for("kubectl"), config_map("2"), APPLY)).json["data"] == {"a": "2"}
+    await curl("PATCH", path_for("editor"), {"data": {"a": "3"}}, MERGE)  # differs from the last-applied configuration
+    await curl("PATCH", path_for("kubectl"), {"metadata": note}, MERGE)
+    assert (await curl("PATCH", path_for("kubectl"), config_map("4"), APPLY)).status == 409
 
 
-async def test_secrets_take_plain_text_and_maps_may_be_immutable(curl: ApiCaller) -> None:
-    made = await curl.make(f"{CORE}/secrets", {"metadata": {"name": "s"}, "stringData": {"a": "b"}})
-    assert (made["data"], made["type"]) == ({"a": base64.b64encode(b"b").decode()}, "Opaque")
+async def test_secrets_accept_string_data_and_config_maps_can_be_immutable(curl: ApiCaller) -> None:
+    created = await curl.make(f"{CORE}/secrets", {"metadata": {"name": "s"}, "stringData": {"a": "b"}})
+    assert (created["data"], created["type"]) == ({"a": base64.b64encode(b"b").decode()}, "Opaque")
     bad = await curl("POST", f"{CORE}/secrets", {"metadata": {"name": "t"}, "data": {"a": "$"}})
     assert (bad.status, "illegal base64" in bad.message) == (400, True)
     await curl.make(f"{CORE}/configmaps", {"metadata": {"name": "c"}, "data": {"a": "b"}, "immutable": True})
@@ -278,7 +279,7 @@ async def test_secrets_take_plain_text_and_maps_may_be_immutable(curl: ApiCaller
         assert (await curl("PATCH", f"{CORE}/configmaps/c", change, MERGE)).status == 422
 
 
-async def test_an_eviction_asks_the_disruption_budget(curl: ApiCaller) -> None:
+async def test_an_eviction_obeys_the_disruption_budget(curl: ApiCaller) -> None:
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     labelled = pod("p")
     labelled["metadata"]["labels"] = {"a": "b"}
@@ -297,17 +298,17 @@ async def test_an_eviction_asks_the_disruption_budget(curl: ApiCaller) -> None:
     assert (await curl("GET", f"{budgets}/b")).json["status"]["disruptionsAllowed"] == 0
 
 
-async def test_kinds_without_anybody_behind_them_are_refused_with_the_reason(curl: ApiCaller) -> None:
-    for path, words in (
+async def test_kinds_without_a_controller_are_rejected_with_the_reason(curl: ApiCaller) -> None:
+    for path, reason in (
         (f"{CORE}/persistentvolumeclaims", "no persistent volumes"),
         (f"{APPS}/statefulsets", "no controller"),
     ):
         assert (await curl("GET", path)).json["items"] == []
-        answer = await curl("POST", path, {"metadata": {"name": "x"}})
-        assert (answer.status, words in answer.message) == (422, True)
+        response = await curl("POST", path, {"metadata": {"name": "x"}})
+        assert (response.status, reason in response.message) == (422, True)
 
 
-async def test_one_event_has_two_groups(curl: ApiCaller) -> None:
+async def test_an_event_is_served_in_both_api_groups(curl: ApiCaller) -> None:
     event = {
         "metadata": {"name": "e"},
         "regarding": {"kind": "Pod", "namespace": "default", "name": "p"},
@@ -350,25 +351,25 @@ def definition(**version: Any) -> JSON:
         },
     }
     columns = [{"name": "Size", "type": "integer", "jsonPath": ".spec.size"}]
-    one = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    one |= {"subresources": {"status": {}}, "additionalPrinterColumns": columns, **version}
+    served_version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    served_version |= {"subresources": {"status": {}}, "additionalPrinterColumns": columns, **version}
     names = {"plural": "foos", "kind": "Foo", "shortNames": ["fo"]}
-    spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [one]}
+    spec = {"group": "example.com", "scope": "Namespaced", "names": names, "versions": [served_version]}
     return {"metadata": {"name": "foos.example.com"}, "spec": spec}
 
 
-async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(curl: ApiCaller) -> None:
+async def test_a_custom_kind_follows_its_schema_and_its_definition_deletes_its_objects(curl: ApiCaller) -> None:
     definitions, foos = (
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
         "/apis/example.com/v1/namespaces/default/foos",
     )
-    made = await curl.make(definitions, definition())
-    assert {c["type"] for c in made["status"]["conditions"]} == {"Established", "NamesAccepted"}
+    created = await curl.make(definitions, definition())
+    assert {c["type"] for c in created["status"]["conditions"]} == {"Established", "NamesAccepted"}
     foo = await curl.make(foos, {"metadata": {"name": "f"}, "spec": {"size": 2}})
     assert foo["spec"] == {"size": 2, "mode": "fast"}
     for spec, field in (({"size": 0}, "spec.size"), ({}, "spec.size"), ({"size": 1, "mode": "x"}, "spec.mode")):
-        answer = await curl("POST", foos, {"metadata": {"name": "g"}, "spec": spec})
-        assert (answer.status, answer.causes[0][1]) == (422, field)
+        response = await curl("POST", foos, {"metadata": {"name": "g"}, "spec": spec})
+        assert (response.status, response.causes[0][1]) == (422, field)
     strict = await curl(
         "POST", foos, {"metadata": {"name": "g"}, "spec": {"size": 1, "no": 1}}, fieldValidation="Strict"
     )
@@ -377,9 +378,9 @@ async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(c
     apply = {"Content-Type": "application/apply-patch+yaml"}
     head = {"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "f"}}
     for manager, part in (("a", {"name": "x", "n": 1}), ("b", {"name": "y", "n": 2})):
-        answer = await curl("PATCH", f"{foos}/f", {**head, "spec": {"parts": [part]}}, apply, fieldManager=manager)
-        assert answer.status == 200, answer.body
-    assert [p["name"] for p in answer.json["spec"]["parts"]] == ["x", "y"]
+        response = await curl("PATCH", f"{foos}/f", {**head, "spec": {"parts": [part]}}, apply, fieldManager=manager)
+        assert response.status == 200, response.body
+    assert [p["name"] for p in response.json["spec"]["parts"]] == ["x", "y"]
     conflict = {**head, "spec": {"parts": [{"name": "x", "n": 9}]}}
     assert (await curl("PATCH", f"{foos}/f", conflict, apply, fieldManager="b")).status == 409
     assert (await curl("PATCH", f"{foos}/f/status", {"status": {"a": 1}}, MERGE)).status == 200
@@ -393,7 +394,7 @@ async def test_a_custom_kind_is_served_by_its_schema_and_goes_with_its_objects(c
 # --- namespaces, owners, lists, watches -------------------------------------------------------------
 
 
-async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
+async def test_a_namespace_is_deleted_with_its_objects_after_the_last_finalizer(
     curl: ApiCaller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.localcluster.apiserver.deleting._NAMESPACE_WAIT", 3600.0)
@@ -406,44 +407,46 @@ async def test_a_namespace_goes_with_all_that_is_in_it_once_nothing_holds_it(
     ] == ["default"]
     deleted = await curl("DELETE", "/api/v1/namespaces/n")
     assert deleted.json["status"]["phase"] == "Terminating"
-    assert (await curl("DELETE", f"{maps}/free")).status == 200, "it is there for a while, as in Kubernetes"
-    waiting = curl.server._deleter._timers["n"]
-    waiting._run()  # the while is over
-    waiting.cancel()
+    assert (await curl("DELETE", f"{maps}/free")).status == 200, (
+        "the object exists until the namespace controller runs, as in Kubernetes"
+    )
+    timer = curl.server._deleter._timers["n"]
+    timer._run()  # runs the timer now
+    timer.cancel()
     assert not (await curl("GET", "/api/v1/namespaces/n/serviceaccounts")).json["items"]
     assert [m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"]] == ["held"]
-    late = await curl("POST", maps, {"metadata": {"name": "late"}})
-    assert (late.status, late.json["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")
+    rejected = await curl("POST", maps, {"metadata": {"name": "late"}})
+    assert (rejected.status, rejected.json["details"]["causes"][0]["reason"]) == (403, "NamespaceTerminating")
     await curl("PATCH", f"{maps}/held", {"metadata": {"finalizers": None}}, MERGE)
     assert (await curl("GET", "/api/v1/namespaces/n")).status == 404
     assert not (await curl("GET", "/api/v1/configmaps")).json["items"]
 
 
-async def test_what_an_owner_leaves_behind_follows_the_propagation_that_was_requested(curl: ApiCaller) -> None:
+async def test_dependents_follow_the_propagation_policy_of_the_owners_deletion(curl: ApiCaller) -> None:
     maps = f"{CORE}/configmaps"
 
-    async def family(policy: str) -> list[str]:
+    async def names_after_deletion(policy: str) -> list[str]:
         owner = await curl.make(maps, {"metadata": {"name": "owner"}})
         reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner["metadata"]["uid"]}
         await curl.make(maps, {"metadata": {"name": "child", "ownerReferences": [reference]}})
-        held = {"name": "held", "ownerReferences": [reference], "finalizers": ["example.com/x"]}
-        await curl.make(maps, {"metadata": held})
+        held_map = {"name": "held", "ownerReferences": [reference], "finalizers": ["example.com/x"]}
+        await curl.make(maps, {"metadata": held_map})
         assert (await curl("DELETE", f"{maps}/owner", {"propagationPolicy": policy})).status == 200
         return sorted(m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"])
 
-    async def release() -> list[str]:
+    async def remove_finalizer() -> list[str]:
         await curl("PATCH", f"{maps}/held", {"metadata": {"finalizers": None}}, MERGE)
         return sorted(m["metadata"]["name"] for m in (await curl("GET", maps)).json["items"])
 
-    assert await family("Background") == ["held"]
-    assert await release() == []
-    assert await family("Foreground") == ["held", "owner"]
-    assert await release() == []
-    assert await family("Orphan") == ["child", "held"]
+    assert await names_after_deletion("Background") == ["held"]
+    assert await remove_finalizer() == []
+    assert await names_after_deletion("Foreground") == ["held", "owner"]
+    assert await remove_finalizer() == []
+    assert await names_after_deletion("Orphan") == ["child", "held"]
     assert all("ownerReferences" not in m["metadata"] for m in (await curl("GET", maps)).json["items"])
 
 
-async def test_pages_of_a_list_show_one_moment_whatever_changes_meanwhile(curl: ApiCaller) -> None:
+async def test_all_pages_of_a_list_show_the_same_snapshot(curl: ApiCaller) -> None:
     maps = f"{CORE}/configmaps"
     for i in range(5):
         await curl.make(maps, {"metadata": {"name": f"c{i}"}, "data": {"v": "old"}})
@@ -452,26 +455,26 @@ async def test_pages_of_a_list_show_one_moment_whatever_changes_meanwhile(curl: 
     await curl("DELETE", f"{maps}/c3")
     await curl("PATCH", f"{maps}/c4", {"data": {"v": "new"}}, MERGE)
     await curl.make(maps, {"metadata": {"name": "c2a"}})
-    seen = [(m["metadata"]["name"], m["data"]["v"]) for m in page["items"]]
+    items = [(m["metadata"]["name"], m["data"]["v"]) for m in page["items"]]
     token = page["metadata"]["continue"]
     while page["metadata"].get("continue"):
         page = (await curl("GET", maps, limit="2", **{"continue": page["metadata"]["continue"]})).json
-        seen += [(m["metadata"]["name"], m["data"]["v"]) for m in page["items"]]
-    assert seen == [(f"c{i}", "old") for i in range(5)]
+        items += [(m["metadata"]["name"], m["data"]["v"]) for m in page["items"]]
+    assert items == [(f"c{i}", "old") for i in range(5)]
     for _ in range(HISTORY + 1):
         curl.server.storage.put("configmaps", {"metadata": {"name": "busy", "namespace": "default", "uid": "b"}})
-    late = await curl("GET", maps, limit="2", **{"continue": token})
-    assert (late.status, late.json["reason"]) == (410, "Expired")
+    expired = await curl("GET", maps, limit="2", **{"continue": token})
+    assert (expired.status, expired.json["reason"]) == (410, "Expired")
 
 
-async def test_versions_of_lists_are_exact_not_older_or_refused(curl: ApiCaller) -> None:
+async def test_lists_obey_resource_version_match(curl: ApiCaller) -> None:
     maps = f"{CORE}/configmaps"
-    made = await curl.make(maps, {"metadata": {"name": "a"}})
-    then = made["metadata"]["resourceVersion"]
+    created = await curl.make(maps, {"metadata": {"name": "a"}})
+    version = created["metadata"]["resourceVersion"]
     await curl.make(maps, {"metadata": {"name": "b"}})
-    exact = (await curl("GET", maps, resourceVersion=then, resourceVersionMatch="Exact")).json
+    exact = (await curl("GET", maps, resourceVersion=version, resourceVersionMatch="Exact")).json
     assert [m["metadata"]["name"] for m in exact["items"]] == ["a"]
-    newer = (await curl("GET", maps, resourceVersion=then, resourceVersionMatch="NotOlderThan")).json
+    newer = (await curl("GET", maps, resourceVersion=version, resourceVersionMatch="NotOlderThan")).json
     assert [m["metadata"]["name"] for m in newer["items"]] == ["a", "b"]
     future = await curl("GET", maps, resourceVersion="999999")
     assert (future.status, future.json["details"]["causes"][0]["reason"]) == (504, "ResourceVersionTooLarge")
@@ -486,23 +489,21 @@ async def test_versions_of_lists_are_exact_not_older_or_refused(curl: ApiCaller)
         ("/apis/resource.k8s.io/v1/resourceclaims", "spec.devices=x"),
     ],
 )
-async def test_a_field_that_cannot_be_selected_is_refused_and_matches_not_nothing(
-    curl: ApiCaller, path: str, selector: str
-) -> None:
+async def test_an_unsupported_field_selector_is_rejected(curl: ApiCaller, path: str, selector: str) -> None:
     for watch in ({}, {"watch": "1"}):
-        answer = await curl("GET", path, fieldSelector=selector, **watch)
-        assert (answer.status, answer.message) == (400, f"field label not supported: {selector.partition('=')[0]}")
+        response = await curl("GET", path, fieldSelector=selector, **watch)
+        assert (response.status, response.message) == (400, f"field label not supported: {selector.partition('=')[0]}")
 
 
-async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: ApiCaller) -> None:
-    seen: list[tuple[str, str]] = []
+async def test_a_watch_with_a_node_selector_sends_no_events_of_other_nodes(curl: ApiCaller) -> None:
+    events: list[tuple[str, str]] = []
 
     async def watch(client: KubeClient, ready: asyncio.Event) -> None:
         query = {"watch": "1", "fieldSelector": "spec.nodeName=n1"}
         async with client.stream(PODS.path(), query, 120, ready.set) as lines:
             async for line in lines:
                 event = json.loads(line)
-                seen.append((event["type"], event["object"]["metadata"]["name"]))
+                events.append((event["type"], event["object"]["metadata"]["name"]))
 
     async with KubeClient(curl.server.config) as client:
         ready = asyncio.Event()
@@ -515,14 +516,14 @@ async def test_a_watch_of_one_node_s_pods_is_not_woken_by_another_s(curl: ApiCal
         await client.patch(PODS, "mine", {"metadata": {"labels": {"a": "b"}}}, "default")
         await client.delete(PODS, "mine", "default", grace=0)
         async with asyncio.timeout(30):
-            while len(seen) < 3:
+            while len(events) < 3:
                 await asyncio.sleep(0.005)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert seen == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
+    assert events == [("ADDED", "mine"), ("MODIFIED", "mine"), ("DELETED", "mine")]
 
 
-async def test_all_of_a_namespace_and_what_is_published_of_types(curl: ApiCaller) -> None:
+async def test_discovery_lists_the_category_all_and_openapi_lists_schemas(curl: ApiCaller) -> None:
     resources = (await curl("GET", "/apis/apps/v1")).json["resources"]
     assert {r["name"] for r in resources if "all" in r.get("categories", ())} >= {
         "deployments",
@@ -538,35 +539,37 @@ async def test_all_of_a_namespace_and_what_is_published_of_types(curl: ApiCaller
     }
 
 
-async def test_limits_of_a_namespace_fill_in_and_refuse(curl: ApiCaller) -> None:
+async def test_limit_ranges_set_defaults_and_reject_pods(curl: ApiCaller) -> None:
     item = {"type": "Container", "default": {"cpu": "1"}, "defaultRequest": {"cpu": "500m"}, "max": {"cpu": "2"}}
     await curl.make(f"{CORE}/limitranges", {"metadata": {"name": "l"}, "spec": {"limits": [item]}})
-    made = await curl.make(f"{CORE}/pods", pod("p"))
-    assert made["spec"]["containers"][0]["resources"] == {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}}
-    greedy = pod("q", containers=[{"name": "c", "image": "i", "resources": {"limits": {"cpu": "3"}}}])
-    answer = await curl("POST", f"{CORE}/pods", greedy)
-    assert (answer.status, "maximum cpu usage per Container is 2, but limit is 3" in answer.message) == (403, True)
+    created = await curl.make(f"{CORE}/pods", pod("p"))
+    assert created["spec"]["containers"][0]["resources"] == {"limits": {"cpu": "1"}, "requests": {"cpu": "500m"}}
+    large_pod = pod("q", containers=[{"name": "c", "image": "i", "resources": {"limits": {"cpu": "3"}}}])
+    response = await curl("POST", f"{CORE}/pods", large_pod)
+    assert (response.status, "maximum cpu usage per Container is 2, but limit is 3" in response.message) == (403, True)
 
 
-async def test_what_is_kept_and_has_no_effect_is_reported_to_who_makes_it(curl: ApiCaller) -> None:
+async def test_a_warning_reports_stored_fields_without_effect(curl: ApiCaller) -> None:
     group = "/apis/admissionregistration.k8s.io/v1"
     spec = {"policyName": "p", "validationActions": ["Audit"]}
-    made = await curl("POST", f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec})
-    assert "no audit log" in made.headers["Warning"]
+    created = await curl(
+        "POST", f"{group}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec}
+    )
+    assert "no audit log" in created.headers["Warning"]
     device = {"deviceSelector": {"driver": "d.example.com"}, "taint": {"key": "k", "effect": "NoExecute"}}
-    made = await curl(
+    created = await curl(
         "POST", "/apis/resource.k8s.io/v1beta2/devicetaintrules", {"metadata": {"name": "r"}, "spec": device}
     )
-    assert (made.status, "stores DeviceTaintRules but ignores them" in made.headers["Warning"]) == (201, True)
-    ruled = definition()
-    schema = ruled["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert (created.status, "stores DeviceTaintRules but ignores them" in created.headers["Warning"]) == (201, True)
+    definition_with_rule = definition()
+    schema = definition_with_rule["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     schema["x-kubernetes-validations"] = [{"rule": "self.spec.parts.all(p, p.n < 5)"}]
-    made = await curl("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", ruled)
-    assert "x-kubernetes-validations" in made.headers["Warning"]
+    created = await curl("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition_with_rule)
+    assert "x-kubernetes-validations" in created.headers["Warning"]
     assert "Warning" not in (await curl("POST", f"{CORE}/configmaps", {"metadata": {"name": "c"}})).headers
 
 
-async def test_quotas_charge_claims_by_class_and_by_the_extended_resource_of_their_class(curl: ApiCaller) -> None:
+async def test_quotas_count_claims_by_class_and_by_extended_resource(curl: ApiCaller) -> None:
     classes = "/apis/resource.k8s.io/v1/deviceclasses"
     claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
     await curl.make(classes, {"metadata": {"name": "gpu"}, "spec": {"extendedResourceName": "example.com/gpu"}})
@@ -596,29 +599,29 @@ async def test_quotas_charge_claims_by_class_and_by_the_extended_resource_of_the
         "gpu.deviceclass.resource.k8s.io/devices=3,requests.deviceclass.resource.kubernetes.io/gpu=5,requests.example.com/gpu=5"
     )
     limited = {"resources": {"limits": {"example.com/gpu": "4"}}}
-    asking = pod("p", containers=[{"name": "c", "image": "i", **limited}])
+    requesting_pod = pod("p", containers=[{"name": "c", "image": "i", **limited}])
     assert (
         "exceeded quota: q, requested: requests.example.com/gpu=4"
-        in (await curl("POST", f"{CORE}/pods", asking)).message
+        in (await curl("POST", f"{CORE}/pods", requesting_pod)).message
     )
     await curl("DELETE", f"{claims}/a")
-    await curl.make(f"{CORE}/pods", asking)
+    await curl.make(f"{CORE}/pods", requesting_pod)
     assert (await used())["requests.example.com/gpu"] == "4"
     assert "count/pods=1" in (await curl("POST", f"{CORE}/pods", pod("q"))).message
 
 
-async def test_types_are_published_as_json_and_as_the_message_that_kubectl_reads(curl: ApiCaller) -> None:
-    wanted = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
-    message = await curl("GET", "/openapi/v2", headers={"Accept": wanted})
+async def test_openapi_v2_is_served_as_json_and_as_protobuf(curl: ApiCaller) -> None:
+    protobuf_type = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+    message = await curl("GET", "/openapi/v2", headers={"Accept": protobuf_type})
     assert message.headers["Content-Type"] == "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
     document = (await curl("GET", "/openapi/v2", headers={"Accept": "application/json"})).json
     assert "io.k8s.api.resource.v1.DeviceClass" in document["definitions"]
     assert all(name.encode() in message.body for name in document["definitions"])
 
 
-async def test_generations_are_counted_where_kubernetes_counts_them(curl: ApiCaller) -> None:
-    made = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
-    assert made["metadata"]["generation"] == 1
+async def test_generations_increase_only_on_changes_of_the_spec(curl: ApiCaller) -> None:
+    created = await curl.make(f"{APPS}/deployments", DEPLOYMENT)
+    assert created["metadata"]["generation"] == 1
     await curl("PATCH", f"{APPS}/deployments/d/status", {"status": {"replicas": 1}}, MERGE)
     changed = await curl("PATCH", f"{APPS}/deployments/d", {"spec": {"replicas": 3}}, MERGE)
     assert changed.json["metadata"]["generation"] == 2

@@ -1,4 +1,4 @@
-"""Strategic merge patches, by the merge keys and directives of a kind's schema."""
+"""Strategic merge patches with the merge keys and directives of a kind's schema."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ POD = tables.named("core.v1.Pod")
 DEPLOYMENT = tables.named("apps.v1.Deployment")
 
 
-def of(spec: JSON) -> JSON:
+def object_with(spec: JSON) -> JSON:
     return {"spec": spec}
 
 
 @pytest.mark.parametrize(
     ("before", "change", "after"),
     [
-        # Items are the same by the merge key of their list, wherever they stand.
+        # The merge key of a list identifies its items, at every position.
         (
             {"containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "1"}]},
             {"containers": [{"name": "b", "image": "2"}, {"name": "c"}]},
@@ -34,7 +34,7 @@ def of(spec: JSON) -> JSON:
             {"containers": [{"name": "a", "ports": [{"containerPort": 80, "name": "y"}, {"containerPort": 81}]}]},
             {"containers": [{"name": "a", "ports": [{"containerPort": 80, "name": "y"}, {"containerPort": 81}]}]},
         ),
-        # A list without a key is one value; so are tolerations.
+        # A list without a merge key is replaced as one value; tolerations are such a list.
         ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, {"tolerations": [{"key": "b"}]}),
         ({"containers": [{"name": "a", "args": ["x"]}]}, {"containers": [{"name": "a", "args": ["y"]}]}, {"containers": [{"name": "a", "args": ["y"]}]}),
         # Directives.
@@ -62,24 +62,24 @@ def of(spec: JSON) -> JSON:
         ({"containers": [{"name": "a", "image": "i"}]}, {"containers": [{"name": "a", "image": None}]}, {"containers": [{"name": "a"}]}),
     ],
 )  # fmt: skip
-def test_a_strategic_patch_merges_as_the_schema_of_the_kind_states(before: JSON, change: JSON, after: JSON) -> None:
-    assert patch.strategic(of(before), of(change), POD) == of(after)
-    template = {"spec": {"template": of(before)}}
-    assert patch.strategic(template, {"spec": {"template": of(change)}}, DEPLOYMENT) == {
-        "spec": {"template": of(after)}
+def test_a_strategic_patch_merges_by_the_schema_of_the_kind(before: JSON, change: JSON, after: JSON) -> None:
+    assert patch.strategic(object_with(before), object_with(change), POD) == object_with(after)
+    template = {"spec": {"template": object_with(before)}}
+    assert patch.strategic(template, {"spec": {"template": object_with(change)}}, DEPLOYMENT) == {
+        "spec": {"template": object_with(after)}
     }
 
 
-def test_lists_of_plain_values_are_sets_where_the_schema_merges_them() -> None:
+def test_merged_lists_of_plain_values_are_sets() -> None:
     before: JSON = {"metadata": {"finalizers": ["a/b", "c/d"]}}
     assert patch.strategic(before, {"metadata": {"finalizers": ["e/f", "a/b"]}}, POD) == {
         "metadata": {"finalizers": ["a/b", "c/d", "e/f"]}
     }
-    gone = {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a/b"]}}
-    assert patch.strategic(before, gone, POD) == {"metadata": {"finalizers": ["c/d"]}}
+    deletion = {"metadata": {"$deleteFromPrimitiveList/finalizers": ["a/b"]}}
+    assert patch.strategic(before, deletion, POD) == {"metadata": {"finalizers": ["c/d"]}}
 
 
 @pytest.mark.parametrize("change", [{"containers": [{"image": "i"}]}, {"$patch": "explode"}, {"$retainKeys": 5}])
-def test_a_patch_that_cannot_be_followed_is_reported(change: JSON) -> None:
+def test_an_invalid_patch_is_reported(change: JSON) -> None:
     with pytest.raises(patch.PatchError):
-        patch.strategic(of({"containers": [{"name": "a"}]}), of(change), POD)
+        patch.strategic(object_with({"containers": [{"name": "a"}]}), object_with(change), POD)

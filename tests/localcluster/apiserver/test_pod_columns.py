@@ -1,4 +1,4 @@
-"""What `kubectl get pods` shows, by the rules of Kubernetes' printer. Upstream: printers_test.go, TestPrintPod."""
+"""The columns of `kubectl get pods`, by the rules of the Kubernetes printer. Upstream: printers_test.go, TestPrintPod."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def waiting(reason: str) -> JSON:
     return {"state": {"waiting": {"reason": reason}}}
 
 
-def pod(*main: JSON, init: tuple[JSON, ...] = (), side: int = 0, gone: bool = False, **status: Any) -> JSON:
-    """``side``: so many of the init containers, the first ones, are sidecars."""
+def pod(*main: JSON, init: tuple[JSON, ...] = (), side: int = 0, is_deleted: bool = False, **status: Any) -> JSON:
+    """Returns a pod. The first ``side`` init containers are sidecars."""
     policy = [{"restartPolicy": "Always"} if i < side else {} for i in range(len(init))]
     spec = {
         "containers": [{"name": f"m{i}"} for i in range(len(main))],
-        "initContainers": [{"name": f"i{i}", **more} for i, more in enumerate(policy)],
+        "initContainers": [{"name": f"i{i}", **fields} for i, fields in enumerate(policy)],
     }
-    told = {
+    container_statuses = {
         "containerStatuses": [{"name": f"m{i}", **s} for i, s in enumerate(main)],
         "initContainerStatuses": [{"name": f"i{i}", **s} for i, s in enumerate(init)],
     }
-    meta = {"name": "p"} | ({"deletionTimestamp": "2026-01-01T00:00:00Z"} if gone else {})
-    return {"metadata": meta, "spec": spec, "status": {"phase": "Running", **told, **status}}
+    meta = {"name": "p"} | ({"deletionTimestamp": "2026-01-01T00:00:00Z"} if is_deleted else {})
+    return {"metadata": meta, "spec": spec, "status": {"phase": "Running", **container_statuses, **status}}
 
 
-def true(type: str) -> list[JSON]:
+def true_condition(type: str) -> list[JSON]:
     return [{"type": type, "status": "True"}]
 
 
 @pytest.mark.parametrize(
-    ("given", "ready", "status"),
+    ("pod_object", "ready", "status"),
     [
         (pod(RUNNING, RUNNING), "2/2", "Running"),
         (pod(RUNNING, FAILED), "1/2", "Error"),
@@ -46,12 +46,12 @@ def true(type: str) -> list[JSON]:
         (pod(waiting("CrashLoopBackOff")), "0/1", "CrashLoopBackOff"),
         (pod(DONE, phase="Succeeded"), "0/1", "Completed"),
         (pod(DONE, RUNNING), "1/2", "NotReady"),
-        (pod(DONE, RUNNING, conditions=true("Ready")), "1/2", "Running"),
+        (pod(DONE, RUNNING, conditions=true_condition("Ready")), "1/2", "Running"),
         (pod({"state": {"terminated": {"exitCode": 3}}}), "0/1", "ExitCode:3"),
         (pod({"state": {"terminated": {"exitCode": 137, "signal": 9}}}), "0/1", "Signal:9"),
-        (pod(RUNNING, gone=True), "1/1", "Terminating"),
-        (pod(DONE, gone=True, phase="Succeeded"), "0/1", "Completed"),
-        (pod(RUNNING, gone=True, reason="NodeLost"), "1/1", "Unknown"),
+        (pod(RUNNING, is_deleted=True), "1/1", "Terminating"),
+        (pod(DONE, is_deleted=True, phase="Succeeded"), "0/1", "Completed"),
+        (pod(RUNNING, is_deleted=True, reason="NodeLost"), "1/1", "Unknown"),
         (pod(phase="Failed", reason="Evicted"), "0/0", "Evicted"),
         (pod({"state": {}}, phase="Pending"), "0/1", "Pending"),
         (pod({"state": {}}, conditions=[{"type": "PodScheduled", "reason": "SchedulingGated"}]), "0/1", "SchedulingGated"),
@@ -65,25 +65,25 @@ def true(type: str) -> list[JSON]:
         (pod(waiting("PodInitializing"), init=({"state": {"running": {}}},), side=1), "0/2", "Init:0/1"),
     ],
 )  # fmt: skip
-def test_ready_and_status_are_those_of_kubernetes(given: JSON, ready: str, status: str) -> None:
-    row = pod_row(given)
+def test_the_columns_ready_and_status_match_kubernetes(pod_object: JSON, ready: str, status: str) -> None:
+    row = pod_row(pod_object)
     assert (row.ready, row.status) == (ready, status)
 
 
-def restarted(count: int, at: str) -> JSON:
-    return {"restartCount": count, "lastState": {"terminated": {"finishedAt": at}}}
+def restarted(count: int, finished_at: str) -> JSON:
+    return {"restartCount": count, "lastState": {"terminated": {"finishedAt": finished_at}}}
 
 
-def test_restarts_are_those_of_init_containers_while_they_run_and_of_sidecars_and_containers_then() -> None:
+def test_restarts_count_init_containers_only_during_initialization() -> None:
     side, main = restarted(2, "2026-01-02T00:00:00Z"), restarted(3, "2026-01-03T00:00:00Z")
     starting = pod(waiting("PodInitializing"), init=({**RUNNING, **side}, {**FAILED, **main}), side=1)
     assert (pod_row(starting).restarts, pod_row(starting).restarted) == (5, "2026-01-03T00:00:00Z")
-    up = pod({**RUNNING, **side}, init=({**RUNNING, **side}, {**DONE, **main}), side=1)
-    assert (pod_row(up).restarts, pod_row(up).restarted) == (4, "2026-01-02T00:00:00Z")
+    initialized = pod({**RUNNING, **side}, init=({**RUNNING, **side}, {**DONE, **main}), side=1)
+    assert (pod_row(initialized).restarts, pod_row(initialized).restarted) == (4, "2026-01-02T00:00:00Z")
 
 
-def test_readiness_gates_show_how_many_are_open() -> None:
-    given = pod(RUNNING, conditions=[*true("a"), {"type": "b", "status": "False"}])
-    assert pod_row(given).gates == ""
-    given["spec"]["readinessGates"] = [{"conditionType": t} for t in ("a", "b", "c")]
-    assert pod_row(given).gates == "1/3"
+def test_readiness_gates_show_the_number_of_true_conditions() -> None:
+    pod_object = pod(RUNNING, conditions=[*true_condition("a"), {"type": "b", "status": "False"}])
+    assert pod_row(pod_object).gates == ""
+    pod_object["spec"]["readinessGates"] = [{"conditionType": t} for t in ("a", "b", "c")]
+    assert pod_row(pod_object).gates == "1/3"

@@ -1,4 +1,4 @@
-"""``kubectl logs`` and ``kubectl exec``, by kubectl itself against our API server and containers that really run."""
+"""``kubectl logs`` and ``kubectl exec``: the real kubectl against the local API server and real containers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Kubectl:
     config: Path
 
     def argv(self, *args: str) -> list[str]:
-        # Not its usual cache: there a cluster of before may have had the same port.
+        # The default cache may contain data of an earlier cluster on the same port.
         return ["kubectl", "--kubeconfig", str(self.config), "--cache-dir", str(self.config.parent / "cache"), *args]
 
-    async def __call__(self, *args: str, given: bytes | None = None) -> tuple[int | None, str, str]:
+    async def __call__(self, *args: str, stdin_data: bytes | None = None) -> tuple[int | None, str, str]:
         process = await asyncio.create_subprocess_exec(
             *self.argv(*args),
             stdin=asyncio.subprocess.PIPE,
@@ -35,7 +35,7 @@ class Kubectl:
             stderr=asyncio.subprocess.PIPE,
         )
         async with asyncio.timeout(60):
-            out, error = await process.communicate(given)
+            out, error = await process.communicate(stdin_data)
         return process.returncode, out.decode(), error.decode()
 
 
@@ -44,24 +44,26 @@ SCRIPT = "echo out; echo err >&2; trap 'exit 0' TERM; while :; do sleep 0.02; do
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[LocalCluster]:
-    """A pod ``pod`` with a container ``main`` that runs, and ``other`` whose image is not there."""
+    """Starts a pod ``pod`` with a running container ``main``, and with a container ``other`` whose image is missing."""
     containers = [
         {"name": "main", "image": "busybox", "command": ["sh", "-c", SCRIPT]},
         {"name": "other", "image": "nowhere"},
     ]
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": containers}}
-    async with LocalCluster(runtimes=await factory()) as made:
-        await made.apply(pod)
+    async with LocalCluster(runtimes=await factory()) as local_cluster:
+        await local_cluster.apply(pod)
 
-        async def known() -> bool:
-            statuses = (await made.client.get(PODS, "pod", "default")).get("status", {}).get("containerStatuses") or []
+        async def are_settled() -> bool:
+            statuses = (await local_cluster.client.get(PODS, "pod", "default")).get("status", {}).get(
+                "containerStatuses"
+            ) or []
             return [s["state"].get("waiting", {}).get("reason", "") for s in statuses] in (
                 ["", "ErrImagePull"],
                 ["", "ImagePullBackOff"],
             )
 
-        await made.wait("the containers", known)
-        yield made
+        await local_cluster.wait("the containers", are_settled)
+        yield local_cluster
 
 
 @pytest.fixture
@@ -69,9 +71,7 @@ def kubectl(cluster: LocalCluster) -> Kubectl:
     return Kubectl(cluster.kubeconfig)
 
 
-async def test_logs_are_those_of_the_container_and_following_ends_with_it(
-    kubectl: Kubectl, cluster: LocalCluster
-) -> None:
+async def test_following_logs_ends_with_the_container(kubectl: Kubectl, cluster: LocalCluster) -> None:
     following = await asyncio.create_subprocess_exec(
         *kubectl.argv("logs", "pod", "-c", "main", "-f"), stdout=asyncio.subprocess.PIPE
     )
@@ -88,45 +88,49 @@ async def test_logs_are_those_of_the_container_and_following_ends_with_it(
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["-c", "other"], 'container "other" in pod "pod" is waiting to start: trying and failing to pull image'),
         (["-c", "main", "--previous"], 'previous terminated container "main" in pod "pod" not found'),
         (["-c", "nobody"], "container nobody is not valid for pod pod"),
     ],
 )
-async def test_what_has_no_log_is_reported_in_kubernetes_words(kubectl: Kubectl, args: list[str], says: str) -> None:
+async def test_a_missing_log_is_reported_with_the_message_of_kubernetes(
+    kubectl: Kubectl, args: list[str], message: str
+) -> None:
     code, out, error = await kubectl("logs", "pod", *args)
     assert (code, out) == (1, "")
-    assert says in error
+    assert message in error
 
 
-async def test_a_command_has_its_input_its_two_outputs_and_its_exit_code(kubectl: Kubectl) -> None:
+async def test_exec_passes_input_both_outputs_and_the_exit_code(kubectl: Kubectl) -> None:
     script = "cat; echo $HOSTNAME >&2; exit 5"
-    code, out, error = await kubectl("exec", "-i", "pod", "-c", "main", "--", "sh", "-c", script, given=b"x" * 100_000)
+    code, out, error = await kubectl(
+        "exec", "-i", "pod", "-c", "main", "--", "sh", "-c", script, stdin_data=b"x" * 100_000
+    )
     assert (code, out) == (5, "x" * 100_000)
     assert error == "pod\ncommand terminated with exit code 5\n"
 
 
-async def test_a_command_that_succeeds_ends_with_nothing_stated(kubectl: Kubectl) -> None:
+async def test_exec_of_a_successful_command_prints_only_its_output(kubectl: Kubectl) -> None:
     assert await kubectl("exec", "pod", "-c", "main", "--", "echo", "hello") == (0, "hello\n", "")
 
 
-async def test_a_command_that_is_not_in_the_container_is_reported(kubectl: Kubectl) -> None:
+async def test_exec_of_a_missing_command_is_reported(kubectl: Kubectl) -> None:
     code, _, error = await kubectl("exec", "pod", "-c", "main", "--", "nowhere")
     assert code == 1
     assert "Internal error occurred: error executing command in container: failed to exec in container" in error
     assert 'exec: "nowhere": executable file not found in $PATH' in error
 
 
-async def test_a_container_that_does_not_run_takes_no_command(kubectl: Kubectl) -> None:
+async def test_exec_in_a_container_that_does_not_run_is_rejected(kubectl: Kubectl) -> None:
     code, _, error = await kubectl("exec", "pod", "-c", "other", "--", "true")
     assert code == 1
     assert 'container not found ("other")' in error
 
 
-async def terminal(kubectl: Kubectl, *args: str) -> tuple[asyncio.subprocess.Process, int]:
-    """kubectl in a terminal, and our end of that."""
+async def start_in_terminal(kubectl: Kubectl, *args: str) -> tuple[asyncio.subprocess.Process, int]:
+    """Starts kubectl in a terminal. Returns the process and the master end of the terminal."""
     master, slave = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         *kubectl.argv(*args), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
@@ -135,27 +139,27 @@ async def terminal(kubectl: Kubectl, *args: str) -> tuple[asyncio.subprocess.Pro
     return process, master
 
 
-def rest(master: int) -> bytes:
-    """What a process has written that has ended: a terminal gives it in parts, and then an error."""
-    shown = b""
+def read_until_closed(master: int) -> bytes:
+    """Returns the remaining output of an ended process. A terminal returns it in parts and then raises an error."""
+    output = b""
     with contextlib.suppress(OSError):
         while part := os.read(master, 65536):
-            shown += part
-    return shown
+            output += part
+    return output
 
 
-async def test_a_terminal_is_one_on_both_sides(kubectl: Kubectl) -> None:
-    process, master = await terminal(
+async def test_exec_with_a_terminal_has_a_terminal_on_both_sides(kubectl: Kubectl) -> None:
+    process, master = await start_in_terminal(
         kubectl, "exec", "-it", "pod", "-c", "main", "--", "sh", "-c", "tty; read word; echo got $word"
     )
     os.write(master, b"word\n")
     assert await asyncio.wait_for(process.wait(), 60) == 0
-    shown = rest(master)
+    output = read_until_closed(master)
     os.close(master)
-    assert b"/dev/pts/" in shown and b"got word" in shown
+    assert b"/dev/pts/" in output and b"got word" in output
 
 
-async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
+async def test_exec_ends_the_command_when_its_client_disconnects(kubectl: Kubectl) -> None:
     process = await asyncio.create_subprocess_exec(
         *kubectl.argv("exec", "pod", "-c", "main", "--", "sh", "-c", "echo begun; exec sleep 7531"),
         stdout=asyncio.subprocess.PIPE,
@@ -169,13 +173,13 @@ async def test_the_command_ends_when_its_client_goes(kubectl: Kubectl) -> None:
             pass
 
 
-async def test_what_is_not_there_is_reported(kubectl: Kubectl) -> None:
+async def test_port_forward_is_rejected_as_unsupported(kubectl: Kubectl) -> None:
     code, _, error = await kubectl("get", "--raw", "/api/v1/namespaces/default/pods/pod/portforward")
     assert code == 1
     assert "the local cluster does not support port-forward" in error
 
 
-async def test_who_attaches_sees_what_comes_and_leaves_the_container_running(kubectl: Kubectl) -> None:
+async def test_attach_shows_new_output_and_leaves_the_container_running(kubectl: Kubectl) -> None:
     for client in range(2):
         process = await asyncio.create_subprocess_exec(
             *kubectl.argv("attach", "pod", "-c", "main"),
@@ -184,45 +188,47 @@ async def test_who_attaches_sees_what_comes_and_leaves_the_container_running(kub
         )
         assert process.stdout
         async with asyncio.timeout(60):
-            await _say_until(kubectl, _line(process.stdout, f"client {client}"), f"client {client}")
+            await _write_until_received(
+                kubectl, _read_until_line(process.stdout, f"client {client}"), f"client {client}"
+            )
         process.kill()
         await process.wait()
 
 
-async def _line(out: asyncio.StreamReader, text: str) -> None:
-    """Until it comes: what was said to the client before may be on its way still."""
+async def _read_until_line(out: asyncio.StreamReader, text: str) -> None:
+    """Reads until the line arrives. Lines for the previous client may arrive first."""
     while (line := await out.readline()) != f"{text}\n".encode():
         assert line, f"it ended before {text!r}"
 
 
-async def _say_until(kubectl: Kubectl, line: Awaitable[None], text: str) -> None:
-    """Has the container's own process say something until it is heard: nobody tells when a client is attached."""
-    heard = asyncio.ensure_future(line)
-    while not heard.done():
+async def _write_until_received(kubectl: Kubectl, line: Awaitable[None], text: str) -> None:
+    """Writes to the output of the container's process until the client receives it, because no event reports the attachment."""
+    received = asyncio.ensure_future(line)
+    while not received.done():
         await kubectl("exec", "pod", "-c", "main", "--", "sh", "-c", f"echo {text} > /proc/1/fd/1")
-    await heard
+    await received
 
 
-async def test_a_shell_is_run_with_its_input_and_gone_afterwards(kubectl: Kubectl) -> None:
-    words = ("run", "-i", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh", "-c")
-    code, out, error = await kubectl(*words, "read word; echo got $word; exit 3", given=b"it\n")
+async def test_kubectl_run_passes_input_and_deletes_the_pod(kubectl: Kubectl) -> None:
+    command = ("run", "-i", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh", "-c")
+    code, out, error = await kubectl(*command, "read word; echo got $word; exit 3", stdin_data=b"it\n")
     assert "got it" in out, error
     assert code == 3
     assert 'pod "shell" deleted' in out
 
 
-async def test_a_shell_has_a_terminal_where_it_requests_one(kubectl: Kubectl) -> None:
-    words = ("run", "-it", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh")
-    process, master = await terminal(kubectl, *words)
-    shown = b""
+async def test_kubectl_run_with_a_terminal_has_a_terminal(kubectl: Kubectl) -> None:
+    command = ("run", "-it", "--rm", "--restart=Never", "--image=busybox", "shell", "--", "sh")
+    process, master = await start_in_terminal(kubectl, *command)
+    output = b""
     try:
         async with asyncio.timeout(60):
-            while b"# " not in shown:  # the first prompt may have come before the terminal was attached
-                shown += await asyncio.to_thread(os.read, master, 65536)
-                os.write(master, b"\n" * (b"press" in shown))
+            while b"# " not in output:  # the first prompt may be written before the terminal is attached
+                output += await asyncio.to_thread(os.read, master, 65536)
+                os.write(master, b"\n" * (b"press" in output))
             os.write(master, b"tty; stty size; exit\n")
             assert await process.wait() == 0
-        shown += rest(master)
+        output += read_until_closed(master)
     finally:
         os.close(master)
-    assert b"/dev/pts/" in shown or b"/dev/console" in shown
+    assert b"/dev/pts/" in output or b"/dev/console" in output

@@ -1,4 +1,4 @@
-"""Our API server under outside clients: the official one, kubectl, and our own under faults."""
+"""The local API server with the official Python client, with kubectl, and with the package's own client under faults."""
 
 from __future__ import annotations
 
@@ -52,32 +52,32 @@ async def client(api: ApiServer) -> AsyncIterator[KubeClient]:
         yield client
 
 
-async def test_generated_names_preconditions_and_dry_run(client: KubeClient) -> None:
-    made = await client.create(SLICES, SLICE)
-    assert made["metadata"]["name"].startswith("s-")
-    assert made["metadata"]["resourceVersion"]
+async def test_the_api_server_generates_names_and_obeys_preconditions_and_dry_run(client: KubeClient) -> None:
+    created_slice = await client.create(SLICES, SLICE)
+    assert created_slice["metadata"]["name"].startswith("s-")
+    assert created_slice["metadata"]["resourceVersion"]
     await client.call("POST", SLICES.path(), SLICE, query={"dryRun": "All"})
     assert len((await client.list(SLICES))["items"]) == 1
     with pytest.raises(ConflictError):
-        await client.delete(SLICES, made["metadata"]["name"], uid="other")
-    stale = {**made, "metadata": {**made["metadata"], "resourceVersion": "1"}}
+        await client.delete(SLICES, created_slice["metadata"]["name"], uid="other")
+    stale = {**created_slice, "metadata": {**created_slice["metadata"], "resourceVersion": "1"}}
     with pytest.raises(ConflictError):
         await client.update(SLICES, stale)
-    await client.delete(SLICES, made["metadata"]["name"], uid=made["metadata"]["uid"])
+    await client.delete(SLICES, created_slice["metadata"]["name"], uid=created_slice["metadata"]["uid"])
 
 
-async def test_refusals_carry_causes_with_paths(client: KubeClient) -> None:
+async def test_rejections_contain_causes_with_paths(client: KubeClient) -> None:
     broken = {**SLICE, "spec": {**SLICE["spec"], "driver": "-"}}
     with pytest.raises(InvalidError) as e:
         await client.create(SLICES, broken)
     assert e.value.details["details"]["causes"][0]["field"] == "spec.driver"  # type: ignore[index]
     with pytest.raises(BadRequestError) as e:
-        odd = {**SLICE, "spec": {**SLICE["spec"], "bogus": 1}}
-        await client.call("POST", SLICES.path(), odd, query={"fieldValidation": "Strict"})
+        unknown_field = {**SLICE, "spec": {**SLICE["spec"], "bogus": 1}}
+        await client.call("POST", SLICES.path(), unknown_field, query={"fieldValidation": "Strict"})
     assert 'unknown field "spec.bogus"' in str(e.value)
 
 
-async def test_field_and_label_selectors_and_paging(client: KubeClient) -> None:
+async def test_lists_support_selectors_and_paging(client: KubeClient) -> None:
     for i in range(5):
         labelled = {"name": f"s{i}", "labels": {"odd": str(i % 2)}}
         await client.create(SLICES, {**SLICE, "metadata": labelled})
@@ -92,27 +92,27 @@ async def test_field_and_label_selectors_and_paging(client: KubeClient) -> None:
     assert names == [f"s{i}" for i in range(5)]
 
 
-async def test_finalizers_keep_an_object_until_they_are_gone(client: KubeClient) -> None:
+async def test_an_object_is_deleted_after_its_last_finalizer(client: KubeClient) -> None:
     await client.create(
         CLASSES, {**device_class("c", "d.example.com"), "metadata": {"name": "c", "finalizers": ["x.example.com/y"]}}
     )
     await client.delete(CLASSES, "c")
-    found = await client.get(CLASSES, "c")
-    assert found["metadata"]["deletionTimestamp"]
+    deleted = await client.get(CLASSES, "c")
+    assert deleted["metadata"]["deletionTimestamp"]
     await client.patch(CLASSES, "c", {"metadata": {"finalizers": None}})
     with pytest.raises(NotFoundError):
         await client.get(CLASSES, "c")
 
 
-async def test_status_is_written_through_its_own_path_only(client: KubeClient) -> None:
-    made = await client.create(
+async def test_the_status_changes_only_through_the_status_subresource(client: KubeClient) -> None:
+    created_claim = await client.create(
         CLAIMS, claim("c", ClaimSpec(Request(device_class="x"))) | {"status": {"reservedFor": []}}, "default"
     )
     allocation = {"devices": {"results": [{"request": "device", "driver": "d", "pool": "p", "device": "x"}]}}
-    await client.update(CLAIMS, {**made, "status": {"allocation": allocation}})
+    await client.update(CLAIMS, {**created_claim, "status": {"allocation": allocation}})
     assert (await client.get(CLAIMS, "c", "default"))["status"] == {}
-    now = await client.update(CLAIMS, {**made, "status": {"allocation": allocation}}, "status")
-    assert now["status"]["allocation"] == allocation
+    updated = await client.update(CLAIMS, {**created_claim, "status": {"allocation": allocation}}, "status")
+    assert updated["status"]["allocation"] == allocation
     with pytest.raises(ApiError, match="immutable"):
         await client.patch(
             CLAIMS,
@@ -123,36 +123,36 @@ async def test_status_is_written_through_its_own_path_only(client: KubeClient) -
 
 
 async def test_every_version_is_served(client: KubeClient) -> None:
-    made = await client.create(SLICES, SLICE)
-    name = made["metadata"]["name"]
+    created_slice = await client.create(SLICES, SLICE)
+    name = created_slice["metadata"]["name"]
     old = await client.get(Resource("resource.k8s.io", "v1beta1", "resourceslices"), name)
     assert old["spec"]["devices"][0]["basic"]["attributes"]["i"] == {"int": 1}
     await client.update(Resource("resource.k8s.io", "v1beta1", "resourceslices"), old)
-    assert (await client.get(SLICES, name))["spec"] == made["spec"]
+    assert (await client.get(SLICES, name))["spec"] == created_slice["spec"]
 
 
-# --- our client and reflector under faults -----------------------------------------------------------
+# --- the package's own client and reflector under faults -------------------------------------------
 
 
-async def test_throttling_is_waited_out(api: ApiServer, client: KubeClient) -> None:
+async def test_a_throttled_request_is_retried(api: ApiServer, client: KubeClient) -> None:
     api.injected_faults.throttle = 3
     assert (await client.list(SLICES))["items"] == []
 
 
-async def test_a_server_that_closes_kept_connections_is_asked_again(api: ApiServer, client: KubeClient) -> None:
+async def test_a_request_on_a_closed_connection_is_retried(api: ApiServer, client: KubeClient) -> None:
     await client.list(SLICES)
     api.drop_connections()
     await asyncio.sleep(0)
     assert (await client.list(SLICES))["items"] == []
 
 
-async def follow(client: KubeClient, seen: list[tuple[str, str]], reflector: Reflector) -> None:
+async def follow(client: KubeClient, events: list[tuple[str, str]], reflector: Reflector) -> None:
     async for event in reflector.events():
-        seen.append((event.type, (event.object.get("metadata") or {}).get("name", "")))
+        events.append((event.type, (event.object.get("metadata") or {}).get("name", "")))
 
 
-async def created(client: KubeClient, name: str) -> None:
-    """A write that met a connection that was just cut is not repeated by the client, which cannot know whether it arrived."""
+async def create_slice(client: KubeClient, name: str) -> None:
+    """Repeats a create that failed on a cut connection. The client does not repeat it, because the first create may have succeeded."""
     try:
         await client.create(SLICES, {**SLICE, "metadata": {"name": name}})
     except ApiError as e:
@@ -162,28 +162,30 @@ async def created(client: KubeClient, name: str) -> None:
 
 async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client: KubeClient) -> None:
     reflector = Reflector(client, SLICES)
-    seen: list[tuple[str, str]] = []
-    task = asyncio.create_task(follow(client, seen, reflector))
-    await wait_until(lambda: ("SYNCED", "") in seen)
+    events: list[tuple[str, str]] = []
+    task = asyncio.create_task(follow(client, events, reflector))
+    await wait_until(lambda: ("SYNCED", "") in events)
     for i, fault in enumerate((lambda: None, api.storage.cut_watches, api.drop_connections, None)):
         if fault is None:
             api.injected_faults.down = True
             api.drop_connections()
             api.storage.put("deviceclasses.resource.k8s.io", {"metadata": {"name": "x", "uid": "x"}})
-            api.storage._floor = api.storage.version  # as after a compaction of etcd
+            api.storage._floor = api.storage.version  # simulates a compaction of etcd
             api.injected_faults.down = False
         else:
             fault()
-        await created(client, f"s{i}")
-        await wait_until(lambda i=i: any(name == f"s{i}" for _, name in seen))
+        await create_slice(client, f"s{i}")
+        await wait_until(lambda i=i: any(name == f"s{i}" for _, name in events))
     await client.delete(SLICES, "s0")
-    await wait_until(lambda: ("DELETED", "s0") in seen)
+    await wait_until(lambda: ("DELETED", "s0") in events)
     assert sorted(o["metadata"]["name"] for o in reflector.items.values()) == ["s1", "s2", "s3"]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_selector_makes_objects_come_and_go(api: ApiServer, client: KubeClient) -> None:
+async def test_a_watch_with_a_selector_reports_changed_matches_as_added_and_deleted(
+    api: ApiServer, client: KubeClient
+) -> None:
     query = {"watch": "true", "labelSelector": "a=b"}
     async with client.stream(SLICES.path(), query, 60.0, lambda: None) as lines:
         await client.create(SLICES, {**SLICE, "metadata": {"name": "s", "labels": {"a": "b"}}})
@@ -191,7 +193,7 @@ async def test_a_selector_makes_objects_come_and_go(api: ApiServer, client: Kube
         assert [json.loads(await anext(lines))["type"] for _ in range(2)] == ["ADDED", "DELETED"]
 
 
-async def test_nobody_at_the_address_is_an_error_with_the_address() -> None:
+async def test_an_unreachable_server_is_reported_with_its_address() -> None:
     with refusing_port() as port:
         async with KubeClient(ApiConfig(f"http://127.0.0.1:{port}")) as client:
             with pytest.raises(ApiError, match=f"http://127.0.0.1:{port} cannot be reached") as e:
@@ -199,7 +201,7 @@ async def test_nobody_at_the_address_is_an_error_with_the_address() -> None:
             assert e.value.unreachable
 
 
-# --- others' clients ----------------------------------------------------------------------------------
+# --- other clients ----------------------------------------------------------------------------------
 
 
 async def test_the_official_client_lists_and_watches() -> None:
@@ -211,22 +213,22 @@ async def test_the_official_client_lists_and_watches() -> None:
         await cluster.client.create(SLICES, SLICE)
         await cluster.apply(claim("c", ClaimSpec(Request(device_class="x"))), device_class("x", "d.example.com"))
 
-        def outside() -> tuple[list[str], list[str], str]:
+        def use_official_client() -> tuple[list[str], list[str], str]:
             configuration = kubernetes.client.Configuration(host=cluster.api.url, api_key=key)
             with kubernetes.client.ApiClient(configuration) as api_client:
                 resource = kubernetes.client.ResourceV1Api(api_client)
                 core = kubernetes.client.CoreV1Api(api_client)
                 slices = [s.spec.driver for s in resource.list_resource_slice().items]
                 claims = resource.list_namespaced_resource_claim("default").items
-                seen = []
+                event_types = []
                 watch = kubernetes.watch.Watch()
                 for event in watch.stream(resource.list_resource_slice, timeout_seconds=60):
-                    seen.append(event["type"])
+                    event_types.append(event["type"])
                     watch.stop()
                 assert core.list_node().items[0].metadata.name == "node-1"
-                return slices, seen, claims[0].spec.devices.requests[0].exactly.device_class_name
+                return slices, event_types, claims[0].spec.devices.requests[0].exactly.device_class_name
 
-        assert await asyncio.to_thread(outside) == (["d.example.com"], ["ADDED"], "x")
+        assert await asyncio.to_thread(use_official_client) == (["d.example.com"], ["ADDED"], "x")
 
 
 @pytest.mark.full
@@ -255,18 +257,18 @@ async def test_kubectl_applies_gets_describes_watches_and_deletes(tmp_path: Path
             for a in ("-f", str(folder / f"{name}.yaml"))
         ]
         assert (await kubectl("apply", *files)).count("created") == 3
-        # The defaults of the template make kubectl send a patch, which changes nothing.
+        # Defaulted fields of the template make kubectl send a patch, which changes nothing.
         before = cluster.api.storage.get("resourceclaimtemplates.resource.k8s.io", "default", "one-pci-function")
         assert (await kubectl("apply", *files)).count("unchanged") == 2
         assert (
             cluster.api.storage.get("resourceclaimtemplates.resource.k8s.io", "default", "one-pci-function") is before
         )
-        await cluster.wait("the claim", lambda: _truth(cluster.claims()))
+        await cluster.wait("the claim", lambda: _async_value(cluster.claims()))
         wide = await kubectl("get", "resourceslices,resourceclaims,pods,deviceclasses", "-o", "wide")
         assert "pending" in wide
         assert "pod/pci-demo" in wide
         assert "kind: Pod" in await kubectl("get", "pod", "pci-demo", "-o", "yaml")
-        await cluster.wait("the event", lambda: _truth("FailedScheduling" in "".join(cluster.events("pci-demo"))))
+        await cluster.wait("the event", lambda: _async_value("FailedScheduling" in "".join(cluster.events("pci-demo"))))
         assert "FailedScheduling" in await kubectl("describe", "pod", "pci-demo")
         await kubectl("label", "pod", "pci-demo", "a=b")
         watch = await asyncio.create_subprocess_exec(
@@ -279,11 +281,11 @@ async def test_kubectl_applies_gets_describes_watches_and_deletes(tmp_path: Path
         await watch.wait()
 
 
-async def _truth(value: Any) -> Any:
+async def _async_value(value: Any) -> Any:
     return value
 
 
-async def test_a_pod_needs_its_claims_to_be_named(client: KubeClient) -> None:
+async def test_a_container_with_an_unknown_claim_is_rejected(client: KubeClient) -> None:
     broken = pod("p", claims=["c"])
     broken["spec"]["containers"][0]["resources"]["claims"] = [{"name": "other"}]
     with pytest.raises(ApiError, match="Not found"):
@@ -315,5 +317,5 @@ async def test_the_whole_cluster_works_over_https(tmp_path: Path) -> None:
         await cluster.apply(device_class("x", "d.example.com"), pod("p"))
         await cluster.wait_running("p")
         with pytest.raises(ApiError, match="cannot be reached"):
-            async with KubeClient(cluster.api.config) as stranger:
-                await stranger.list(CLASSES)
+            async with KubeClient(cluster.api.config) as untrusting_client:
+                await untrusting_client.list(CLASSES)

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the answer is a sentence about it: never an error of the server's own, never a stop."""
+"""The response to every malformed request is a Status with a message, never an internal error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.api_server import FEATURES, ApiCaller, ApiResponse, running_a
 JSON = dict[str, Any]
 ROUNDS = 12
 DEEP = b'{"metadata": {"name": "deep"}, "data": ' + b"[" * 3000 + b"]" * 3000 + b"}"
-ODD: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     None, [], {}, "", 0, -1, 1.5, True, 2**63, 2**70, "x" * 300, "\x00", "é", " ", "a/b/c", "1e999999", "-1", "$", "..",
     [None], [[]], [1], [{}], {"": None}, {"a": {"b": []}}, {"name": []}, [{"name": "x"}, {"name": "x"}], "2026-99-99T00:00:00Z",
 )  # fmt: skip
@@ -79,7 +79,7 @@ VERSIONS = [
         },
     }
 ]
-QUESTION = {
+ACCESS_REVIEW = {
     "spec": {
         "user": "u",
         "groups": ["g"],
@@ -119,7 +119,7 @@ SAMPLES: dict[str, JSON] = {
     "ValidatingAdmissionPolicyBinding": {"spec": {"policyName": "p", "validationActions": ["Deny"]}},
     "ValidatingWebhookConfiguration": HOOKS, "MutatingWebhookConfiguration": HOOKS,
     "PriorityClass": {"value": 5},
-    "SelfSubjectAccessReview": QUESTION, "SubjectAccessReview": QUESTION, "LocalSubjectAccessReview": QUESTION,
+    "SelfSubjectAccessReview": ACCESS_REVIEW, "SubjectAccessReview": ACCESS_REVIEW, "LocalSubjectAccessReview": ACCESS_REVIEW,
     "PodDisruptionBudget": {"spec": {"minAvailable": 1, "selector": SELECTOR}},
     "CustomResourceDefinition": {
         "spec": {"group": "example.com", "scope": "Cluster", "names": {"plural": "samples", "kind": "Sample"}, "versions": VERSIONS}
@@ -151,63 +151,75 @@ def sample(kind: ServedKind, name: str) -> JSON:
     return {"metadata": {"name": name}, **copy.deepcopy(SAMPLES.get(kind.kind, {}))}
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in an object: what holds it, and the key."""
+def locations(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields every location in an object: the container and the key."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield value, key
-        yield from places(item)
+        yield from locations(item)
 
 
-def mutated(obj: JSON, dice: random.Random) -> JSON:
+def mutate(obj: JSON, dice: random.Random) -> JSON:
     out = copy.deepcopy(obj)
     for _ in range(dice.randint(1, 3)):
-        holder, key = dice.choice(list(places(out)))
+        holder, key = dice.choice(list(locations(out)))
         match dice.randrange(4):
             case 0:
                 del holder[key]
             case 1 if isinstance(holder, dict):
-                holder[dice.choice(["x", "", "$patch", "name", "-", "a" * 300])] = copy.deepcopy(dice.choice(ODD))
+                holder[dice.choice(["x", "", "$patch", "name", "-", "a" * 300])] = copy.deepcopy(
+                    dice.choice(ODD_VALUES)
+                )
             case _:
-                holder[key] = copy.deepcopy(dice.choice(ODD))
+                holder[key] = copy.deepcopy(dice.choice(ODD_VALUES))
         if not out:
             return out
     return out
 
 
-def sensible(answer: ApiResponse) -> None:
-    """A Status with a sentence, or an object; a schema error of an apply is the one 500 that Kubernetes has."""
-    assert answer.body != b"internal error"
-    found = answer.json
-    if answer.status >= 400:
-        assert found["kind"] == "Status" and found["message"] and found["code"] == answer.status
-    if answer.status == 500:
-        assert found["message"].startswith("failed to create typed patch object")
+def assert_valid_response(response: ApiResponse) -> None:
+    """Accepts an object or a Status with a message. The only allowed code 500 is a schema error of an apply, as in Kubernetes."""
+    assert response.body != b"internal error"
+    body = response.json
+    if response.status >= 400:
+        assert body["kind"] == "Status" and body["message"] and body["code"] == response.status
+    if response.status == 500:
+        assert body["message"].startswith("failed to create typed patch object")
 
 
 @pytest.mark.cases(16)
 @pytest.mark.parametrize("kind", list(Registry(FEATURES)), ids=lambda k: k.key)
-async def test_mutated_objects_are_taken_or_refused_with_a_sentence(curl: ApiCaller, kind: ServedKind) -> None:
+async def test_mutated_objects_are_stored_or_rejected_with_a_message(curl: ApiCaller, kind: ServedKind) -> None:
     dice = random.Random(kind.key)
     version = kind.versions[0]
     path = collection(kind, version)
     good = sample(kind, "good")
-    made = await curl("POST", path, good)
-    assert made.status == 201 or kind.refused, made.body
+    created = await curl("POST", path, good)
+    assert created.status == 201 or kind.refused, created.body
     name = f"{path}/{good['metadata']['name']}"
     for number in range(ROUNDS):
-        odd = mutated(sample(kind, f"odd-{number}"), dice)
-        sensible(await curl("POST", path, odd, fieldValidation=dice.choice(["Strict", "Warn", "Ignore", "odd"])))
+        malformed = mutate(sample(kind, f"odd-{number}"), dice)
+        assert_valid_response(
+            await curl("POST", path, malformed, fieldValidation=dice.choice(["Strict", "Warn", "Ignore", "odd"]))
+        )
         if kind.virtual or kind.refused:
             continue
-        same = mutated({**good, "apiVersion": kind.api_version(version), "kind": kind.kind}, dice)
+        changed = mutate({**good, "apiVersion": kind.api_version(version), "kind": kind.kind}, dice)
         sub = dice.choice(["", "/status"] if kind.status else [""])
-        sensible(await curl("PUT", f"{name}{sub}", same))
+        assert_valid_response(await curl("PUT", f"{name}{sub}", changed))
         headers = {"Content-Type": dice.choice(PATCHES)}
-        sensible(await curl("PATCH", f"{name}{sub}", same, headers, fieldManager="m", force=dice.choice(["", "true"])))
-        sensible(await curl("GET", path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"}))
-    sensible(await curl("GET", path))
-    sensible(await curl("DELETE", name, {"gracePeriodSeconds": dice.choice(ODD), "preconditions": dice.choice(ODD)}))
+        assert_valid_response(
+            await curl("PATCH", f"{name}{sub}", changed, headers, fieldManager="m", force=dice.choice(["", "true"]))
+        )
+        assert_valid_response(
+            await curl("GET", path, headers={"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io"})
+        )
+    assert_valid_response(await curl("GET", path))
+    assert_valid_response(
+        await curl(
+            "DELETE", name, {"gracePeriodSeconds": dice.choice(ODD_VALUES), "preconditions": dice.choice(ODD_VALUES)}
+        )
+    )
 
 
 BODIES: tuple[bytes, ...] = (
@@ -227,28 +239,28 @@ TYPES = (
     "path", ["/api/v1/namespaces/default/configmaps", "/api/v1/namespaces", "/apis/resource.k8s.io/v1/deviceclasses"]
 )
 @pytest.mark.parametrize("type_", TYPES)
-async def test_bodies_that_are_no_objects_are_reported_from_objects(curl: ApiCaller, path: str, type_: str) -> None:
+async def test_invalid_bodies_are_rejected(curl: ApiCaller, path: str, type_: str) -> None:
     for body in BODIES:
         headers = {"Content-Type": type_}
-        for method, place in (
+        for method, target in (
             ("POST", path),
             ("PUT", f"{path}/default"),
             ("PATCH", f"{path}/default"),
             ("DELETE", f"{path}/nobody"),
         ):
-            answer = await curl(method, place, body, headers, fieldManager="m")
-            sensible(answer)
-            assert answer.status >= 400 or (body, method) in {(b"", "DELETE")} or b"{" in body or method == "PATCH", (
+            response = await curl(method, target, body, headers, fieldManager="m")
+            assert_valid_response(response)
+            assert response.status >= 400 or (body, method) in {(b"", "DELETE")} or b"{" in body or method == "PATCH", (
                 method,
                 body,
-                answer.body,
+                response.body,
             )
 
 
-async def test_a_body_beyond_the_limit_is_refused_with_the_limit(curl: ApiCaller) -> None:
+async def test_a_body_above_the_size_limit_is_rejected(curl: ApiCaller) -> None:
     body = json.dumps({"metadata": {"name": "x"}, "data": {"a": "b" * 4_000_000}})
-    answer = await curl("POST", "/api/v1/namespaces/default/configmaps", body)
-    assert (answer.status, answer.json["reason"]) == (413, "RequestEntityTooLarge")
+    response = await curl("POST", "/api/v1/namespaces/default/configmaps", body)
+    assert (response.status, response.json["reason"]) == (413, "RequestEntityTooLarge")
 
 
 QUERIES = (
@@ -277,13 +289,13 @@ VALUES = (
 
 @pytest.mark.cases(8)
 @pytest.mark.parametrize("name", QUERIES)
-async def test_malformed_options_are_refused_or_ignored_and_never_break_anything(curl: ApiCaller, name: str) -> None:
+async def test_malformed_options_are_rejected_or_ignored(curl: ApiCaller, name: str) -> None:
     path = "/api/v1/namespaces/default/configmaps"
     await curl.make(path, {"metadata": {"name": "x"}})
     for value in VALUES:
         if name == "watch" and value in {"true", "1"}:
             continue
-        for method, place, body in (
+        for method, target, body in (
             ("GET", path, None),
             ("GET", f"{path}/x", None),
             ("POST", path, {"metadata": {"generateName": "y"}}),
@@ -291,10 +303,12 @@ async def test_malformed_options_are_refused_or_ignored_and_never_break_anything
             ("DELETE", path, None),
         ):
             headers = {"Content-Type": "application/merge-patch+json"}
-            sensible(await curl(method, place, body, headers if method == "PATCH" else None, **{name: value}))
+            assert_valid_response(
+                await curl(method, target, body, headers if method == "PATCH" else None, **{name: value})
+            )
     if name == "resourceVersion":
         for value in ("abc", "-1", "99999999999999999999"):
-            sensible(await curl("GET", path, watch="1", timeoutSeconds="1", **{name: value}))
+            assert_valid_response(await curl("GET", path, watch="1", timeoutSeconds="1", **{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -317,11 +331,11 @@ async def test_malformed_options_are_refused_or_ignored_and_never_break_anything
         "/api/v1/nodes/n/proxy/x",
     ],
 )
-async def test_malformed_paths_are_found_or_not(curl: ApiCaller, path: str) -> None:
+async def test_malformed_paths_have_a_valid_status(curl: ApiCaller, path: str) -> None:
     for method in ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "BREW"):
-        answer = await curl(method, path, {} if method in {"POST", "PUT", "PATCH"} else None)
-        assert answer.status in {200, 400, 403, 404, 405, 415, 422, 501} and answer.body != b"internal error", (
+        response = await curl(method, path, {} if method in {"POST", "PUT", "PATCH"} else None)
+        assert response.status in {200, 400, 403, 404, 405, 415, 422, 501} and response.body != b"internal error", (
             method,
-            answer.status,
-            answer.body,
+            response.status,
+            response.body,
         )

@@ -1,4 +1,4 @@
-"""Objects and their history: a change reaches who watches for it, and nobody else looks at it."""
+"""Objects and their history. Only the watches that select an object evaluate its changes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def pod(name: str, node: str = "") -> JSON:
     return {"metadata": {"name": name, "namespace": "default", "uid": name}, "spec": {"nodeName": node}}
 
 
-async def test_a_change_is_looked_at_by_the_watches_of_its_node_alone() -> None:
+async def test_only_watches_of_the_same_node_evaluate_a_change() -> None:
     storage = Storage()
-    looks: list[str] = []
-    seen: list[tuple[str, str, str]] = []
+    evaluations: list[str] = []
+    changes_received: list[tuple[str, str, str]] = []
 
     async def watch(node: str, since: int) -> None:
         def matches(obj: Any) -> bool:
-            looks.append(node)
+            evaluations.append(node)
             return bool(obj["spec"]["nodeName"] == node)
 
         with storage.watch("pods", since, matches, (("spec", "nodeName"), node)) as changes:
             while True:
-                seen.extend((node, c.type, c.object["metadata"]["name"]) for c in await changes.next())
+                changes_received.extend((node, c.type, c.object["metadata"]["name"]) for c in await changes.next())
 
     tasks = [asyncio.create_task(watch(f"n{i}", storage.version)) for i in range(200)]
     await asyncio.sleep(0)
@@ -36,17 +36,22 @@ async def test_a_change_is_looked_at_by_the_watches_of_its_node_alone() -> None:
     storage.put("pods", pod("a", "n8"))
     storage.remove("pods", "default", "a")
     async with asyncio.timeout(30):
-        while len(seen) < 4:
+        while len(changes_received) < 4:
             await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert sorted(seen) == [("n7", "ADDED", "a"), ("n7", "DELETED", "a"), ("n8", "ADDED", "a"), ("n8", "DELETED", "a")]
-    assert set(looks) == {"n7", "n8"}
-    assert len(looks) < 12
+    assert sorted(changes_received) == [
+        ("n7", "ADDED", "a"),
+        ("n7", "DELETED", "a"),
+        ("n8", "ADDED", "a"),
+        ("n8", "DELETED", "a"),
+    ]
+    assert set(evaluations) == {"n7", "n8"}
+    assert len(evaluations) < 12
 
 
-async def test_a_watch_begins_at_any_remembered_version_and_reports_when_it_cannot() -> None:
+async def test_a_watch_starts_at_any_version_in_the_history_and_reports_other_versions() -> None:
     storage = Storage()
     for i in range(HISTORY + 10):
         storage.put("pods", pod("a", str(i)))
@@ -55,12 +60,12 @@ async def test_a_watch_begins_at_any_remembered_version_and_reports_when_it_cann
     for since in (1, storage.version + 1):
         with pytest.raises(ExpiredError), storage.watch("pods", since, lambda _: True):
             pass
-    with storage.watch("nodes", 1, lambda _: True) as other:  # nothing of this kind was forgotten
+    with storage.watch("nodes", 1, lambda _: True) as other:  # the history of this kind is complete
         storage.put("nodes", pod("n"))
         assert [c.type for c in await other.next()] == ["ADDED"]
 
 
-async def test_a_watch_that_nobody_reads_ends_and_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unread_watch_ends_at_its_queue_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.localcluster.apiserver.storage.LAG", 5)
     storage = Storage()
     with storage.watch("pods", storage.version, lambda _: True) as slow:
@@ -71,34 +76,34 @@ async def test_a_watch_that_nobody_reads_ends_and_holds_no_more_than_it_may(monk
         assert await slow.next() == []
 
 
-async def test_a_watch_that_is_woken_or_cut_answers_with_nothing() -> None:
+async def test_a_woken_or_cut_watch_returns_no_changes() -> None:
     storage = Storage()
     with storage.watch("pods", storage.version, lambda _: True) as quiet:
-        for stir in (quiet.wake, storage.cut_watches):
+        for interrupt in (quiet.wake, storage.cut_watches):
             waiting = asyncio.ensure_future(quiet.next())
             await asyncio.sleep(0)
             assert not waiting.done()
-            stir()
+            interrupt()
             assert await waiting == []
         assert quiet.ended
 
 
-def test_an_earlier_list_is_as_it_was() -> None:
+def test_a_list_at_an_earlier_version_is_unchanged() -> None:
     storage = Storage()
     storage.put("pods", pod("a", "1"))
     storage.put("pods", pod("b", "1"))
-    then = storage.version
+    earlier_version = storage.version
     storage.put("pods", pod("a", "2"))
     storage.remove("pods", "default", "b")
     storage.put("pods", pod("c", "1"))
-    assert [(o["metadata"]["name"], o["spec"]["nodeName"]) for o in storage.list_at("pods", "", then)] == [
+    assert [(o["metadata"]["name"], o["spec"]["nodeName"]) for o in storage.list_at("pods", "", earlier_version)] == [
         ("a", "1"),
         ("b", "1"),
     ]
     assert [o["metadata"]["name"] for o in storage.list("pods")] == ["a", "c"]
 
 
-def test_what_is_owned_is_found_by_its_owner_as_long_as_it_is() -> None:
+def test_owned_objects_are_found_by_their_owner_until_they_change() -> None:
     storage = Storage()
     child = pod("child")
     child["metadata"]["ownerReferences"] = [{"uid": "x"}, {"uid": "y"}]

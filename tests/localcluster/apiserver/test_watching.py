@@ -1,4 +1,4 @@
-"""The lines of a watch: whoever goes on behind the last of them, a bookmark too, misses nothing."""
+"""The lines of a watch. A client that continues after the last line, or after a bookmark, misses nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON = dict[str, Any]
 
 
 class Reader:
-    """Keeps copies as a reflector does; it is slow, and its connection is cut now and then."""
+    """Keeps copies like a reflector. It reads slowly, and its connection is sometimes cut."""
 
     def __init__(self, storage: Storage, choice: random.Random) -> None:
         self.storage = storage
@@ -38,10 +38,10 @@ class Reader:
             self.storage.put(self.target.kind.storage, {"metadata": {"name": name, "namespace": "d", "uid": name}})
 
     async def connection(self) -> None:
-        """One watch of some lines; between two of them there is time for writes, and for a bookmark to be due."""
+        """Reads a few lines of one watch. Between two lines there is time for writes and for a bookmark."""
         initial = not self.version
-        wish = watching.WatchOptions(self.version, initial, initial, True, None, 60.0)
-        lines = watching.events(self.storage, self.target, lambda _: True, wish)
+        options = watching.WatchOptions(self.version, initial, initial, True, None, 60.0)
+        lines = watching.events(self.storage, self.target, lambda _: True, options)
         for _ in range(self.choice.randrange(1, 6)):
             for line in msgspec.json.Decoder().decode_lines(await anext(lines)):
                 self.take(line)
@@ -59,12 +59,12 @@ class Reader:
                 self.copies.pop(meta["name"], None)
             case _:
                 self.copies[meta["name"]] = meta["resourceVersion"]
-        if self.version:  # before the end of what there is at the start a reflector begins again
+        if self.version:  # a reflector restarts if the watch ends before the initial list is complete
             self.version = int(meta["resourceVersion"])
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_slow_reader_whose_connection_is_cut_sees_everything(
+async def test_a_slow_reader_with_a_cut_connection_sees_every_change(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "BOOKMARK_EVERY", 0.001)
@@ -74,12 +74,12 @@ async def test_a_slow_reader_whose_connection_is_cut_sees_everything(
         reader.write()
     for _ in range(15):
         await reader.connection()
-    there = {o["metadata"]["name"]: o["metadata"]["resourceVersion"] for o in storage.list(reader.target.kind.storage)}
-    wish = watching.WatchOptions(reader.version, False, False, True, None, 60.0)
-    lines = watching.events(storage, reader.target, lambda _: True, wish)
+    stored = {o["metadata"]["name"]: o["metadata"]["resourceVersion"] for o in storage.list(reader.target.kind.storage)}
+    options = watching.WatchOptions(reader.version, False, False, True, None, 60.0)
+    lines = watching.events(storage, reader.target, lambda _: True, options)
     async with asyncio.timeout(30):
         while reader.version < storage.version:
             for line in msgspec.json.Decoder().decode_lines(await anext(lines)):
                 reader.take(line)
     await lines.aclose()
-    assert reader.copies == there
+    assert reader.copies == stored

@@ -1,4 +1,4 @@
-"""A WebSocket's frames: pieces, pings and goodbyes, and peers that break every rule."""
+"""WebSocket frames: fragments, pings, close codes, and peers that violate the protocol."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def frame(
 
 
 class Peer(asyncio.Transport):
-    """What was sent to the peer."""
+    """Records the data sent to the peer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,10 +42,10 @@ class Peer(asyncio.Transport):
         self.sent += bytes(data)
 
     def is_closing(self) -> bool:
-        return True  # a writer that is thrown away asks
+        return True  # a discarded writer calls this
 
 
-def opened(data: bytes, *, initial: int = 0) -> tuple[WebSocket, Peer]:
+def open_socket(data: bytes, *, initial: int = 0) -> tuple[WebSocket, Peer]:
     reader, peer = asyncio.StreamReader(), Peer()
     reader.feed_data(data[initial:])
     reader.feed_eof()
@@ -55,17 +55,17 @@ def opened(data: bytes, *, initial: int = 0) -> tuple[WebSocket, Peer]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536, 300_001])
-async def test_messages_of_every_length_arrive_whole(size: int) -> None:
+async def test_messages_of_every_length_arrive_completely(size: int) -> None:
     data = bytes(i * 7 % 256 for i in range(size))
-    socket, _ = opened(frame(BINARY, data) + frame(TEXT, b"next"), initial=3)
+    socket, _ = open_socket(frame(BINARY, data) + frame(TEXT, b"next"), initial=3)
     assert (await socket.receive(), await socket.receive(), await socket.receive()) == (data, b"next", None)
 
 
-async def test_a_message_in_pieces_with_a_ping_between_them_is_one() -> None:
-    pieces = (
+async def test_fragments_with_a_ping_between_them_form_one_message() -> None:
+    fragments = (
         frame(BINARY, b"a", final=False) + frame(PING, b"?") + frame(CONTINUE, b"", final=False) + frame(CONTINUE, b"b")
     )
-    socket, peer = opened(pieces)
+    socket, peer = open_socket(fragments)
     assert await socket.receive() == b"ab"
     assert peer.sent == bytes([0x80 | PONG, 1]) + b"?"
 
@@ -82,16 +82,16 @@ async def test_a_message_in_pieces_with_a_ping_between_them_is_one() -> None:
         (frame(CLOSE, struct.pack("!H", 1000) + b"bye"), 1000),
     ],
 )
-async def test_what_breaks_the_protocol_is_answered_with_its_code(data: bytes, code: int) -> None:
-    socket, peer = opened(data)
+async def test_a_protocol_violation_closes_the_socket_with_its_code(data: bytes, code: int) -> None:
+    socket, peer = open_socket(data)
     assert await socket.receive() is None
     assert peer.sent == bytes([0x80 | CLOSE, 2]) + struct.pack("!H", code)
 
 
 @given(st.binary(max_size=300))
-def test_no_bytes_break_the_reader(data: bytes) -> None:
+def test_arbitrary_bytes_do_not_break_the_reader(data: bytes) -> None:
     async def read() -> None:
-        socket, _ = opened(data)
+        socket, _ = open_socket(data)
         async with asyncio.timeout(30):
             while await socket.receive() is not None:
                 pass
@@ -99,25 +99,25 @@ def test_no_bytes_break_the_reader(data: bytes) -> None:
     asyncio.run(read())
 
 
-def test_the_handshake_is_the_rfcs_example() -> None:
+def test_the_handshake_matches_the_example_of_the_rfc() -> None:
     headers = {
         "upgrade": "websocket",
         "sec-websocket-version": "13",
         "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
         "sec-websocket-protocol": "chat, v4.channel.k8s.io",
     }
-    protocol, answer = accept(headers, ("v5.channel.k8s.io", "v4.channel.k8s.io"))
-    assert (protocol, answer["Sec-WebSocket-Accept"]) == ("v4.channel.k8s.io", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
+    protocol, response = accept(headers, ("v5.channel.k8s.io", "v4.channel.k8s.io"))
+    assert (protocol, response["Sec-WebSocket-Accept"]) == ("v4.channel.k8s.io", "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=")
 
 
 @pytest.mark.parametrize(
-    ("headers", "says"),
+    ("headers", "message"),
     [
         ({"upgrade": "SPDY/3.1"}, "the header Upgrade is 'SPDY/3.1', but only 'websocket' is supported"),
         ({"upgrade": "websocket", "sec-websocket-version": "8"}, "not 13"),
         ({"upgrade": "websocket", "sec-websocket-version": "13", "sec-websocket-key": "x"}, "none of the protocols"),
     ],
 )
-def test_what_is_not_spoken_is_reported(headers: dict[str, str], says: str) -> None:
-    with pytest.raises(HandshakeError, match=says):
+def test_an_unsupported_handshake_is_reported(headers: dict[str, str], message: str) -> None:
+    with pytest.raises(HandshakeError, match=message):
         accept(headers, ("v5.channel.k8s.io",))

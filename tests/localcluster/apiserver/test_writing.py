@@ -49,20 +49,22 @@ def config_map(name: str = "o", **meta: Any) -> JSON:
 async def test_the_server_decides_the_generation_of_slices_and_classes(
     curl: ApiCaller, plural: str, spec: JSON, generation: int
 ) -> None:
-    made = await curl.make(f"{RESOURCE}/{plural}", {"metadata": {"name": "o", "generation": generation}, "spec": spec})
-    assert made["metadata"]["generation"] == 1
-    again = {**made, "metadata": {**made["metadata"], "generation": generation, "labels": {"a": "b"}}}
-    updated = await curl("PUT", f"{RESOURCE}/{plural}/o", again)
+    created = await curl.make(
+        f"{RESOURCE}/{plural}", {"metadata": {"name": "o", "generation": generation}, "spec": spec}
+    )
+    assert created["metadata"]["generation"] == 1
+    changed = {**created, "metadata": {**created["metadata"], "generation": generation, "labels": {"a": "b"}}}
+    updated = await curl("PUT", f"{RESOURCE}/{plural}/o", changed)
     assert (updated.status, updated.json["metadata"]["generation"]) == (200, 1)
 
 
 async def test_the_creator_decides_the_generation_of_a_claim_and_an_update_keeps_it(curl: ApiCaller) -> None:
-    refused = await curl("POST", CLAIMS, {"metadata": {"name": "c", "generation": -1}, "spec": {}})
-    assert (refused.status, set(refused.causes)) == (422, {("FieldValueInvalid", "metadata.generation")})
-    made = await curl.make(CLAIMS, {"metadata": {"name": "c", "generation": 7}, "spec": {}})
-    assert made["metadata"]["generation"] == 7
-    again = {**made, "metadata": {**made["metadata"], "generation": -1, "labels": {"a": "b"}}}
-    assert (await curl("PUT", f"{CLAIMS}/c", again)).json["metadata"]["generation"] == 7
+    rejected = await curl("POST", CLAIMS, {"metadata": {"name": "c", "generation": -1}, "spec": {}})
+    assert (rejected.status, set(rejected.causes)) == (422, {("FieldValueInvalid", "metadata.generation")})
+    created = await curl.make(CLAIMS, {"metadata": {"name": "c", "generation": 7}, "spec": {}})
+    assert created["metadata"]["generation"] == 7
+    changed = {**created, "metadata": {**created["metadata"], "generation": -1, "labels": {"a": "b"}}}
+    assert (await curl("PUT", f"{CLAIMS}/c", changed)).json["metadata"]["generation"] == 7
 
 
 # --- immutable metadata ---------------------------------------------------------------------------
@@ -70,28 +72,28 @@ async def test_the_creator_decides_the_generation_of_a_claim_and_an_update_keeps
 
 @pytest.mark.parametrize("kind", PATCHES)
 async def test_another_uid_is_invalid_in_a_patch_and_a_conflict_in_a_put(curl: ApiCaller, kind: str) -> None:
-    made = await curl.make(CONFIG_MAPS, config_map())
+    created = await curl.make(CONFIG_MAPS, config_map())
     patched = await curl("PATCH", f"{CONFIG_MAPS}/o", config_map(uid="other"), PATCHES[kind], fieldManager="m")
     assert (patched.status, set(patched.causes)) == (422, {("FieldValueInvalid", "metadata.uid")})
     put = await curl("PUT", f"{CONFIG_MAPS}/o", config_map(uid="other"))
     assert put.status == 409
     assert "Precondition failed: UID in precondition: other" in put.message
-    own = config_map(uid=made["metadata"]["uid"], labels={"a": "b"})
+    own = config_map(uid=created["metadata"]["uid"], labels={"a": "b"})
     assert (await curl("PATCH", f"{CONFIG_MAPS}/o", own, PATCHES[kind], fieldManager="m")).status == 200
 
 
 async def test_an_apply_with_a_uid_creates_nothing(curl: ApiCaller) -> None:
-    refused = await curl("PATCH", f"{CONFIG_MAPS}/o", config_map(uid="u"), PATCHES["apply"], fieldManager="m")
-    assert refused.status == 409
-    assert "uid mismatch: the provided object specified uid u, and no existing object was found" in refused.message
+    rejected = await curl("PATCH", f"{CONFIG_MAPS}/o", config_map(uid="u"), PATCHES["apply"], fieldManager="m")
+    assert rejected.status == 409
+    assert "uid mismatch: the provided object specified uid u, and no existing object was found" in rejected.message
     assert (await curl("GET", f"{CONFIG_MAPS}/o")).status == 404
 
 
 async def test_an_update_cannot_mark_an_object_as_deleted(curl: ApiCaller) -> None:
     await curl.make(CONFIG_MAPS, config_map())
     for meta in ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, {"deletionGracePeriodSeconds": 5}):
-        refused = await curl("PATCH", f"{CONFIG_MAPS}/o", {"metadata": meta}, PATCHES["merge"])
-        assert (refused.status, set(refused.causes)) == (422, {("FieldValueInvalid", f"metadata.{next(iter(meta))}")})
+        rejected = await curl("PATCH", f"{CONFIG_MAPS}/o", {"metadata": meta}, PATCHES["merge"])
+        assert (rejected.status, set(rejected.causes)) == (422, {("FieldValueInvalid", f"metadata.{next(iter(meta))}")})
 
 
 async def test_a_stale_version_is_a_conflict_before_any_error_of_the_object(curl: ApiCaller) -> None:
@@ -116,8 +118,8 @@ async def test_a_dry_run_of_a_create_responds_like_the_create_and_stores_nothing
     real = await curl(method, path, body, headers, fieldManager="m")
     assert dry.status == real.status == (201 if valid else 422)
     if valid:
-        made_by_server = {"uid", "resourceVersion", "creationTimestamp", "managedFields"}
-        first, second = ({k: v for k, v in r.json["metadata"].items() if k not in made_by_server} for r in (dry, real))
+        server_fields = {"uid", "resourceVersion", "creationTimestamp", "managedFields"}
+        first, second = ({k: v for k, v in r.json["metadata"].items() if k not in server_fields} for r in (dry, real))
         assert first == second
         assert "resourceVersion" not in dry.json["metadata"]
         fields = [[m["fieldsV1"] for m in r.json["metadata"]["managedFields"]] for r in (dry, real)]
@@ -135,7 +137,7 @@ applies = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(applies)
-def test_finalizers_are_the_union_of_those_that_managers_apply(steps: list[tuple[str, list[str], bool]]) -> None:
+def test_finalizers_are_the_union_of_the_finalizers_of_all_managers(steps: list[tuple[str, list[str], bool]]) -> None:
     live: JSON | None = None
     entries: Entries = {}
     applied: dict[str, list[str]] = {}
@@ -146,7 +148,7 @@ def test_finalizers_are_the_union_of_those_that_managers_apply(steps: list[tuple
         applied[manager] = finalizers
         stored = live["metadata"].get("finalizers") or []
         assert sorted(stored) == sorted(set(itertools.chain.from_iterable(applied.values())))
-        # The finalizers of this apply keep its order among themselves.
+        # The finalizers of this apply keep their order.
         assert [f for f in stored if f in finalizers] == finalizers
 
 
@@ -155,8 +157,8 @@ async def test_the_writer_that_removes_the_last_finalizer_gets_the_object_withou
     for manager, finalizer in zip("ab", FINALIZERS, strict=False):
         await curl("PATCH", path, config_map(finalizers=[finalizer]), PATCHES["apply"], fieldManager=manager)
     await curl("DELETE", path)
-    refused = await curl("PATCH", path, config_map(finalizers=[FINALIZERS[2]]), PATCHES["apply"], fieldManager="c")
-    assert (refused.status, set(refused.causes)) == (422, {("FieldValueForbidden", "metadata.finalizers")})
+    rejected = await curl("PATCH", path, config_map(finalizers=[FINALIZERS[2]]), PATCHES["apply"], fieldManager="c")
+    assert (rejected.status, set(rejected.causes)) == (422, {("FieldValueForbidden", "metadata.finalizers")})
     remaining = await curl("PATCH", path, config_map(), PATCHES["apply"], fieldManager="a")
     assert remaining.json["metadata"]["finalizers"] == [FINALIZERS[1]]
     last = await curl("PATCH", path, config_map(), PATCHES["apply"], fieldManager="b")

@@ -1,4 +1,4 @@
-"""What a controller logs about a failed request."""
+"""The log of a controller after a failed request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 
 
 class NoReconciling(Controller):
-    """A controller whose attributes are only those that a failure needs."""
+    """A controller with only the attributes that its failure handler uses."""
 
     name = "test"
 
@@ -27,14 +27,14 @@ class NoReconciling(Controller):
 
 
 @pytest.mark.parametrize(("metadata", "logged"), [({"uid": "of-the-deleted"}, False), ({"labels": {"a": "/"}}, True)])
-async def test_a_patch_of_an_object_that_was_replaced_meanwhile_is_not_logged(
+async def test_a_failed_patch_of_a_replaced_object_is_not_logged(
     metadata: dict[str, object], logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     async with running_api_server() as curl:
         await curl.make(CONFIG_MAPS, {"metadata": {"name": "o"}})
         merge = {"Content-Type": "application/merge-patch+json"}
-        refused = await curl("PATCH", f"{CONFIG_MAPS}/o", {"metadata": metadata}, merge)
-    assert refused.status == 422
-    NoReconciling()._failed(Key(PODS, "default", "o"), api_error(refused.message, refused.status, refused.json))
+        response = await curl("PATCH", f"{CONFIG_MAPS}/o", {"metadata": metadata}, merge)
+    assert response.status == 422
+    NoReconciling()._failed(Key(PODS, "default", "o"), api_error(response.message, response.status, response.json))
     assert any("cannot process an object" in line for line in caplog.messages) is logged

@@ -1,4 +1,4 @@
-"""NoExecute on a device deletes the pods that have it (KEP-5055); behaviours 20 and 21 of scheduler-behaviour.md."""
+"""A NoExecute taint on a device deletes the pods that use it (KEP-5055); behaviours 20 and 21 of scheduler-behaviour.md."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ async def cluster() -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
-async def allocated(cluster: LocalCluster, device: str, *pods: str, **result: Any) -> list[JSON]:
-    """A claim that holds a device, by hand, for pods that are bound by hand: nothing here depends on the scheduler."""
-    made = await cluster.apply(claim(), *(pod(name, claims=["c"], nodeName="node-1") for name in pods))
+async def allocate(cluster: LocalCluster, device: str, *pods: str, **result: Any) -> list[JSON]:
+    """Allocates a device to a claim and binds pods to a node directly, so the tests do not depend on the scheduler."""
+    created = await cluster.apply(claim(), *(pod(name, claims=["c"], nodeName="node-1") for name in pods))
     results = [{"request": "device", "driver": DRIVER, "pool": "node-1", "device": device, **result}]
-    consumers = [{"resource": "pods", "name": p["metadata"]["name"], "uid": p["metadata"]["uid"]} for p in made[1:]]
+    consumers = [{"resource": "pods", "name": p["metadata"]["name"], "uid": p["metadata"]["uid"]} for p in created[1:]]
     status = {"allocation": {"devices": {"results": results}, "allocationTimestamp": now()}, "reservedFor": consumers}
-    await cluster.client.update(CLAIMS, {**made[0], "status": status}, "status")
-    return made[1:]
+    await cluster.client.update(CLAIMS, {**created[0], "status": status}, "status")
+    return created[1:]
 
 
-async def also(cluster: LocalCluster, device: str, name: str) -> None:
-    """Another claim for the same device, and a pod of that name with it."""
-    made = await cluster.apply(claim(name), pod(name, claims=[name], nodeName="node-1"))
-    consumer = {"resource": "pods", "name": name, "uid": made[1]["metadata"]["uid"]}
+async def allocate_again(cluster: LocalCluster, device: str, name: str) -> None:
+    """Creates a second claim for the same device, and a pod with that claim."""
+    created = await cluster.apply(claim(name), pod(name, claims=[name], nodeName="node-1"))
+    consumer = {"resource": "pods", "name": name, "uid": created[1]["metadata"]["uid"]}
     result = {"request": "device", "driver": DRIVER, "pool": "node-1", "device": device}
     status = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}
-    await cluster.client.update(CLAIMS, {**made[0], "status": status}, "status")
+    await cluster.client.update(CLAIMS, {**created[0], "status": status}, "status")
 
 
 async def taint(cluster: LocalCluster, *taints: JSON) -> None:
@@ -48,50 +48,50 @@ async def taint(cluster: LocalCluster, *taints: JSON) -> None:
     await cluster.client.patch(SLICES, "s-node-1", {"spec": spec})
 
 
-async def deleting(cluster: LocalCluster, *names: str) -> None:
+async def wait_until_deleting(cluster: LocalCluster, *names: str) -> None:
     async def check() -> bool:
-        found = [await cluster.pod(name) for name in names]
-        return all(p is None or bool(p["metadata"].get("deletionTimestamp")) for p in found)
+        current = [await cluster.pod(name) for name in names]
+        return all(p is None or bool(p["metadata"].get("deletionTimestamp")) for p in current)
 
     await cluster.wait(f"{names} to be deleted", check)
 
 
-async def test_all_pods_of_a_claim_with_a_tainted_device_are_deleted_with_a_reason(cluster: LocalCluster) -> None:
-    await allocated(cluster, "d0", "one", "two")
+async def test_all_pods_of_a_claim_with_a_tainted_device_are_deleted(cluster: LocalCluster) -> None:
+    await allocate(cluster, "d0", "one", "two")
     await taint(cluster, BAD)
-    await deleting(cluster, "one", "two")
+    await wait_until_deleting(cluster, "one", "two")
     for name in ("one", "two"):
 
-        async def told(name: str = name) -> bool:
+        async def has_event(name: str = name) -> bool:
             return "DeviceTaintManagerEviction: Marking for deletion" in cluster.events(name)
 
-        await cluster.wait("the event", told)
-        found = await cluster.client.get(PODS, name, "default")
-        conditions = {c["type"]: (c["status"], c.get("reason")) for c in found["status"]["conditions"]}
+        await cluster.wait("the event", has_event)
+        evicted = await cluster.client.get(PODS, name, "default")
+        conditions = {c["type"]: (c["status"], c.get("reason")) for c in evicted["status"]["conditions"]}
         assert conditions["DisruptionTarget"] == ("True", "DeletionByDeviceTaintManager")
 
 
-async def test_another_device_another_effect_and_a_toleration_leave_pods_alone(cluster: LocalCluster) -> None:
-    await allocated(cluster, "d0", "stays", tolerations=[{"operator": "Exists", "key": BAD["key"]}])
+async def test_another_effect_or_a_toleration_evicts_no_pods(cluster: LocalCluster) -> None:
+    await allocate(cluster, "d0", "stays", tolerations=[{"operator": "Exists", "key": BAD["key"]}])
     await taint(cluster, BAD, {**BAD, "key": "toy.example.com/new", "effect": "NoSchedule"})
-    await also(cluster, "d0", "goes")
-    await deleting(cluster, "goes")
+    await allocate_again(cluster, "d0", "goes")
+    await wait_until_deleting(cluster, "goes")
     assert cluster.events("stays") == []
 
 
-async def test_a_tolerance_that_ends_deletes_the_pod(cluster: LocalCluster) -> None:
-    await allocated(cluster, "d0", "p", tolerations=[{"operator": "Exists", "tolerationSeconds": 2}])
+async def test_the_end_of_toleration_seconds_deletes_the_pod(cluster: LocalCluster) -> None:
+    await allocate(cluster, "d0", "p", tolerations=[{"operator": "Exists", "tolerationSeconds": 2}])
     began = time.monotonic()
     await taint(cluster, BAD)
-    await deleting(cluster, "p")
-    assert time.monotonic() - began >= 0.9  # stamps are whole seconds
+    await wait_until_deleting(cluster, "p")
+    assert time.monotonic() - began >= 0.9  # timestamps have a resolution of one second
 
 
-async def test_a_taint_that_goes_in_time_cancels_the_deletion(cluster: LocalCluster) -> None:
-    await allocated(cluster, "d0", "lucky", tolerations=[{"operator": "Exists", "tolerationSeconds": 3600}])
+async def test_the_removal_of_a_taint_cancels_the_deletion(cluster: LocalCluster) -> None:
+    await allocate(cluster, "d0", "lucky", tolerations=[{"operator": "Exists", "tolerationSeconds": 3600}])
     await taint(cluster, BAD)
-    await also(cluster, "d0", "unlucky")
-    await deleting(cluster, "unlucky")  # so the taint is known
+    await allocate_again(cluster, "d0", "unlucky")
+    await wait_until_deleting(cluster, "unlucky")  # the controller has processed the taint
     await taint(cluster)
 
     async def cancelled() -> bool:
@@ -100,11 +100,11 @@ async def test_a_taint_that_goes_in_time_cancels_the_deletion(cluster: LocalClus
     await cluster.wait("the end of the deletion", cancelled)
 
 
-async def test_a_pod_that_has_finished_is_left_alone(cluster: LocalCluster) -> None:
-    await allocated(cluster, "d0", "done", "runs")
+async def test_a_finished_pod_is_not_deleted(cluster: LocalCluster) -> None:
+    await allocate(cluster, "d0", "done", "runs")
     await cluster.client.patch(PODS, "done", {"status": {"phase": "Succeeded"}}, "default", "status")
     await taint(cluster, BAD)
-    await deleting(cluster, "runs")
-    found = await cluster.pod("done")
-    assert found is not None
-    assert not found["metadata"].get("deletionTimestamp")
+    await wait_until_deleting(cluster, "runs")
+    current = await cluster.pod("done")
+    assert current is not None
+    assert not current["metadata"].get("deletionTimestamp")

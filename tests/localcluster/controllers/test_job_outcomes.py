@@ -1,4 +1,7 @@
-"""What the ends of pods mean for their Job. Upstream: pod_failure_policy_test.go, success_policy_test.go, indexed_job_utils_test.go."""
+"""How the results of pods decide about their Job.
+
+Upstream: pod_failure_policy_test.go, success_policy_test.go, indexed_job_utils_test.go.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,13 @@ TEMPLATE: JSON = {"template": {"spec": {"restartPolicy": "Never"}}}
 
 
 def pod(phase: str = "Failed", code: int = 1, index: str = "", container: str = "main", **meta: Any) -> JSON:
-    ends = {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z"}}
+    state = {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z"}}
     annotations = {INDEX: index} if index else {}
     return {
         "metadata": {"name": "p", "namespace": "ns", "uid": "u", "annotations": annotations, **meta},
         "status": {
             "phase": phase,
-            "containerStatuses": [{"name": container, "state": ends}],
+            "containerStatuses": [{"name": container, "state": state}],
             "conditions": [{"type": "DisruptionTarget", "status": "True"}],
         },
     }
@@ -47,7 +50,7 @@ def policy(*rules: JSON) -> JSON:
 
 
 @pytest.mark.parametrize(
-    ("rules", "action", "why"),
+    ("rules", "action", "message"),
     [
         ([], "Count", ""),
         ([{"action": "FailJob", **codes("In", 2, 3)}], "Count", ""),
@@ -70,58 +73,58 @@ def policy(*rules: JSON) -> JSON:
         ([{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "False"}]}], "Count", ""),
     ],
 )
-def test_the_first_rule_that_fits_a_failed_pod_decides(rules: list[JSON], action: str, why: str) -> None:
-    found = pod_end(pod(), policy(*rules))
-    assert found is not None
-    assert (found.action, found.why) == (JobAction(action), why)
+def test_the_first_matching_rule_decides_about_a_failed_pod(rules: list[JSON], action: str, message: str) -> None:
+    pod_result = pod_end(pod(), policy(*rules))
+    assert pod_result is not None
+    assert (pod_result.action, pod_result.why) == (JobAction(action), message)
 
 
-def test_a_container_that_ended_well_fits_no_rule() -> None:
-    found = pod_end(pod(code=0), policy({"action": "FailJob", **codes("NotIn", 1)}))
-    assert found is not None
-    assert found.action is JobAction.COUNT
+def test_no_rule_matches_a_container_that_succeeded() -> None:
+    pod_result = pod_end(pod(code=0), policy({"action": "FailJob", **codes("NotIn", 1)}))
+    assert pod_result is not None
+    assert pod_result.action is JobAction.COUNT
 
 
-def test_a_deleted_pod_has_failed_unless_the_job_waits_for_its_end() -> None:
-    gone = pod("Running", deletionTimestamp="2026-01-01T00:00:00Z")
+def test_a_deleted_pod_counts_as_failed_unless_the_job_waits_for_its_end() -> None:
+    deleted = pod("Running", deletionTimestamp="2026-01-01T00:00:00Z")
     assert pod_end(pod("Running"), TEMPLATE) is None
-    assert pod_end(gone, {**TEMPLATE, "podReplacementPolicy": "Failed"}) is None
-    found = pod_end(gone, {**TEMPLATE, "podReplacementPolicy": "TerminatingOrFailed"})
-    assert found is not None
-    assert not found.succeeded
+    assert pod_end(deleted, {**TEMPLATE, "podReplacementPolicy": "Failed"}) is None
+    pod_result = pod_end(deleted, {**TEMPLATE, "podReplacementPolicy": "TerminatingOrFailed"})
+    assert pod_result is not None
+    assert not pod_result.succeeded
 
 
-def fail(index: str = "", action: JobAction = JobAction.COUNT, at: float = 0, why: str = "") -> PodEnd:
-    return PodEnd(f"f{index}", index, False, at, action, why)
+def failed_pod(index: str = "", action: JobAction = JobAction.COUNT, finished_at: float = 0, why: str = "") -> PodEnd:
+    return PodEnd(f"f{index}", index, False, finished_at, action, why)
 
 
-def test_ignored_failures_do_not_count_and_one_can_end_the_job() -> None:
-    found = tally([fail(), fail(action=JobAction.IGNORE)], TEMPLATE)
-    assert found.failed == 1
-    assert outcome({**TEMPLATE, "backoffLimit": 1}, found, 0, 0) is None
-    found = tally([fail(action=JobAction.FAIL_JOB, why="so")], TEMPLATE)
-    end = outcome(TEMPLATE, found, 0, 0)
+def test_ignored_failures_do_not_count_and_a_fail_job_rule_ends_the_job() -> None:
+    counts = tally([failed_pod(), failed_pod(action=JobAction.IGNORE)], TEMPLATE)
+    assert counts.failed == 1
+    assert outcome({**TEMPLATE, "backoffLimit": 1}, counts, 0, 0) is None
+    counts = tally([failed_pod(action=JobAction.FAIL_JOB, why="so")], TEMPLATE)
+    end = outcome(TEMPLATE, counts, 0, 0)
     assert end is not None
     assert (end.succeeded, end.reason, end.message) == (False, "PodFailurePolicy", "so")
 
 
-def test_each_index_has_its_own_limit() -> None:
+def test_each_index_has_its_own_backoff_limit() -> None:
     spec = {**TEMPLATE, "backoffLimit": 2**31 - 1, "backoffLimitPerIndex": 1, "completions": 3, "maxFailedIndexes": 1}
-    found = tally([fail("0"), fail("0"), fail("1"), PodEnd("s", "2", True)], spec)
-    assert (found.given_up, found.done) == ({"0"}, {"2"})
-    assert outcome(spec, found, 0, 0) is None
-    found = tally([fail("0"), fail("0"), PodEnd("s", "1", True), PodEnd("t", "2", True)], spec)
-    end = outcome(spec, found, 0, 0)
+    counts = tally([failed_pod("0"), failed_pod("0"), failed_pod("1"), PodEnd("s", "2", True)], spec)
+    assert (counts.given_up, counts.done) == ({"0"}, {"2"})
+    assert outcome(spec, counts, 0, 0) is None
+    counts = tally([failed_pod("0"), failed_pod("0"), PodEnd("s", "1", True), PodEnd("t", "2", True)], spec)
+    end = outcome(spec, counts, 0, 0)
     assert end is not None
     assert (end.reason, end.message) == ("FailedIndexes", "Job has failed indexes")
-    found = tally([fail("0", JobAction.FAIL_INDEX), fail("1", JobAction.FAIL_INDEX)], spec)
-    end = outcome(spec, found, 0, 0)
+    counts = tally([failed_pod("0", JobAction.FAIL_INDEX), failed_pod("1", JobAction.FAIL_INDEX)], spec)
+    end = outcome(spec, counts, 0, 0)
     assert end is not None
     assert end.reason == "MaxFailedIndexesExceeded"
 
 
 @pytest.mark.parametrize(
-    ("rule", "done", "met"),
+    ("rule", "done", "is_met"),
     [
         ({"succeededIndexes": "0-1"}, "0", False),
         ({"succeededIndexes": "0-1"}, "0,1", True),
@@ -131,31 +134,35 @@ def test_each_index_has_its_own_limit() -> None:
         ({"succeededIndexes": "0-2", "succeededCount": 1}, "2,3", True),
     ],
 )
-def test_a_job_has_succeeded_once_a_rule_of_its_success_policy_is_met(rule: JSON, done: str, met: bool) -> None:
+def test_a_job_succeeds_when_a_rule_of_its_success_policy_matches(rule: JSON, done: str, is_met: bool) -> None:
     spec = {**TEMPLATE, "completions": 5, "successPolicy": {"rules": [{"succeededCount": 99}, rule]}}
-    found = tally([PodEnd(i, i, True) for i in done.split(",")], spec)
-    end = outcome(spec, found, 0, 0)
-    assert (end is not None) is met
+    counts = tally([PodEnd(i, i, True) for i in done.split(",")], spec)
+    end = outcome(spec, counts, 0, 0)
+    assert (end is not None) is is_met
     if end is not None:
         assert (end.succeeded, end.reason, end.message) == (True, "SuccessPolicy", "Matched rules at index 1")
 
 
-@pytest.mark.parametrize(("limit", "restarts", "over"), [(0, 0, False), (0, 1, True), (3, 2, False), (3, 3, True)])
-def test_restarts_of_containers_count_where_they_are_restarted_in_place(limit: int, restarts: int, over: bool) -> None:
+@pytest.mark.parametrize(
+    ("limit", "restarts", "is_exceeded"), [(0, 0, False), (0, 1, True), (3, 2, False), (3, 3, True)]
+)
+def test_container_restarts_count_only_with_restart_policy_on_failure(
+    limit: int, restarts: int, is_exceeded: bool
+) -> None:
     spec = {"template": {"spec": {"restartPolicy": "OnFailure"}}, "backoffLimit": limit}
-    assert (outcome(spec, tally([], spec), restarts, 0) is not None) is over
-    never = {**TEMPLATE, "backoffLimit": limit}
-    assert outcome(never, tally([], never), restarts, 0) is None
+    assert (outcome(spec, tally([], spec), restarts, 0) is not None) is is_exceeded
+    never_restarting = {**TEMPLATE, "backoffLimit": limit}
+    assert outcome(never_restarting, tally([], never_restarting), restarts, 0) is None
 
 
-def test_the_pause_doubles_and_is_never_longer_than_ten_minutes() -> None:
+def test_the_backoff_doubles_up_to_ten_minutes() -> None:
     now = time.time()
     assert backoff_left(0, now) == 0
     assert [round(backoff_left(n, now)) for n in (1, 2, 3, 30)] == [10, 20, 40, 600]
 
 
 @given(st.sets(st.integers(0, 60), min_size=1))
-def test_indexes_come_back_as_they_were_written(indexes: set[int]) -> None:
+def test_parsing_formatted_indexes_returns_the_same_indexes(indexes: set[int]) -> None:
     text = format_indexes(map(str, indexes))
     assert parse_indexes(text) == indexes
     assert all(int(a) + 1 < int(b) for a, b in (p.split("-") for p in text.split(",") if "-" in p))

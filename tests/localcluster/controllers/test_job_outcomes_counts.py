@@ -1,4 +1,4 @@
-"""What a Job's status has counted stays counted, whatever became of its pods."""
+"""The counts in a Job's status stay the same after the deletion of its pods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dra_kubeletplugin.localcluster.controllers.job_outcomes import (
 
 ENDS = st.lists(
     st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=12
-)  # index, success, pod still there
+)  # index, success, pod still exists
 
 
 def pod(number: int, index: int, *, succeeded: bool) -> dict[str, Any]:
@@ -26,28 +26,28 @@ def pod(number: int, index: int, *, succeeded: bool) -> dict[str, Any]:
 
 
 @given(ENDS)
-def test_a_controller_that_starts_again_counts_what_the_one_before_did(
-    given_ends: list[tuple[int, bool, bool]],
+def test_a_restarted_controller_has_the_same_counts(
+    pod_ends: list[tuple[int, bool, bool]],
 ) -> None:
     spec: dict[str, Any] = {"completions": 6}
     done: set[int] = set()
     pods = []
-    for number, (index, succeeded, there) in enumerate(given_ends):
+    for number, (index, succeeded, exists) in enumerate(pod_ends):
         if index in done:
-            continue  # an index that is done gets no pod more
+            continue  # a finished index gets no further pod
         done |= {index} if succeeded else set()
-        pods.append((pod(number, index, succeeded=succeeded), there))
-    whole = tally([e for p, _ in pods if (e := pod_end(p, spec))], spec)
-    status = {"succeeded": len(whole.done), "failed": whole.failed}
-    status |= {"completedIndexes": format_indexes(whole.done)} if whole.done else {}  # type: ignore[dict-item]
-    left = [e for p, there in pods if there and (e := pod_end(p, spec))]
-    again = tally([*left, *ends_of_deleted_pods(status, left)], spec)
-    assert (again.done, again.failed) == (whole.done, whole.failed)
+        pods.append((pod(number, index, succeeded=succeeded), exists))
+    before = tally([e for p, _ in pods if (e := pod_end(p, spec))], spec)
+    status = {"succeeded": len(before.done), "failed": before.failed}
+    status |= {"completedIndexes": format_indexes(before.done)} if before.done else {}  # type: ignore[dict-item]
+    remaining = [e for p, exists in pods if exists and (e := pod_end(p, spec))]
+    after = tally([*remaining, *ends_of_deleted_pods(status, remaining)], spec)
+    assert (after.done, after.failed) == (before.done, before.failed)
 
 
-def test_a_pod_that_went_by_force_has_failed_and_one_that_runs_has_not() -> None:
+def test_a_force_deleted_pod_has_failed_and_a_running_pod_has_not() -> None:
     running = {"metadata": {"name": "p", "namespace": "d", "uid": "p"}, "status": {"phase": "Running"}}
     assert pod_end(running, {}) is None
-    found = pod_end(running, {}, gone=True)
-    assert found is not None
-    assert not found.succeeded
+    result = pod_end(running, {}, gone=True)
+    assert result is not None
+    assert not result.succeeded

@@ -1,4 +1,4 @@
-"""Deployments, DaemonSets and Jobs run the pods that a manifest asks for, and say how far they are."""
+"""Deployments, DaemonSets and Jobs run the pods of a manifest and report their progress in their status."""
 
 from __future__ import annotations
 
@@ -47,105 +47,107 @@ def workload(api: str, kind: str, name: str, *, image: str = "one", restart: str
     }
 
 
-async def until(cluster: LocalCluster, resource: Any, name: str, right: Callable[[JSON], bool]) -> JSON:
-    """The object once its status is right."""
-    seen: JSON = {}
+async def wait_for_status(cluster: LocalCluster, resource: Any, name: str, is_expected: Callable[[JSON], bool]) -> JSON:
+    """Waits until the status of the object is as expected. Returns the object."""
+    latest: JSON = {}
 
     async def check() -> JSON | None:
-        nonlocal seen
-        seen = await cluster.client.get(resource, name, "default")
-        return seen if right(seen.get("status") or {}) else None
+        nonlocal latest
+        latest = await cluster.client.get(resource, name, "default")
+        return latest if is_expected(latest.get("status") or {}) else None
 
     try:
-        found: JSON = await cluster.wait(f"{resource.plural} {name}", check)
+        current: JSON = await cluster.wait(f"{resource.plural} {name}", check)
     except TimeoutError as e:
-        raise AssertionError(f"{e}: {seen.get('status')}; {cluster.events()}") from None
-    return found
+        raise AssertionError(f"{e}: {latest.get('status')}; {cluster.events()}") from None
+    return current
 
 
 async def pods(cluster: LocalCluster) -> list[JSON]:
-    found: list[JSON] = (await cluster.client.list(PODS, "default"))["items"]
-    return [p for p in found if not p["metadata"].get("deletionTimestamp")]
+    listed: list[JSON] = (await cluster.client.list(PODS, "default"))["items"]
+    return [p for p in listed if not p["metadata"].get("deletionTimestamp")]
 
 
 async def test_a_deployment_runs_its_replicas_and_rolls_to_a_new_template(cluster: LocalCluster) -> None:
-    made = workload("apps/v1", "Deployment", "web", replicas=3)
-    made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
-    await cluster.apply(made)
-    await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("availableReplicas") == 3)
+    deployment = workload("apps/v1", "Deployment", "web", replicas=3)
+    deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    await cluster.apply(deployment)
+    await wait_for_status(cluster, DEPLOYMENTS, "web", lambda s: s.get("availableReplicas") == 3)
     first = {p["metadata"]["name"] for p in await pods(cluster)}
     assert len(first) == 3
-    made["spec"]["template"]["spec"]["containers"][0]["image"] = "two"
-    await cluster.client.patch(DEPLOYMENTS, "web", {"spec": {"template": made["spec"]["template"]}}, "default")
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "two"
+    await cluster.client.patch(DEPLOYMENTS, "web", {"spec": {"template": deployment["spec"]["template"]}}, "default")
 
     def rolled(status: JSON) -> bool:
         return status.get("observedGeneration", 0) > 1 and status.get("updatedReplicas") == 3 == status.get("replicas")
 
-    found = await until(cluster, DEPLOYMENTS, "web", lambda s: rolled(s) and s.get("availableReplicas") == 3)
-    told = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
-    assert told == {"Available": "MinimumReplicasAvailable", "Progressing": "NewReplicaSetAvailable"}
-    now = await pods(cluster)
-    assert {p["spec"]["containers"][0]["image"] for p in now} == {"two"}
+    rolled_out = await wait_for_status(
+        cluster, DEPLOYMENTS, "web", lambda s: rolled(s) and s.get("availableReplicas") == 3
+    )
+    reasons = {c["type"]: c["reason"] for c in rolled_out["status"]["conditions"]}
+    assert reasons == {"Available": "MinimumReplicasAvailable", "Progressing": "NewReplicaSetAvailable"}
+    current_pods = await pods(cluster)
+    assert {p["spec"]["containers"][0]["image"] for p in current_pods} == {"two"}
     sets = (await cluster.client.list(REPLICA_SETS, "default"))["items"]
     assert sorted(s["spec"]["replicas"] for s in sets) == [0, 3]
 
 
-async def test_a_replica_set_makes_up_for_a_pod_that_goes_and_gives_up_what_is_too_many(cluster: LocalCluster) -> None:
+async def test_a_replica_set_replaces_a_deleted_pod_and_deletes_surplus_pods(cluster: LocalCluster) -> None:
     await cluster.apply(workload("apps/v1", "ReplicaSet", "rs", replicas=2))
-    await until(cluster, REPLICA_SETS, "rs", lambda s: s.get("readyReplicas") == 2)
-    gone = (await pods(cluster))[0]
-    await cluster.client.delete(PODS, gone["metadata"]["name"], "default", grace=0)
+    await wait_for_status(cluster, REPLICA_SETS, "rs", lambda s: s.get("readyReplicas") == 2)
+    deleted_pod = (await pods(cluster))[0]
+    await cluster.client.delete(PODS, deleted_pod["metadata"]["name"], "default", grace=0)
 
-    async def made_up() -> bool:
+    async def is_replaced() -> bool:
         names = {p["metadata"]["name"] for p in await pods(cluster)}
-        return len(names) == 2 and gone["metadata"]["name"] not in names
+        return len(names) == 2 and deleted_pod["metadata"]["name"] not in names
 
-    await cluster.wait("another pod", made_up)
+    await cluster.wait("another pod", is_replaced)
     await cluster.client.patch(REPLICA_SETS, "rs", {"spec": {"replicas": 0}}, "default")
-    await until(cluster, REPLICA_SETS, "rs", lambda s: s.get("replicas") == 0)
+    await wait_for_status(cluster, REPLICA_SETS, "rs", lambda s: s.get("replicas") == 0)
 
 
 async def test_a_daemon_set_has_one_pod_on_each_node(cluster: LocalCluster) -> None:
     await cluster.apply(workload("apps/v1", "DaemonSet", "agent"))
-    found = await until(cluster, DAEMON_SETS, "agent", lambda s: s.get("numberReady") == 2)
-    assert found["status"]["desiredNumberScheduled"] == found["status"]["updatedNumberScheduled"] == 2
+    daemon_set = await wait_for_status(cluster, DAEMON_SETS, "agent", lambda s: s.get("numberReady") == 2)
+    assert daemon_set["status"]["desiredNumberScheduled"] == daemon_set["status"]["updatedNumberScheduled"] == 2
     assert {p["spec"]["nodeName"] for p in await pods(cluster)} == {"node-1", "node-2"}
 
 
-async def test_a_job_completes_once_its_pods_have_ended_well(cluster: LocalCluster) -> None:
+async def test_a_job_completes_after_its_pods_succeed(cluster: LocalCluster) -> None:
     await cluster.apply(
         workload("batch/v1", "Job", "job", restart="Never", completions=3, parallelism=2, backoffLimit=0)
     )
-    ended: set[str] = set()
-    while len(ended) < 3:
-        running = await cluster.wait("a pod that runs", lambda: runs(cluster, ended))
+    ended_uids: set[str] = set()
+    while len(ended_uids) < 3:
+        running = await cluster.wait("a pod that runs", lambda: running_pod(cluster, ended_uids))
         assert len([p for p in await pods(cluster) if p["status"]["phase"] == "Running"]) <= 2
-        ended.add(running["metadata"]["uid"])
+        ended_uids.add(running["metadata"]["uid"])
         cluster.nodes[running["spec"]["nodeName"]].runtime.end(running["metadata"]["uid"], "main")
-    found = await until(cluster, JOBS, "job", lambda s: bool(s.get("completionTime")))
-    assert (found["status"]["succeeded"], found["status"].get("active", 0)) == (3, 0)
-    assert [c["type"] for c in found["status"]["conditions"]] == ["SuccessCriteriaMet", "Complete"]
+    completed = await wait_for_status(cluster, JOBS, "job", lambda s: bool(s.get("completionTime")))
+    assert (completed["status"]["succeeded"], completed["status"].get("active", 0)) == (3, 0)
+    assert [c["type"] for c in completed["status"]["conditions"]] == ["SuccessCriteriaMet", "Complete"]
 
 
-async def runs(cluster: LocalCluster, but: set[str]) -> JSON | None:
-    found = [p for p in await pods(cluster) if p["metadata"]["uid"] not in but]
-    return next((p for p in found if p["status"]["phase"] == "Running"), None)
+async def running_pod(cluster: LocalCluster, excluded_uids: set[str]) -> JSON | None:
+    candidates = [p for p in await pods(cluster) if p["metadata"]["uid"] not in excluded_uids]
+    return next((p for p in candidates if p["status"]["phase"] == "Running"), None)
 
 
-async def test_a_job_fails_once_too_many_of_its_pods_have(cluster: LocalCluster) -> None:
+async def test_a_job_fails_after_too_many_failed_pods(cluster: LocalCluster) -> None:
     await cluster.apply(
         workload("batch/v1", "Job", "job", restart="Never", backoffLimit=0, completions=1, parallelism=1)
     )
-    running = await cluster.wait("a pod that runs", lambda: runs(cluster, set()))
+    running = await cluster.wait("a pod that runs", lambda: running_pod(cluster, set()))
     cluster.nodes[running["spec"]["nodeName"]].runtime.end(running["metadata"]["uid"], "main", 3)
-    found = await until(cluster, JOBS, "job", lambda s: bool(s.get("conditions")))
-    assert [(c["type"], c["reason"]) for c in found["status"]["conditions"]] == [
+    failed = await wait_for_status(cluster, JOBS, "job", lambda s: bool(s.get("conditions")))
+    assert [(c["type"], c["reason"]) for c in failed["status"]["conditions"]] == [
         ("FailureTarget", "BackoffLimitExceeded"),
         ("Failed", "BackoffLimitExceeded"),
     ]
 
 
-async def test_a_pod_whose_owner_never_was_goes(cluster: LocalCluster) -> None:
+async def test_a_pod_with_an_owner_that_never_existed_is_deleted(cluster: LocalCluster) -> None:
     owner = {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
@@ -156,23 +158,26 @@ async def test_a_pod_whose_owner_never_was_goes(cluster: LocalCluster) -> None:
     meta = {"name": "lost", "ownerReferences": [{**owner, "controller": True}]}
     await cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body})
 
-    async def gone() -> bool:
+    async def is_deleted() -> bool:
         return await cluster.pod("lost") is None
 
-    await cluster.wait("the pod to go", gone)
+    await cluster.wait("the deletion of the pod", is_deleted)
 
 
-async def test_a_claim_that_was_made_while_its_pod_went_goes_once_the_pod_s_end_is_heard(
+async def test_a_claim_created_during_the_deletion_of_its_pod_is_deleted_after_the_pod_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its owner still seems to be there when it comes, and the API server let go only what it knew when the owner went."""
+    """The informer still contains the owner when the claim arrives.
+
+    The API server deleted only the dependents that existed with the owner.
+    """
     pod = {"metadata": {"name": "web", "namespace": "default", "uid": "pod-uid"}}
     owner = {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "pod-uid", "controller": True}
     meta = {"name": "web-gpu", "namespace": "default", "uid": "claim-uid", "ownerReferences": [owner]}
     client = KubeClient(ApiConfig(server="http://127.0.0.1:1"))
     informers = Informers(client, dict.fromkeys((PODS, CLAIMS, REPLICA_SETS, DEPLOYMENTS, DAEMON_SETS, JOBS), ""))
     collector = GarbageCollector(client, informers, None)
-    judged, deleted = asyncio.Event(), asyncio.Event()
+    reconciled, deleted = asyncio.Event(), asyncio.Event()
 
     async def delete(resource: Resource, name: str, namespace: str, *, uid: str) -> None:
         assert (resource, name, uid) == (CLAIMS, "web-gpu", "claim-uid")
@@ -181,17 +186,17 @@ async def test_a_claim_that_was_made_while_its_pod_went_goes_once_the_pod_s_end_
     async def get(resource: Resource, name: str, namespace: str) -> JSON:
         raise NotFoundError(f'{resource.plural} "{name}" not found')
 
-    async def once(key: Key) -> None:
+    async def reconcile(key: Key) -> None:
         await collector.reconcile(key)
-        judged.set()
+        reconciled.set()
 
     monkeypatch.setattr(client, "delete", delete)
     monkeypatch.setattr(client, "get", get)
     informers._copies[PODS]._take(pod, gone=False)
     informers._copies[CLAIMS]._take({"metadata": meta, "spec": {}}, gone=False)
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
-        work = tasks.create_task(collector.queue.work(once, collector._failed))
-        await judged.wait()
+        work = tasks.create_task(collector.queue.work(reconcile, collector._failed))
+        await reconciled.wait()
         assert not deleted.is_set()
         informers._copies[PODS]._take(pod, gone=True)
         await deleted.wait()
@@ -210,14 +215,14 @@ def _kubectl(cluster: LocalCluster, *args: str) -> str:
 
 @pytest.mark.full
 @pytest.mark.kubectl
-async def test_a_deployment_is_rolled_back_restarted_and_has_a_history(cluster: LocalCluster) -> None:
+async def test_kubectl_rolls_a_deployment_back_and_restarts_it_and_shows_its_history(cluster: LocalCluster) -> None:
     async def kubectl(*args: str) -> str:
         return await asyncio.to_thread(_kubectl, cluster, *args)
 
-    made = workload("apps/v1", "Deployment", "web", replicas=2)
-    made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
-    made["metadata"]["annotations"] = {"kubernetes.io/change-cause": "the first"}
-    await cluster.apply(made)
+    deployment = workload("apps/v1", "Deployment", "web", replicas=2)
+    deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    deployment["metadata"]["annotations"] = {"kubernetes.io/change-cause": "the first"}
+    await cluster.apply(deployment)
     await kubectl("rollout", "status", "deployment/web")
     await kubectl("set", "image", "deployment/web", "main=two")
     assert "successfully rolled out" in await kubectl("rollout", "status", "deployment/web")
@@ -239,51 +244,51 @@ async def test_a_deployment_is_rolled_back_restarted_and_has_a_history(cluster: 
     assert {p["spec"]["containers"][0]["image"] for p in await pods(cluster)} == {"two"}
 
 
-@pytest.mark.parametrize(("surge", "away"), [(1, 0), (0, 1), ("50%", "25%")])
-async def test_a_rollout_never_has_too_many_pods_nor_too_few_that_are_available(
-    cluster: LocalCluster, surge: Any, away: Any
+@pytest.mark.parametrize(("surge", "unavailable"), [(1, 0), (0, 1), ("50%", "25%")])
+async def test_a_rollout_obeys_max_surge_and_max_unavailable(
+    cluster: LocalCluster, surge: Any, unavailable: Any
 ) -> None:
-    rolling = {"rollingUpdate": {"maxSurge": surge, "maxUnavailable": away}}
-    made = workload("apps/v1", "Deployment", "web", replicas=4, strategy=rolling)
-    made["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
-    await cluster.apply(made)
-    await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("availableReplicas") == 4)
-    most, least = 4 + share_of(surge, 4, up=True), 4 - share_of(away, 4, up=False)
-    seen: list[tuple[int, int]] = []
+    rolling = {"rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
+    deployment = workload("apps/v1", "Deployment", "web", replicas=4, strategy=rolling)
+    deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 0
+    await cluster.apply(deployment)
+    await wait_for_status(cluster, DEPLOYMENTS, "web", lambda s: s.get("availableReplicas") == 4)
+    most, least = 4 + share_of(surge, 4, up=True), 4 - share_of(unavailable, 4, up=False)
+    counts: list[tuple[int, int]] = []
     await cluster.client.patch(
         DEPLOYMENTS, "web", {"spec": {"template": {"metadata": {"labels": {"app": "web", "new": "1"}}}}}, "default"
     )
 
-    def over(status: JSON) -> bool:
+    def is_updated(status: JSON) -> bool:
         return status.get("observedGeneration", 0) > 1 and status.get("updatedReplicas") == 4 == status.get("replicas")
 
-    async def look() -> bool:
+    async def is_complete() -> bool:
         alive = await pods(cluster)
-        seen.append((len(alive), sum(map(is_ready, alive))))
-        found = await cluster.client.get(DEPLOYMENTS, "web", "default")
-        return over(found["status"]) and found["status"].get("availableReplicas") == 4
+        counts.append((len(alive), sum(map(is_ready, alive))))
+        current = await cluster.client.get(DEPLOYMENTS, "web", "default")
+        return is_updated(current["status"]) and current["status"].get("availableReplicas") == 4
 
-    await cluster.wait("the rollout", look)
-    assert max(n for n, _ in seen) <= most
-    assert min(ready for _, ready in seen) >= least
+    await cluster.wait("the rollout", is_complete)
+    assert max(n for n, _ in counts) <= most
+    assert min(ready for _, ready in counts) >= least
 
 
-async def test_a_pod_is_available_once_it_has_been_ready_for_long_enough(cluster: LocalCluster) -> None:
+async def test_a_pod_is_available_after_min_ready_seconds(cluster: LocalCluster) -> None:
     await cluster.apply(workload("apps/v1", "Deployment", "web", replicas=1, minReadySeconds=3600))
-    await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("readyReplicas") == 1)
-    found = await until(cluster, DEPLOYMENTS, "web", lambda s: s.get("unavailableReplicas") == 1)
-    assert "availableReplicas" not in found["status"]
+    await wait_for_status(cluster, DEPLOYMENTS, "web", lambda s: s.get("readyReplicas") == 1)
+    deployment = await wait_for_status(cluster, DEPLOYMENTS, "web", lambda s: s.get("unavailableReplicas") == 1)
+    assert "availableReplicas" not in deployment["status"]
 
 
-async def test_a_rollout_that_does_not_get_on_reports_it(cluster: LocalCluster) -> None:
-    made = workload("apps/v1", "Deployment", "web", replicas=1, progressDeadlineSeconds=1)
-    made["spec"]["template"]["spec"]["nodeSelector"] = {"no": "where"}
-    await cluster.apply(made)
-    found = await until(
+async def test_a_rollout_past_its_progress_deadline_reports_it(cluster: LocalCluster) -> None:
+    body = workload("apps/v1", "Deployment", "web", replicas=1, progressDeadlineSeconds=1)
+    body["spec"]["template"]["spec"]["nodeSelector"] = {"no": "where"}
+    await cluster.apply(body)
+    deployment = await wait_for_status(
         cluster,
         DEPLOYMENTS,
         "web",
         lambda s: any(c["status"] == "False" and c["type"] == "Progressing" for c in s.get("conditions") or []),
     )
-    told = {c["type"]: c["reason"] for c in found["status"]["conditions"]}
-    assert told["Progressing"] == "ProgressDeadlineExceeded"
+    reasons = {c["type"]: c["reason"] for c in deployment["status"]["conditions"]}
+    assert reasons["Progressing"] == "ProgressDeadlineExceeded"

@@ -41,26 +41,26 @@ def kill_at(step: int, state: Path, events: frozenset[str]) -> None:
 
 def leftovers(state: Path, mark: str) -> list[str]:
     """Returns the processes that a start left running, processes in its mounts, and the cgroups of its containers."""
-    found = []
+    remaining = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             started_here = mark.encode() in (folder / "environ").read_bytes().split(b"\0")
             if int(folder.name) != os.getpid() and (started_here or str(state) in (folder / "mountinfo").read_text()):
-                found.append((folder / "cmdline").read_text().replace("\0", " "))
+                remaining.append((folder / "cmdline").read_text().replace("\0", " "))
         except OSError:
             continue  # the process has ended since the folder was listed
     specs = [json.loads(p.read_bytes()) for p in state.glob("*/containers/*/*/config.json")]
     container_cgroups = {spec["linux"]["cgroupsPath"].lstrip("/") for spec in specs}
     # Only these two levels: a recursive search fails when another container removes its folder meanwhile.
     cgroups = (p for pattern in ("dra-dev-*", "*/dra-dev-*") for p in Path("/sys/fs/cgroup").glob(pattern))
-    return found + [str(p) for p in cgroups if p.name in container_cgroups]
+    return remaining + [str(p) for p in cgroups if p.name in container_cgroups]
 
 
 def wait_until(check: Callable[[], Any]) -> Any:
     end = time.monotonic() + _STEP_TIMEOUT
-    while not (found := check()) and time.monotonic() < end:
+    while not (remaining := check()) and time.monotonic() < end:
         time.sleep(0.02)
-    return found
+    return remaining
 
 
 def pods_run(state: Path) -> bool:
@@ -86,27 +86,29 @@ def sweep(state: Path, events: frozenset[str], arguments: list[str]) -> None:
             os.dup2(out, 2)
             kill_at(step, state, events)
             os._exit(main(["dev", *arguments, "--state-dir", str(state)]))
-        ended: list[int] = []
+        exit_codes: list[int] = []
 
-        def has_ended(child: int = child, ended: list[int] = ended) -> bool:
+        def has_ended(child: int = child, exit_codes: list[int] = exit_codes) -> bool:
             pid, status = os.waitpid(child, os.WNOHANG)
-            ended.extend([os.waitstatus_to_exitcode(status)] if pid else [])
-            return bool(ended)
+            exit_codes.extend([os.waitstatus_to_exitcode(status)] if pid else [])
+            return bool(exit_codes)
 
         def is_ready(log: Path = log) -> bool:
             return log.exists() and "Ctrl-C stops the cluster" in log.read_text() and pods_run(state)
 
         wait_until(lambda has_ended=has_ended, is_ready=is_ready: has_ended() or is_ready())
-        if not ended:
+        if not exit_codes:
             os.kill(child, signal.SIGINT)
             wait_until(has_ended)
-        if not ended:
+        if not exit_codes:
             os.kill(child, signal.SIGKILL)
             raise RuntimeError(f"step {step}: neither up nor ended:\n{log.read_text()}")
-        code = ended[0]
+        code = exit_codes[0]
         wait_until(lambda: not leftovers(state, mark))
-        at = log.read_text().strip().rpartition("\n")[2] if code else ""
-        print(json.dumps({"step": step, "code": code, "at": at, "left": leftovers(state, mark)}), flush=True)
+        last_line = log.read_text().strip().rpartition("\n")[2] if code else ""
+        print(
+            json.dumps({"step": step, "code": code, "at": last_line, "leftovers": leftovers(state, mark)}), flush=True
+        )
         if code not in {0, -signal.SIGKILL}:
             print(log.read_text(), file=sys.stderr)
         step += 1

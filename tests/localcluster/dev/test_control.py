@@ -1,4 +1,4 @@
-"""The control socket of ``dra dev``: nobody else's, and nobody else's business while it is made."""
+"""The control socket of ``dra dev`` is private. Its creation does not change the mode of other files of the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ async def act(verb: AnyVerb) -> VerbResult:
     return VerbResult()
 
 
-async def test_what_the_process_writes_while_the_socket_is_made_has_the_mode_that_it_always_has(tmp_path: Path) -> None:
+async def test_files_written_during_the_creation_of_the_socket_keep_their_mode(tmp_path: Path) -> None:
     folders = [tmp_path / str(i) for i in range(20)]
 
     async def write() -> None:

@@ -1,4 +1,4 @@
-"""What was started ends with the one who started it, killed wherever that was."""
+"""Processes that `dra dev` started end with it, wherever it is killed."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ GUARDED = """
     import asyncio, os, sys
     from dra_kubeletplugin.localcluster.child_reaper import Guard
 
-    async def main(patience: float, script: str) -> None:
-        guard = await Guard.start(patience)
+    async def main(timeout: float, script: str) -> None:
+        guard = await Guard.start(timeout)
         await asyncio.create_subprocess_exec("sh", "-c", script, env={**os.environ, **guard.mark})
         await asyncio.Event().wait()
 
     asyncio.run(main(float(sys.argv[1]), sys.argv[2]))
 """
-LATE = """
+LATE_CONTAINER = """
     import asyncio, json, sys
     from pathlib import Path
     from dra_kubeletplugin.localcluster.runtime.base_spec import PATH, ContainerContext, OciProcess, base_spec
@@ -58,7 +58,7 @@ LATE = """
 TERMINAL = """
 import fcntl, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever pytest was started under
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # pytest may run under nohup
 from dra_kubeletplugin.cli import main
 sys.exit(main(["dev", *sys.argv[1:]]))
 """
@@ -66,7 +66,7 @@ TALKATIVE = """
 import os, threading
 from dra_kubeletplugin import Device, Driver
 
-SAID = os.open(os.environ["SAID"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+OUTPUT = os.open(os.environ["OUTPUT"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 class Talkative(Driver):
@@ -80,12 +80,12 @@ class Talkative(Driver):
     def talk(self):
         while not self.over.wait(0.001):
             print("x" * 1000, flush=True)
-            os.write(SAID, b".")
+            os.write(OUTPUT, b".")
 
     def stop(self):
         self.over.set()
         self.talking.join()
-        os.write(SAID, b"stopped")
+        os.write(OUTPUT, b"stopped")
 
     def devices(self):
         return [Device("a")]
@@ -93,7 +93,7 @@ class Talkative(Driver):
     def prepare(self, claim):
         return []
 """
-SLOW = """#!/bin/sh
+SLOW_RUNC = """#!/bin/sh
 echo "$@" >> "$HELD"
 case " $* " in *" run "*) while [ ! -e "$HELD.go" ]; do sleep 0.01; done;; esac
 PATH=${PATH#*:} exec runc "$@"
@@ -101,18 +101,18 @@ PATH=${PATH#*:} exec runc "$@"
 
 
 @pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a name that leaves room for sockets."""
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path, because the length of socket paths is limited."""
     with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
         yield Path(folder)
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def named(word: str) -> list[str]:
-    """The command lines with that word of what runs."""
+def command_lines_with(word: str) -> list[str]:
+    """Returns the command lines of running processes that contain a word."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ def named(word: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def started(script: str, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+def start_script(script: str, *arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), *arguments], stdout=subprocess.PIPE, text=True,
         env=environment(**env),
@@ -133,120 +133,128 @@ def started(script: str, *arguments: str, **env: str) -> Iterator[subprocess.Pop
             process.kill()
 
 
-def swept(state: Path, events: str, *arguments: str) -> list[dict[str, Any]]:
+def kill_at_every_step(state: Path, events: str, *arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.localcluster.dev.killed_dev", str(state), events, GPU, *arguments],
         cwd=ROOT, env=environment(KILLED_DEV=uuid.uuid4().hex), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    *found, half_made = map(json.loads, done.stdout.splitlines())
-    assert half_made == []
-    assert [f["code"] for f in found] == [-signal.SIGKILL] * (len(found) - 1) + [0], done.stderr
-    return found
+    *steps, temporary_files = map(json.loads, done.stdout.splitlines())
+    assert temporary_files == []
+    assert [f["code"] for f in steps] == [-signal.SIGKILL] * (len(steps) - 1) + [0], done.stderr
+    return steps
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)
-def test_a_cluster_that_is_killed_anywhere_leaves_nothing_and_comes_up_again_on_its_state(short: Path) -> None:
-    found = swept(short / "s", "subprocess.Popen,os.rename,socket.bind", "--nodes", "2")
-    assert [f for f in found if f["left"]] == []
-    assert sum("subprocess.Popen" in f["at"] for f in found) >= 3
+def test_a_cluster_killed_at_any_step_leaves_nothing_and_restarts_from_its_state(short_folder: Path) -> None:
+    steps = kill_at_every_step(short_folder / "s", "subprocess.Popen,os.rename,socket.bind", "--nodes", "2")
+    assert [f for f in steps if f["leftovers"]] == []
+    assert sum("subprocess.Popen" in f["at"] for f in steps) >= 3
 
 
 @pytest.mark.runc
 @pytest.mark.timeout(400)
-def test_containers_of_a_cluster_that_is_killed_anywhere_are_gone(short: Path) -> None:
-    wanted = [CLASS, TEMPLATE, pod("server", "trap 'exit 0' TERM; while :; do sleep 0.05; done", restart="Always")]
-    (short / "a.json").write_text("\n---\n".join(map(json.dumps, wanted)))
-    found = swept(short / "s", "subprocess.Popen", "--containers", "--apply", str(short / "a.json"))
-    assert [f for f in found if f["left"]] == []
-    assert any("unshare" in f["at"] for f in found)
+def test_containers_end_after_their_cluster_is_killed_at_any_step(short_folder: Path) -> None:
+    manifests = [CLASS, TEMPLATE, pod("server", "trap 'exit 0' TERM; while :; do sleep 0.05; done", restart="Always")]
+    (short_folder / "a.json").write_text("\n---\n".join(map(json.dumps, manifests)))
+    steps = kill_at_every_step(
+        short_folder / "s", "subprocess.Popen", "--containers", "--apply", str(short_folder / "a.json")
+    )
+    assert [f for f in steps if f["leftovers"]] == []
+    assert any("unshare" in f["at"] for f in steps)
 
 
 @pytest.mark.runc
-def test_a_container_that_comes_up_after_its_cluster_was_killed_is_ended(short: Path) -> None:
-    slow, held, cgroup = short / "bin/runc", short / "held", f"/dra-dev-{uuid.uuid4()}"
-    slow.parent.mkdir()
-    slow.write_text(SLOW)
-    slow.chmod(0o755)
-    with started(LATE, str(short), cgroup, HELD=str(held), PATH=f"{slow.parent}:{os.environ['PATH']}") as cluster:
-        block_until(lambda: (held.exists() and " run " in held.read_text()) or cluster.poll() is not None)
-        before = held.read_text().count(" list ")
+def test_a_container_that_starts_after_its_cluster_was_killed_is_ended(short_folder: Path) -> None:
+    slow_runc, call_log, cgroup = short_folder / "bin/runc", short_folder / "held", f"/dra-dev-{uuid.uuid4()}"
+    slow_runc.parent.mkdir()
+    slow_runc.write_text(SLOW_RUNC)
+    slow_runc.chmod(0o755)
+    with start_script(
+        LATE_CONTAINER, str(short_folder), cgroup, HELD=str(call_log), PATH=f"{slow_runc.parent}:{os.environ['PATH']}"
+    ) as cluster:
+        block_until(lambda: (call_log.exists() and " run " in call_log.read_text()) or cluster.poll() is not None)
+        before = call_log.read_text().count(" list ")
         cluster.kill()
         cluster.wait()
-    block_until(lambda: held.read_text().count(" list ") > before)  # what there is has been looked for
-    Path(f"{held}.go").touch()
-    block_until(lambda: not named(str(short)))
+    block_until(lambda: call_log.read_text().count(" list ") > before)  # the reaper has listed the containers
+    Path(f"{call_log}.go").touch()
+    block_until(lambda: not command_lines_with(str(short_folder)))
     name = f"*{cgroup.removeprefix('/')}*"
     assert [p for pattern in (name, f"*/{name}") for p in Path("/sys/fs/cgroup").glob(pattern)] == []
-    assert str(short) not in Path("/proc/mounts").read_text()
+    assert str(short_folder) not in Path("/proc/mounts").read_text()
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--host", "nowhere"], ["--api-address", "192.0.2.77:80"]], ids=["before the cluster", "within"]
+    "invalid_options", [["--host", "nowhere"], ["--api-address", "192.0.2.77:80"]], ids=["before the cluster", "within"]
 )
-def test_a_cluster_that_does_not_come_up_leaves_no_folder(tmp_path: Path, wrong: list[str]) -> None:
-    """192.0.2.0/24 is nobody's (RFC 5737)."""
+def test_a_cluster_that_fails_to_start_leaves_no_folder(tmp_path: Path, invalid_options: list[str]) -> None:
+    """No host uses an address in 192.0.2.0/24 (RFC 5737)."""
     script = (
         "import pathlib, sys; from dra_kubeletplugin.localcluster import cluster; from dra_kubeletplugin.cli import main\n"
         f"cluster.state_root = lambda: pathlib.Path({str(tmp_path)!r})\n"
         "sys.exit(main(['dev', *sys.argv[1:]]))"
     )
-    done = subprocess.run([sys.executable, "-c", script, GPU, *wrong], cwd=ROOT, env=environment(), check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, GPU, *invalid_options], cwd=ROOT, env=environment(), check=False
+    )
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_terminal_ends_the_cluster_in_order(short: Path) -> None:
-    ours, theirs = os.openpty()
+def test_a_closed_terminal_stops_the_cluster_cleanly(short_folder: Path) -> None:
+    reader, writer = os.openpty()
     dev = subprocess.Popen(
-        [sys.executable, "-c", TERMINAL, GPU, "--state-dir", str(short / "s")],
-        cwd=ROOT, env=environment(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+        [sys.executable, "-c", TERMINAL, GPU, "--state-dir", str(short_folder / "s")],
+        cwd=ROOT, env=environment(), stdin=writer, stdout=writer, stderr=writer, start_new_session=True,
     )  # fmt: skip
-    os.close(theirs)
+    os.close(writer)
     try:
-        told = b""
-        while b"Ctrl-C stops the cluster.\r\n" not in told:
-            told += os.read(ours, 65536)
+        output = b""
+        while b"Ctrl-C stops the cluster.\r\n" not in output:
+            output += os.read(reader, 65536)
     finally:
-        os.close(ours)
+        os.close(reader)
         code = dev.wait(90)
     assert code == 0
-    assert named(str(short)) == []
-    assert not (short / "s/control.sock").exists()
+    assert command_lines_with(str(short_folder)) == []
+    assert not (short_folder / "s/control.sock").exists()
 
 
 @pytest.mark.full
-def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_more(short: Path) -> None:
-    """A driver whose output nobody takes would stand still with its next line."""
-    (short / "driver.py").write_text(TALKATIVE)
-    said = short / "said"
-    ours, theirs = os.pipe()
+def test_a_driver_runs_and_stops_cleanly_when_its_output_is_not_read(short_folder: Path) -> None:
+    """Without a reader, the next line of output would block the driver."""
+    (short_folder / "driver.py").write_text(TALKATIVE)
+    output_file = short_folder / "said"
+    reader, writer = os.pipe()
     argv = [
         sys.executable,
         "-m",
         "dra_kubeletplugin.cli",
         "dev",
-        str(short / "driver.py"),
+        str(short_folder / "driver.py"),
         "--state-dir",
-        str(short / "s"),
+        str(short_folder / "s"),
     ]
     dev = subprocess.Popen(
-        argv, cwd=ROOT, env=environment(SAID=str(said)), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs
+        argv, cwd=ROOT, env=environment(OUTPUT=str(output_file)), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer
     )
-    os.close(theirs)
+    os.close(writer)
     try:
-        told = b""
-        while b"Ctrl-C stops the cluster.\n" not in told:
-            told += os.read(ours, 65536)
-        os.close(ours)
-        before = said.stat().st_size
-        block_until(lambda: said.stat().st_size > before + 200)  # lines of 1,000 bytes: more than pipes hold
+        output = b""
+        while b"Ctrl-C stops the cluster.\n" not in output:
+            output += os.read(reader, 65536)
+        os.close(reader)
+        before = output_file.stat().st_size
+        block_until(
+            lambda: output_file.stat().st_size > before + 200
+        )  # lines of 1,000 bytes, more than the buffer of a pipe
     finally:
         dev.send_signal(signal.SIGINT)
         code = dev.wait(90)
     assert code == 0
-    assert said.read_bytes().endswith(b"stopped")
+    assert output_file.read_bytes().endswith(b"stopped")
 
 
 @pytest.mark.parametrize(
@@ -255,21 +263,21 @@ def test_a_driver_goes_on_and_ends_in_order_where_nobody_reads_its_output_any_mo
         ": {}; trap '' TERM HUP INT; echo up; while :; do sleep 0.02; done",
         "setsid sh -c 'echo up; while :; do sleep 0.02; done' {} & exit 0",
     ],
-    ids=["that is deaf", "whose parent has ended"],
+    ids=["ignores signals", "parent has ended"],
 )
-def test_a_process_goes_with_its_guard(script: str) -> None:
+def test_a_process_ends_with_its_guard(script: str) -> None:
     word = uuid.uuid4().hex
-    with started(GUARDED, "0.3", script.format(word)) as process:
+    with start_script(GUARDED, "0.3", script.format(word)) as process:
         assert process.stdout
         assert process.stdout.readline() == "up\n"
         process.kill()
         process.wait()
-        block_until(lambda: not named(word))
+        block_until(lambda: not command_lines_with(word))
 
 
-async def test_a_guard_that_is_closed_ends_what_is_left_at_once() -> None:
+async def test_closing_a_guard_kills_the_remaining_processes_immediately() -> None:
     guard = await Guard.start(1000)
-    left = await asyncio.create_subprocess_exec("sleep", "1000", env={**os.environ, **guard.mark})
+    remaining = await asyncio.create_subprocess_exec("sleep", "1000", env={**os.environ, **guard.mark})
     await guard.close()
-    assert await left.wait() == -signal.SIGKILL
+    assert await remaining.wait() == -signal.SIGKILL
     assert not guard.alive

@@ -1,4 +1,4 @@
-"""Objects of ``--apply`` are as `kubectl apply` makes them: the same annotation, and removed fields are removed."""
+"""``--apply`` creates objects like `kubectl apply`: with the same annotation, and it removes deleted fields."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def annotation(cluster: LocalCluster, resource: Resource, name: str, names
 
 
 @pytest.mark.kubectl
-async def test_kubectl_finds_its_own_annotation_and_changes_nothing(tmp_path: Path) -> None:
+async def test_kubectl_apply_changes_no_object_of_the_apply_option(tmp_path: Path) -> None:
     async with LocalCluster() as cluster:
         path = await apply(cluster, tmp_path, POD, CLASS)
         before = [await annotation(cluster, PODS, "p", "default"), await annotation(cluster, CLASSES, "c")]
@@ -63,7 +63,7 @@ async def test_kubectl_finds_its_own_annotation_and_changes_nothing(tmp_path: Pa
         assert before == [await annotation(cluster, PODS, "p", "default"), await annotation(cluster, CLASSES, "c")]
 
 
-async def test_a_second_application_removes_what_the_first_set_and_keeps_the_rest(tmp_path: Path) -> None:
+async def test_a_second_apply_removes_only_fields_of_the_first_apply(tmp_path: Path) -> None:
     first = {"a": "1", "b": "2"}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1", "labels": first}}
     async with LocalCluster() as cluster:

@@ -1,4 +1,4 @@
-"""What upstream's test/e2e_node/dra_test.go holds a kubelet to. Ids (R1, P3 ...) as in reference/kubernetes-tests.md."""
+"""Requirements on a kubelet from upstream's test/e2e_node/dra_test.go. Ids (R1, P3 ...) as in reference/kubernetes-tests.md."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ LAYOUTS = pytest.mark.parametrize("common", [False, True], ids=["two sockets", "
 
 @contextlib.asynccontextmanager
 async def behind_a_proxy(plugin: FakePlugin) -> AsyncIterator[ConnectionCounter]:
-    """The plugin serves elsewhere than it says, and the proxy stands where it says."""
-    seen, real = plugin.endpoint, plugin.endpoint.with_name("real.sock")
-    plugin.endpoint = real
+    """Starts a plugin that serves on another socket than it registers; a proxy listens on the registered socket."""
+    registered_endpoint, served_endpoint = plugin.endpoint, plugin.endpoint.with_name("real.sock")
+    plugin.endpoint = served_endpoint
     await plugin.serve()
-    plugin.endpoint = seen
-    async with ConnectionCounter(seen, real) as proxy:
+    plugin.endpoint = registered_endpoint
+    async with ConnectionCounter(registered_endpoint, served_endpoint) as proxy:
         await plugin.register()
         yield proxy
         await plugin.unregister()
-        plugin.endpoint = real
+        plugin.endpoint = served_endpoint
         await plugin.stop()
 
 
-class Room:
-    """A cluster of one node, and what tests do with it."""
+class KubeletHarness:
+    """A cluster with one node, and the steps of the tests."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -49,275 +49,286 @@ class Room:
     def kubelet(self) -> LocalKubelet:
         return self.cluster.node.kubelet
 
-    def plugin(self, driver: str = DRIVER, **how: Any) -> FakePlugin:
-        return FakePlugin(self.cluster.node.kubelet_root, driver, **how)
+    def plugin(self, driver: str = DRIVER, **options: Any) -> FakePlugin:
+        return FakePlugin(self.cluster.node.kubelet_root, driver, **options)
 
-    async def until(self, what: str, check: Callable[[], Any]) -> Any:
-        async def ask() -> Any:
-            found = check()
-            return await found if isinstance(found, Awaitable) else found
+    async def wait_until(self, description: str, check: Callable[[], Any]) -> Any:
+        async def evaluate() -> Any:
+            result = check()
+            return await result if isinstance(result, Awaitable) else result
 
         try:
-            return await self.cluster.wait(what, ask)
+            return await self.cluster.wait(description, evaluate)
         except TimeoutError as e:
             raise AssertionError(f"{e}; {self.cluster.events()[-12:]}") from None
 
     async def run(self, name: str = "p", *drivers: str, shared: str = "", **spec: Any) -> JSON:
-        """A pod bound by hand, with a claim that is allocated by hand: one device of each driver."""
+        """Creates a pod bound to the node, with a claim that is already allocated: one device of each driver."""
         claim_name = shared or f"{name}-c"
-        made = await self.cluster.apply(pod(name, claims=[claim_name], nodeName="node-1", **spec))
-        known = await self.cluster.apply(claim(claim_name))
+        created = await self.cluster.apply(pod(name, claims=[claim_name], nodeName="node-1", **spec))
+        applied_claim = await self.cluster.apply(claim(claim_name))
         results = [{"request": "device", "driver": d, "pool": "node-1", "device": "d0"} for d in drivers or (DRIVER,)]
-        me = {"resource": "pods", "name": name, "uid": made[0]["metadata"]["uid"]}
+        consumer = {"resource": "pods", "name": name, "uid": created[0]["metadata"]["uid"]}
         allocated = {"allocation": {"devices": {"results": results}, "allocationTimestamp": now()}}
 
-        async def reserved() -> bool:
-            """The claim controller reserves what is allocated for a pod that has a node, and may be first."""
-            found = await self.cluster.client.get(CLAIMS, claim_name, "default")
-            status = allocated | (found["status"] or {})
+        async def reserve() -> bool:
+            """Reserves the claim for the pod. The claim controller may reserve it first."""
+            current = await self.cluster.client.get(CLAIMS, claim_name, "default")
+            status = allocated | (current["status"] or {})
             consumers = status.get("reservedFor") or []
-            if me in consumers:
+            if consumer in consumers:
                 return True
-            status["reservedFor"] = [*consumers, me]
+            status["reservedFor"] = [*consumers, consumer]
             try:
-                await self.cluster.client.update(CLAIMS, {**found, "status": status}, "status")
+                await self.cluster.client.update(CLAIMS, {**current, "status": status}, "status")
             except ConflictError:
                 return False
             return True
 
-        await self.cluster.wait(f"{claim_name} to be reserved for {name}", reserved)
-        assert known
-        return made[0]
+        await self.cluster.wait(f"{claim_name} to be reserved for {name}", reserve)
+        assert applied_claim
+        return created[0]
 
-    async def runs(self, name: str = "p") -> JSON:
-        found: JSON = await self.until(f"{name} to run", lambda: self.phase(name, "Running"))
-        return found
+    async def wait_until_running(self, name: str = "p") -> JSON:
+        running: JSON = await self.wait_until(f"{name} to run", lambda: self.phase(name, "Running"))
+        return running
 
     async def phase(self, name: str, phase: str) -> JSON | None:
-        found = await self.cluster.pod(name)
-        return found if found and found["status"].get("phase") == phase else None
+        current = await self.cluster.pod(name)
+        return current if current and current["status"].get("phase") == phase else None
 
     async def delete(self, name: str = "p", grace: int | None = None) -> None:
         await self.cluster.client.delete(PODS, name, "default", grace=grace)
 
-    async def gone(self, name: str = "p") -> None:
+    async def wait_until_deleted(self, name: str = "p") -> None:
         async def check() -> bool:
             return await self.cluster.pod(name) is None
 
-        await self.until(f"{name} to go", check)
+        await self.wait_until(f"{name} to be deleted", check)
 
-    async def told(self, name: str, text: str) -> None:
-        await self.until(f"{text!r} about {name}", lambda: any(text in e for e in self.cluster.events(name)))
+    async def wait_for_event(self, name: str, text: str) -> None:
+        await self.wait_until(
+            f"{text!r} in an event of {name}", lambda: any(text in e for e in self.cluster.events(name))
+        )
 
-    async def waits(self, name: str = "p") -> None:
-        found = await self.cluster.pod(name)
-        assert found is not None
-        assert found["status"]["phase"] == "Pending"
+    async def assert_pending(self, name: str = "p") -> None:
+        current = await self.cluster.pod(name)
+        assert current is not None
+        assert current["status"]["phase"] == "Pending"
 
-    async def try_under_way(self, plugin: FakePlugin, method: str) -> int:
-        """After one that failed, a try which the plugin holds until its gate is set; no other comes meanwhile. Answers how many there were."""
-        await self.until("a try", lambda: plugin.count(method))
+    async def hold_next_retry(self, plugin: FakePlugin, method: str) -> int:
+        """Waits for a failed call and then for the next call, which the plugin holds until its gate is set.
+
+        Returns how many calls the plugin has received. It receives no further call while it holds this one.
+        """
+        await self.wait_until("a first call", lambda: plugin.count(method))
         plugin.gate.clear()
-        failed = plugin.count(method)
-        await self.until("the next", lambda: plugin.count(method) > failed)
+        failed_calls = plugin.count(method)
+        await self.wait_until("the next call", lambda: plugin.count(method) > failed_calls)
         return plugin.count(method)
 
-    async def registered(self, driver: str = DRIVER) -> None:
-        await self.until(f"{driver} to be registered", lambda: self.kubelet.plugins.is_connected(driver))
+    async def wait_until_registered(self, driver: str = DRIVER) -> None:
+        await self.wait_until(f"{driver} to be registered", lambda: self.kubelet.plugins.is_connected(driver))
 
     async def slices(self) -> list[str]:
         return sorted(s["metadata"]["name"] for s in self.cluster.slices())
 
     async def health(self, name: str = "p") -> list[Any]:
-        found = await self.cluster.pod(name)
-        assert found is not None
-        [status] = found["status"].get("containerStatuses") or [{}]
+        current = await self.cluster.pod(name)
+        assert current is not None
+        [status] = current["status"].get("containerStatuses") or [{}]
         entries = status.get("allocatedResourcesStatus") or []
         return [(e["name"], r["resourceID"], r["health"]) for e in entries for r in e["resources"]]
 
-    async def healthy(self, health: str, name: str = "p") -> None:
+    async def wait_for_health(self, health: str, name: str = "p") -> None:
         async def check() -> bool:
             return {h for _, _, h in await self.health(name)} == {health}
 
-        await self.until(f"{name} to be {health}", check)
+        await self.wait_until(f"{name} to be {health}", check)
 
 
 @pytest.fixture
-async def room(request: pytest.FixtureRequest) -> AsyncIterator[Room]:
-    """On the usual release, or on the one that a test asks for, or with other timers."""
-    asked = getattr(request, "param", "")
-    release, timers = (asked, TIMERS) if isinstance(asked, str) else ("", asked)
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[KubeletHarness]:
+    """Starts a cluster: the default release, or the release or the timers of the parametrized test."""
+    param = getattr(request, "param", "")
+    release, timers = (param, TIMERS) if isinstance(param, str) else ("", param)
     async with LocalCluster(("node-1",), timers=timers, features=Features.of(release)) as cluster:
-        yield Room(cluster)
+        yield KubeletHarness(cluster)
 
 
-HEALTH_V1 = pytest.mark.parametrize("room", ["1.37"], indirect=True)
-"""On the first release whose kubelet knows v1 of the health service."""
+HEALTH_V1 = pytest.mark.parametrize("harness", ["1.37"], indirect=True)
+"""On the first release whose kubelet supports v1 of the health service."""
 
 
 # --- registration -----------------------------------------------------------------------------------
 
 
-async def test_r1_a_plugin_is_registered_again_after_a_kubelet_restart(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.until("the plugin to be told", lambda: plugin.statuses == [(True, "")])
-        await room.kubelet.restart()
-        await room.until("the plugin to be told again", lambda: plugin.statuses == [(True, "")] * 2)
-        await room.registered()
+async def test_r1_a_plugin_is_registered_again_after_a_kubelet_restart(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
+        await harness.wait_until("the registration status", lambda: plugin.statuses == [(True, "")])
+        await harness.kubelet.restart()
+        await harness.wait_until("the second registration status", lambda: plugin.statuses == [(True, "")] * 2)
+        await harness.wait_until_registered()
 
 
-async def test_r2_a_plugin_is_registered_again_after_its_own_restart(room: Room) -> None:
+async def test_r2_a_plugin_is_registered_again_after_its_own_restart(harness: KubeletHarness) -> None:
     for _ in range(2):
-        async with room.plugin() as plugin:
-            await room.until("the registration", lambda plugin=plugin: plugin.statuses == [(True, "")])
-        await room.until("the end", lambda: not room.kubelet.plugins.is_connected(DRIVER))
+        async with harness.plugin() as plugin:
+            await harness.wait_until("the registration", lambda plugin=plugin: plugin.statuses == [(True, "")])
+        await harness.wait_until("the disconnection", lambda: not harness.kubelet.plugins.is_connected(DRIVER))
 
 
-async def test_r3_a_registration_that_fails_at_first_succeeds_in_the_end(room: Room) -> None:
-    plugin = room.plugin()
+async def test_r3_the_kubelet_retries_a_failed_registration(harness: KubeletHarness) -> None:
+    plugin = harness.plugin()
     plugin.info_failures = 2
     async with plugin:
-        await room.registered()
+        await harness.wait_until_registered()
         assert plugin.info_failures == 0
 
 
 @HEALTH_V1
-async def test_r5_all_calls_to_a_service_use_one_connection_health_included(room: Room) -> None:
-    plugin = room.plugin(health=("v1.DRAResourceHealth",))
+async def test_r5_all_calls_and_health_streams_of_a_service_use_one_connection(harness: KubeletHarness) -> None:
+    plugin = harness.plugin(health=("v1.DRAResourceHealth",))
     async with behind_a_proxy(plugin) as proxy:
-        await room.run()
-        await room.runs()
-        await room.healthy("Healthy")
-        await room.delete()
-        await room.gone()
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.wait_for_health("Healthy")
+        await harness.delete()
+        await harness.wait_until_deleted()
         assert (plugin.count("prepare"), plugin.count("unprepare"), sum(plugin.streams.values())) == (1, 1, 1)
         assert proxy.accepted == 1
 
 
-async def test_r6_a_service_may_begin_to_listen_after_its_registration(room: Room) -> None:
-    plugin = room.plugin()
+async def test_r6_a_service_may_start_to_listen_after_its_registration(harness: KubeletHarness) -> None:
+    plugin = harness.plugin()
     await plugin.register()
-    await room.until("the registration", lambda: plugin.statuses == [(True, "")])
-    await room.run()
-    await room.told("p", "NodePrepareResources: rpc error: code = Unavailable")
+    await harness.wait_until("the registration", lambda: plugin.statuses == [(True, "")])
+    await harness.run()
+    await harness.wait_for_event("p", "NodePrepareResources: rpc error: code = Unavailable")
     await plugin.serve()
-    await room.runs()
+    await harness.wait_until_running()
     await plugin.__aexit__()
 
 
 @LAYOUTS
-async def test_r7_all_works_after_the_service_reconnects_and_slices_are_wiped_meanwhile(
-    room: Room, common: bool
+async def test_r7_a_pod_is_unprepared_after_a_service_restart_that_wiped_the_slices(
+    harness: KubeletHarness, common: bool
 ) -> None:
-    plugin = room.plugin(common=common)
+    plugin = harness.plugin(common=common)
     async with plugin:
-        await room.registered()
-        await room.cluster.apply(slice_of("node-1", ["d0"]))
-        await room.run()
-        await room.runs()
+        await harness.wait_until_registered()
+        await harness.cluster.apply(slice_of("node-1", ["d0"]))
+        await harness.run()
+        await harness.wait_until_running()
         await plugin.stop()
-        await room.until("the slices to go", lambda: not room.cluster.slices())
+        await harness.wait_until("the deletion of the slices", lambda: not harness.cluster.slices())
         await plugin.serve()
-        await room.registered()
-        await room.delete()
-        await room.gone()
+        await harness.wait_until_registered()
+        await harness.delete()
+        await harness.wait_until_deleted()
         assert plugin.count("unprepare") == 1
 
 
 # --- pods -------------------------------------------------------------------------------------------
 
 
-async def test_p1_a_pod_made_while_the_kubelet_is_down_starts_when_it_is_back(room: Room) -> None:
-    async with room.plugin():
-        await room.kubelet.stop()
-        await room.run()
-        await room.kubelet.restart()
-        await room.runs()
+async def test_p1_a_pod_created_while_the_kubelet_is_down_starts_after_the_kubelet_restarts(
+    harness: KubeletHarness,
+) -> None:
+    async with harness.plugin():
+        await harness.kubelet.stop()
+        await harness.run()
+        await harness.kubelet.restart()
+        await harness.wait_until_running()
 
 
-@pytest.mark.parametrize("room", [dataclasses.replace(TIMERS, call_timeout=0.5)], indirect=True, ids=["short calls"])
-async def test_p2_a_pod_stays_pending_while_prepare_times_out(room: Room) -> None:
-    async with room.plugin() as plugin:
+@pytest.mark.parametrize("harness", [dataclasses.replace(TIMERS, call_timeout=0.5)], indirect=True, ids=["short calls"])
+async def test_p2_a_pod_stays_pending_while_prepare_times_out(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
         plugin.gate.clear()
-        await room.run()
-        await room.told("p", "NodePrepareResources: rpc error: code = DeadlineExceeded")
-        await room.waits()
+        await harness.run()
+        await harness.wait_for_event("p", "NodePrepareResources: rpc error: code = DeadlineExceeded")
+        await harness.assert_pending()
         plugin.gate.set()
-        await room.runs()
+        await harness.wait_until_running()
 
 
-async def test_p3_a_pod_runs_when_prepare_fails_and_then_succeeds(room: Room) -> None:
-    async with room.plugin() as plugin:
+async def test_p3_a_pod_runs_when_prepare_fails_and_then_succeeds(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
         plugin.error = "no such luck"
-        await room.run()
+        await harness.run()
         text = "prepare dynamic resources: NodePrepareResources failed for ResourceClaim p-c: no such luck"
-        await room.told("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
-        await room.waits()
+        await harness.wait_for_event("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
+        await harness.assert_pending()
         plugin.error = ""
-        await room.runs()
+        await harness.wait_until_running()
 
 
-async def test_p4_a_pod_goes_when_unprepare_fails_and_then_succeeds(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.run()
-        await room.runs()
+async def test_p4_a_pod_is_deleted_when_unprepare_fails_and_then_succeeds(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
+        await harness.run()
+        await harness.wait_until_running()
         plugin.error = "in use"
-        await room.delete()
-        await room.until("two tries", lambda: plugin.count("unprepare") >= 2)
-        found = await room.runs()
-        assert "terminated" in found["status"]["containerStatuses"][0]["state"]
+        await harness.delete()
+        await harness.wait_until("two calls", lambda: plugin.count("unprepare") >= 2)
+        running = await harness.wait_until_running()
+        assert "terminated" in running["status"]["containerStatuses"][0]["state"]
         plugin.error = ""
-        await room.gone()
-        assert not [e for e in room.cluster.events("p") if "in use" in e]
+        await harness.wait_until_deleted()
+        assert not [e for e in harness.cluster.events("p") if "in use" in e]
 
 
 @pytest.mark.parametrize("method", ["prepare", "unprepare"], ids=["P5", "P6"])
-async def test_p5_p6_a_call_that_fails_is_repeated_after_a_kubelet_restart(room: Room, method: str) -> None:
-    async with room.plugin() as plugin:
+async def test_p5_p6_a_call_that_fails_is_repeated_after_a_kubelet_restart(
+    harness: KubeletHarness, method: str
+) -> None:
+    async with harness.plugin() as plugin:
         if method == "prepare":
             plugin.error = "later"
-        await room.run()
+        await harness.run()
         if method == "unprepare":
-            await room.runs()
+            await harness.wait_until_running()
             plugin.error = "later"
-            await room.delete()
-        before = await room.try_under_way(plugin, method)
-        await room.kubelet.stop()
+            await harness.delete()
+        before = await harness.hold_next_retry(plugin, method)
+        await harness.kubelet.stop()
         plugin.error = ""
         plugin.gate.set()
-        await room.kubelet.restart()
-        await (room.runs() if method == "prepare" else room.gone())
+        await harness.kubelet.restart()
+        await (harness.wait_until_running() if method == "prepare" else harness.wait_until_deleted())
         assert plugin.count(method) == before + 1
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["P7", "P8"])
-async def test_p7_p8_unprepare_is_called_for_a_deleted_pod_also_after_a_kubelet_restart(
-    room: Room, restarted: bool
+async def test_p7_p8_the_kubelet_unprepares_a_deleted_pod_even_after_a_restart(
+    harness: KubeletHarness, restarted: bool
 ) -> None:
-    async with room.plugin() as plugin:
-        await room.run()
-        await room.runs()
+    async with harness.plugin() as plugin:
+        await harness.run()
+        await harness.wait_until_running()
         if restarted:
-            await room.kubelet.stop()
-        await room.delete(grace=0 if restarted else None)
+            await harness.kubelet.stop()
+        await harness.delete(grace=0 if restarted else None)
         if restarted:
-            await room.kubelet.restart()
-        await room.until("the unprepare", lambda: plugin.count("unprepare") == 1)
-        await room.gone()
-        await room.until("the claim to be forgotten", lambda: room.kubelet.manager.claims == {})
+            await harness.kubelet.restart()
+        await harness.wait_until("the unprepare call", lambda: plugin.count("unprepare") == 1)
+        await harness.wait_until_deleted()
+        await harness.wait_until(
+            "the removal of the claim from the checkpoint", lambda: harness.kubelet.manager.claims == {}
+        )
 
 
-async def test_p9_prepare_is_not_called_after_a_kubelet_restart_for_a_pod_deleted_meanwhile(room: Room) -> None:
-    async with room.plugin() as plugin:
+async def test_p9_prepare_is_not_called_for_a_pod_deleted_during_a_kubelet_restart(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
         plugin.error = "later"
-        await room.run()
-        before = await room.try_under_way(plugin, "prepare")
-        await room.kubelet.stop()
-        await room.delete(grace=0)
+        await harness.run()
+        before = await harness.hold_next_retry(plugin, "prepare")
+        await harness.kubelet.stop()
+        await harness.delete(grace=0)
         plugin.error = ""
         plugin.gate.set()
-        await room.kubelet.restart()
-        await room.until("the unprepare", lambda: plugin.count("unprepare"))
+        await harness.kubelet.restart()
+        await harness.wait_until("the unprepare call", lambda: plugin.count("unprepare"))
         assert plugin.count("prepare") == before
 
 
@@ -325,113 +336,117 @@ async def test_p9_prepare_is_not_called_after_a_kubelet_restart_for_a_pod_delete
 
 
 @contextlib.asynccontextmanager
-async def two(room: Room) -> AsyncIterator[tuple[FakePlugin, FakePlugin]]:
-    async with room.plugin() as one, room.plugin(OTHER) as other:
-        await room.registered()
-        await room.registered(OTHER)
-        yield one, other
+async def two_plugins(harness: KubeletHarness) -> AsyncIterator[tuple[FakePlugin, FakePlugin]]:
+    async with harness.plugin() as first, harness.plugin(OTHER) as second:
+        await harness.wait_until_registered()
+        await harness.wait_until_registered(OTHER)
+        yield first, second
 
 
-async def test_d1_d2_both_drivers_are_called_and_counted_in_dra_resource_claims_in_use(room: Room) -> None:
-    async with two(room) as (one, other):
-        await room.run("p", DRIVER, OTHER)
-        await room.runs()
-        assert room.kubelet.manager.in_use() == {"<any>": 1, DRIVER: 1, OTHER: 1}
-        assert f'dra_resource_claims_in_use{{driver_name="{OTHER}"}} 1' in room.kubelet.metrics()
-        await room.delete()
-        await room.gone()
+async def test_d1_d2_both_drivers_are_called_and_counted_in_dra_resource_claims_in_use(harness: KubeletHarness) -> None:
+    async with two_plugins(harness) as (first, second):
+        await harness.run("p", DRIVER, OTHER)
+        await harness.wait_until_running()
+        assert harness.kubelet.manager.in_use() == {"<any>": 1, DRIVER: 1, OTHER: 1}
+        assert f'dra_resource_claims_in_use{{driver_name="{OTHER}"}} 1' in harness.kubelet.metrics()
+        await harness.delete()
+        await harness.wait_until_deleted()
         assert (
-            [one.count(m) for m in ("prepare", "unprepare")]
-            == [other.count(m) for m in ("prepare", "unprepare")]
+            [first.count(m) for m in ("prepare", "unprepare")]
+            == [second.count(m) for m in ("prepare", "unprepare")]
             == [1, 1]
         )
-        assert room.kubelet.manager.in_use() == {"<any>": 0}
-        assert 'dra_resource_claims_in_use{driver_name="<any>"} 0' in room.kubelet.metrics()
+        assert harness.kubelet.manager.in_use() == {"<any>": 0}
+        assert 'dra_resource_claims_in_use{driver_name="<any>"} 0' in harness.kubelet.metrics()
 
 
-async def test_d3_a_pod_runs_when_one_of_two_drivers_fails_at_first(room: Room) -> None:
-    async with two(room) as (one, other):
-        other.error = "not yet"
-        await room.run("p", DRIVER, OTHER)
-        await room.told("p", "not yet")
-        await room.waits()
-        other.error = ""
-        await room.runs()
-        assert one.count("prepare") == 1
+async def test_d3_a_pod_runs_after_one_of_two_drivers_fails_once(harness: KubeletHarness) -> None:
+    async with two_plugins(harness) as (first, second):
+        second.error = "not yet"
+        await harness.run("p", DRIVER, OTHER)
+        await harness.wait_for_event("p", "not yet")
+        await harness.assert_pending()
+        second.error = ""
+        await harness.wait_until_running()
+        assert first.count("prepare") == 1
 
 
-async def test_d4_a_pod_goes_when_one_of_two_drivers_fails_to_unprepare_at_first(room: Room) -> None:
-    async with two(room) as (one, other):
-        await room.run("p", DRIVER, OTHER)
-        await room.runs()
-        one.error = "not yet"
-        await room.delete()
-        await room.until("two tries", lambda: one.count("unprepare") >= 2)
-        one.error = ""
-        await room.gone()
-        assert other.count("unprepare") == 1
+async def test_d4_a_pod_is_deleted_after_one_of_two_drivers_fails_to_unprepare_once(harness: KubeletHarness) -> None:
+    async with two_plugins(harness) as (first, second):
+        await harness.run("p", DRIVER, OTHER)
+        await harness.wait_until_running()
+        first.error = "not yet"
+        await harness.delete()
+        await harness.wait_until("two calls", lambda: first.count("unprepare") >= 2)
+        first.error = ""
+        await harness.wait_until_deleted()
+        assert second.count("unprepare") == 1
 
 
 @pytest.mark.parametrize("method", ["prepare", "unprepare"], ids=["D5", "D6"])
-async def test_d5_d6_a_call_in_progress_while_the_kubelet_restarts_is_repeated(room: Room, method: str) -> None:
-    async with two(room) as (one, other):
+async def test_d5_d6_the_kubelet_repeats_a_call_interrupted_by_its_restart(
+    harness: KubeletHarness, method: str
+) -> None:
+    async with two_plugins(harness) as (first, second):
         if method == "prepare":
-            other.gate.clear()
-        await room.run("p", DRIVER, OTHER)
+            second.gate.clear()
+        await harness.run("p", DRIVER, OTHER)
         if method == "unprepare":
-            await room.runs()
-            other.gate.clear()
-            await room.delete()
-        await room.until("a call", lambda: other.count(method))
-        await room.kubelet.stop()
-        other.gate.set()
-        await room.kubelet.restart()
-        await (room.runs() if method == "prepare" else room.gone())
-        assert one.count(method) >= 1
-        assert other.count(method) >= 2
+            await harness.wait_until_running()
+            second.gate.clear()
+            await harness.delete()
+        await harness.wait_until("a call", lambda: second.count(method))
+        await harness.kubelet.stop()
+        second.gate.set()
+        await harness.kubelet.restart()
+        await (harness.wait_until_running() if method == "prepare" else harness.wait_until_deleted())
+        assert first.count(method) >= 1
+        assert second.count(method) >= 2
 
 
 # --- slices -----------------------------------------------------------------------------------------
 
 
-async def test_s1_slices_of_this_node_go_at_kubelet_start_and_those_of_others_stay(room: Room) -> None:
-    await room.cluster.apply(slice_of("node-1", ["d0"]), slice_of("node-2", ["d0"]))
-    await room.kubelet.restart()
-    assert await room.slices() == ["s-node-2"]
+async def test_s1_the_kubelet_deletes_only_slices_of_its_own_node_at_start(harness: KubeletHarness) -> None:
+    await harness.cluster.apply(slice_of("node-1", ["d0"]), slice_of("node-2", ["d0"]))
+    await harness.kubelet.restart()
+    assert await harness.slices() == ["s-node-2"]
 
 
 @LAYOUTS
-@pytest.mark.parametrize("how", ["unregistered", "stopped"], ids=["S2", "S3"])
-async def test_s2_s3_slices_go_after_a_plugin_is_unregistered_or_stops(room: Room, how: str, common: bool) -> None:
-    async with room.plugin(common=common) as plugin:
-        await room.registered()
-        await room.cluster.apply(slice_of("node-1", ["d0"]), slice_of("node-1", ["x"], OTHER, "s-other"))
+@pytest.mark.parametrize("event", ["unregistered", "stopped"], ids=["S2", "S3"])
+async def test_s2_s3_the_kubelet_deletes_slices_after_a_plugin_is_unregistered_or_stops(
+    harness: KubeletHarness, event: str, common: bool
+) -> None:
+    async with harness.plugin(common=common) as plugin:
+        await harness.wait_until_registered()
+        await harness.cluster.apply(slice_of("node-1", ["d0"]), slice_of("node-1", ["x"], OTHER, "s-other"))
         await plugin.unregister()
-        if how == "stopped":
+        if event == "stopped":
             await plugin.stop()
-        await room.until("the slices to go", lambda: len(room.cluster.slices()) == 1)
-        assert await room.slices() == ["s-other"]
+        await harness.wait_until("the deletion of the slices", lambda: len(harness.cluster.slices()) == 1)
+        assert await harness.slices() == ["s-other"]
 
 
-async def test_s4_slices_go_when_a_plugin_stops_to_answer(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.registered()
-        await room.cluster.apply(slice_of("node-1", ["d0"]))
-        await plugin.stop()  # the registration stays
-        await room.until("the slices to go", lambda: not room.cluster.slices())
+async def test_s4_the_kubelet_deletes_slices_of_a_plugin_that_stops_responding(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
+        await harness.wait_until_registered()
+        await harness.cluster.apply(slice_of("node-1", ["d0"]))
+        await plugin.stop()  # the registration socket still serves
+        await harness.wait_until("the deletion of the slices", lambda: not harness.cluster.slices())
 
 
 @LAYOUTS
-async def test_s5_slices_stay_as_they_are_when_a_plugin_restarts_quickly(common: bool) -> None:
+async def test_s5_slices_are_unchanged_after_a_quick_plugin_restart(common: bool) -> None:
     async with LocalCluster(("node-1",), timers=Timers(plugin_poll_interval=0.02, slice_wipe_delay=60.0)) as cluster:
-        room = Room(cluster)
-        async with room.plugin(common=common):
-            await room.registered()
+        harness = KubeletHarness(cluster)
+        async with harness.plugin(common=common):
+            await harness.wait_until_registered()
             await cluster.apply(slice_of("node-1", ["d0"]))
             before = cluster.slices()
-        await room.until("the end", lambda: not room.kubelet.plugins.is_connected(DRIVER))
-        async with room.plugin(common=common):
-            await room.registered()
+        await harness.wait_until("the disconnection", lambda: not harness.kubelet.plugins.is_connected(DRIVER))
+        async with harness.plugin(common=common):
+            await harness.wait_until_registered()
             assert cluster.slices() == before
 
 
@@ -440,89 +455,91 @@ async def test_s5_slices_stay_as_they_are_when_a_plugin_restarts_quickly(common:
 BOTH = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 
-async def test_h1_a_change_of_health_shows_in_the_status_of_the_pod(room: Room) -> None:
-    async with room.plugin(health=BOTH) as plugin:
-        await room.run()
-        await room.runs()
-        await room.healthy("Healthy")
-        assert await room.health() == [("claim:c0", f"{DRIVER}/node-1/d0", "Healthy")]
+async def test_h1_the_pod_status_shows_a_change_of_health(harness: KubeletHarness) -> None:
+    async with harness.plugin(health=BOTH) as plugin:
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.wait_for_health("Healthy")
+        assert await harness.health() == [("claim:c0", f"{DRIVER}/node-1/d0", "Healthy")]
         plugin.say(2)
-        await room.healthy("Unhealthy")
+        await harness.wait_for_health("Unhealthy")
         plugin.say(1)
-        await room.healthy("Healthy")
+        await harness.wait_for_health("Healthy")
 
 
-async def test_h2_health_is_unknown_while_the_plugin_is_away_and_known_again_after_its_restart(room: Room) -> None:
-    async with room.plugin(health=BOTH):
-        await room.run()
-        await room.runs()
-        await room.healthy("Healthy")
-    await room.healthy("Unknown")
-    async with room.plugin(health=BOTH):
-        await room.healthy("Healthy")
+async def test_h2_health_is_unknown_until_the_plugin_restarts(harness: KubeletHarness) -> None:
+    async with harness.plugin(health=BOTH):
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.wait_for_health("Healthy")
+    await harness.wait_for_health("Unknown")
+    async with harness.plugin(health=BOTH):
+        await harness.wait_for_health("Healthy")
 
 
-async def test_h3_calls_and_health_recover_after_their_connection_drops(room: Room) -> None:
-    plugin = room.plugin(health=BOTH)
+async def test_h3_calls_and_health_recover_after_their_connection_drops(harness: KubeletHarness) -> None:
+    plugin = harness.plugin(health=BOTH)
     async with behind_a_proxy(plugin) as proxy:
-        await room.run()
-        await room.runs()
-        await room.healthy("Healthy")
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.wait_for_health("Healthy")
         proxy.cut()
-        await room.until("another stream", lambda: sum(plugin.streams.values()) >= 2)
-        await room.healthy("Healthy")
-        await room.run("second")
-        await room.runs("second")
+        await harness.wait_until("another stream", lambda: sum(plugin.streams.values()) >= 2)
+        await harness.wait_for_health("Healthy")
+        await harness.run("second")
+        await harness.wait_until_running("second")
 
 
-async def test_h4_pods_are_prepared_while_health_streams(room: Room) -> None:
-    async with room.plugin(health=BOTH) as plugin:
+async def test_h4_pods_are_prepared_while_health_streams(harness: KubeletHarness) -> None:
+    async with harness.plugin(health=BOTH) as plugin:
         for name in ("a", "b", "c"):
-            await room.run(name)
+            await harness.run(name)
         for name in ("a", "b", "c"):
-            await room.runs(name)
-            await room.healthy("Healthy", name)
+            await harness.wait_until_running(name)
+            await harness.wait_for_health("Healthy", name)
         assert plugin.count("prepare") == 3
 
 
-async def test_h5_health_is_not_shown_where_the_gate_is_off(room: Room) -> None:
-    room.kubelet.behavior = dataclasses.replace(room.kubelet.behavior, health=(), health_unadvertised=False)
-    await room.kubelet.restart()
-    async with room.plugin(health=BOTH) as plugin:
-        await room.run()
-        await room.runs()
-        assert await room.health() == []
+async def test_h5_the_pod_status_has_no_health_when_the_gate_is_off(harness: KubeletHarness) -> None:
+    harness.kubelet.behavior = dataclasses.replace(harness.kubelet.behavior, health=(), health_unadvertised=False)
+    await harness.kubelet.restart()
+    async with harness.plugin(health=BOTH) as plugin:
+        await harness.run()
+        await harness.wait_until_running()
+        assert await harness.health() == []
         assert not plugin.streams
 
 
 @pytest.mark.parametrize("shares", [("",), ("one",), ("one", "two")], ids=["none", "one", "the same device twice"])
-async def test_h6_devices_show_with_their_shares(room: Room, shares: tuple[str, ...]) -> None:
-    plugin = room.plugin(health=BOTH)
+async def test_h6_the_pod_status_shows_devices_with_their_shares(
+    harness: KubeletHarness, shares: tuple[str, ...]
+) -> None:
+    plugin = harness.plugin(health=BOTH)
     plugin.share_ids = shares
     async with plugin:
-        await room.run()
-        await room.runs()
-        await room.healthy("Healthy")
-        ids = [resource for _, resource, _ in await room.health()]
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.wait_for_health("Healthy")
+        ids = [resource for _, resource, _ in await harness.health()]
         assert ids == [f"{DRIVER}/node-1/d0" + (f"/{s}" if s else "") for s in shares]
 
 
 @HEALTH_V1
 @pytest.mark.parametrize("services", [BOTH, BOTH[1:], BOTH[:1]], ids=["both", "only v1alpha1", "only v1"])
-async def test_h7_there_is_one_stream_of_the_newest_version_that_both_sides_know(
-    room: Room, services: tuple[str, ...]
+async def test_h7_the_kubelet_opens_one_stream_of_the_newest_common_version(
+    harness: KubeletHarness, services: tuple[str, ...]
 ) -> None:
-    async with room.plugin(health=services) as plugin:
-        await room.run()
-        await room.runs()
-        await room.healthy("Healthy")
+    async with harness.plugin(health=services) as plugin:
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.wait_for_health("Healthy")
         assert plugin.streams == {services[0]: 1}
 
 
-async def test_a_report_that_is_not_refreshed_in_its_time_becomes_unknown(room: Room) -> None:
-    plugin = room.plugin(health=BOTH)
+async def test_health_becomes_unknown_after_the_timeout_of_a_report(harness: KubeletHarness) -> None:
+    plugin = harness.plugin(health=BOTH)
     plugin.health_timeout = 1
     async with plugin:
-        await room.run()
-        await room.runs()
-        await room.healthy("Unknown")
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.wait_for_health("Unknown")

@@ -1,4 +1,4 @@
-"""What a Node says of itself, as its kubelet and the node controller write it."""
+"""The status of a Node, written by its kubelet and the node controller."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ async def conditions(cluster: LocalCluster) -> dict[str, JSON]:
 
 
 async def test_a_kubelet_holds_the_lease_of_its_node(cluster: LocalCluster) -> None:
-    async def made() -> list[JSON]:
+    async def leases() -> list[JSON]:
         return (await cluster.client.list(LEASES, NAMESPACE))["items"]  # type: ignore[no-any-return]
 
-    [lease] = await cluster.wait("the lease", made)
+    [lease] = await cluster.wait("the lease", leases)
     node = await cluster.client.get(NODES, "node-1")
     assert (lease["metadata"]["name"], lease["spec"]["holderIdentity"]) == ("node-1", "node-1")
     assert [o["uid"] for o in lease["metadata"]["ownerReferences"]] == [node["metadata"]["uid"]]
 
 
 @pytest.mark.kubectl
-async def test_kubectl_describes_a_node_without_a_complaint(cluster: LocalCluster) -> None:
-    async def made() -> bool:
+async def test_kubectl_describes_a_node_without_errors(cluster: LocalCluster) -> None:
+    async def has_lease() -> bool:
         return bool((await cluster.client.list(LEASES, NAMESPACE))["items"])
 
-    await cluster.wait("the lease", made)
+    await cluster.wait("the lease", has_lease)
     argv = ["kubectl", "--kubeconfig", str(cluster.kubeconfig), "describe", "node", "node-1"]
     pipe = asyncio.subprocess.PIPE
     done = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
@@ -56,11 +56,11 @@ async def test_kubectl_describes_a_node_without_a_complaint(cluster: LocalCluste
     assert "Failed" not in out
 
 
-async def test_a_kubelet_that_starts_again_keeps_what_has_not_changed(cluster: LocalCluster) -> None:
+async def test_a_restarted_kubelet_keeps_unchanged_conditions(cluster: LocalCluster) -> None:
     before = await conditions(cluster)
-    theirs = {"type": "GPUFine", "status": "False", "reason": "Hot", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    foreign = {"type": "GPUFine", "status": "False", "reason": "Hot", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     old = {**before["Ready"], "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    status = {"status": {"conditions": [old, theirs]}}
+    status = {"status": {"conditions": [old, foreign]}}
     await cluster.client.patch(NODES, "node-1", status, sub="status")
     await cluster.node.kubelet.restart()
     after = await conditions(cluster)
@@ -80,7 +80,9 @@ async def test_a_kubelet_that_starts_again_keeps_what_has_not_changed(cluster: L
         ("NetworkUnavailable", "True", "network-unavailable"),
     ],
 )
-async def test_a_node_in_a_bad_state_takes_no_new_pods(cluster: LocalCluster, kind: str, status: str, key: str) -> None:
+async def test_a_node_in_a_bad_state_gets_a_no_schedule_taint(
+    cluster: LocalCluster, kind: str, status: str, key: str
+) -> None:
     """Upstream: nodelifecycle, nodeConditionToTaintKeyStatusMap."""
     good = list((await conditions(cluster)).values())
     bad = [c for c in good if c["type"] != kind] + [{"type": kind, "status": status}]
@@ -89,21 +91,21 @@ async def test_a_node_in_a_bad_state_takes_no_new_pods(cluster: LocalCluster, ki
         spec = (await cluster.client.get(NODES, "node-1"))["spec"]
         return {t["key"].removeprefix(TAINT) for t in spec.get("taints") or [] if t["effect"] == "NoSchedule"}
 
-    async def are(wanted: set[str]) -> bool:
-        return await taints() == wanted
+    async def has_taints(expected: set[str]) -> bool:
+        return await taints() == expected
 
-    await cluster.wait("a node without taints", lambda: are(set()))
+    await cluster.wait("a node without taints", lambda: has_taints(set()))
     await cluster.client.patch(NODES, "node-1", {"status": {"conditions": bad}}, sub="status")
-    await cluster.wait(f"the taint {key}", lambda: are({key}))
+    await cluster.wait(f"the taint {key}", lambda: has_taints({key}))
     await cluster.client.patch(NODES, "node-1", {"status": {"conditions": good}}, sub="status")
-    await cluster.wait("the taint to go", lambda: are(set()))
+    await cluster.wait("the removal of the taint", lambda: has_taints(set()))
 
 
 QUICK = Timers(node_monitor_grace_period=1.0)
 
 
-async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_until_it_is_back() -> None:
-    """Upstream: monitorNodeHealth. What runs there runs on."""
+async def test_a_node_with_a_stopped_kubelet_is_not_ready_and_gets_no_pods() -> None:
+    """Upstream: monitorNodeHealth. Running pods keep running."""
     async with LocalCluster(("node-1",), timers=QUICK) as cluster:
         await cluster.apply(pod("before"))
         await cluster.wait_running("before")
@@ -113,71 +115,71 @@ async def test_a_node_whose_kubelet_is_not_heard_is_not_ready_and_takes_no_pods_
             spec = (await cluster.client.get(NODES, "node-1"))["spec"]
             return {f"{t['key'].removeprefix(TAINT)}:{t['effect']}" for t in spec.get("taints") or []}
 
-        async def is_away() -> bool:
-            ready, known = (await conditions(cluster))["Ready"], await cluster.pod("before")
-            assert known is not None
-            now = {c["type"]: c["status"] for c in known["status"]["conditions"]}
-            said = (ready["status"], ready["reason"], now["Ready"], known["status"]["phase"])
-            return said == ("Unknown", "NodeStatusUnknown", "False", "Running") and await taints() == {
+        async def is_unknown() -> bool:
+            ready, current = (await conditions(cluster))["Ready"], await cluster.pod("before")
+            assert current is not None
+            pod_conditions = {c["type"]: c["status"] for c in current["status"]["conditions"]}
+            observed = (ready["status"], ready["reason"], pod_conditions["Ready"], current["status"]["phase"])
+            return observed == ("Unknown", "NodeStatusUnknown", "False", "Running") and await taints() == {
                 "unreachable:NoSchedule"
             }
 
-        await cluster.wait("the node to be unknown", is_away)
+        await cluster.wait("the node to be unknown", is_unknown)
         await cluster.apply(pod("after"))
 
-        async def waits() -> bool:
+        async def is_waiting() -> bool:
             return "untolerated taint" in "".join(cluster.events("after"))
 
-        await cluster.wait("the pod to wait", waits)
+        await cluster.wait("the pod to wait", is_waiting)
         await cluster.node.kubelet.restart()
         await cluster.wait_running("after")
 
-        async def is_back() -> bool:
+        async def is_ready_again() -> bool:
             return (await conditions(cluster))["Ready"]["reason"] == "KubeletReady" and await taints() == set()
 
-        await cluster.wait("the node to be known as ready", is_back)
+        await cluster.wait("the node to be ready", is_ready_again)
 
 
-async def test_a_kubelet_that_was_taken_for_dead_reports_that_it_lives() -> None:
+async def test_a_running_kubelet_reports_ready_after_the_status_unknown() -> None:
     async with LocalCluster(("node-1",), timers=QUICK) as cluster:
-        dead = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
-        await cluster.client.patch(NODES, "node-1", {"status": {"conditions": [dead]}}, sub="status")
+        unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+        await cluster.client.patch(NODES, "node-1", {"status": {"conditions": [unknown]}}, sub="status")
 
-        async def lives() -> bool:
+        async def is_ready() -> bool:
             return (await conditions(cluster))["Ready"]["status"] == "True"
 
-        await cluster.wait("the node to be ready", lives)
+        await cluster.wait("the node to be ready", is_ready)
 
 
-async def test_a_node_that_somebody_made_by_hand_is_left_alone() -> None:
-    """It has no kubelet, and no Lease."""
+async def test_a_node_without_a_kubelet_is_ignored() -> None:
+    """A client created the node; it has no Lease."""
     async with LocalCluster(("node-1",), timers=QUICK) as cluster:
         ready = {"type": "Ready", "status": "True"}
         await cluster.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "fake"}, "status": {}})
         await cluster.client.patch(NODES, "fake", {"status": {"conditions": [ready]}}, sub="status")
         await cluster.node.kubelet.stop()
 
-        async def is_away() -> bool:
+        async def is_unknown() -> bool:
             return (await conditions(cluster))["Ready"]["status"] == "Unknown"
 
-        await cluster.wait("the other node to be unknown", is_away)
+        await cluster.wait("the other node to be unknown", is_unknown)
         assert (await cluster.client.get(NODES, "fake"))["status"]["conditions"][0]["status"] == "True"
 
 
 @pytest.mark.full
-async def test_a_machine_that_stood_still_takes_no_node_for_dead() -> None:
-    """All of it stood: the kubelets, and who listens to them."""
+async def test_a_paused_machine_reports_no_node_as_unknown() -> None:
+    """The kubelets and the node controller pause together."""
     async with LocalCluster(("node-1",), timers=QUICK) as cluster:
 
-        async def renewed() -> str:
+        async def renew_time() -> str:
             leases = (await cluster.client.list(LEASES, NAMESPACE))["items"]
             return str(leases[0]["spec"]["renewTime"]) if leases else ""
 
-        async def again(before: str) -> bool:
-            return await renewed() != before
+        async def is_renewed(before: str) -> bool:
+            return await renew_time() != before
 
         for _ in range(3):
-            before = await cluster.wait("the lease", renewed)
-            time.sleep(1.5)  # noqa: ASYNC251 - the machine stands still
-            await cluster.wait("a renewal", lambda before=before: again(before))
+            before = await cluster.wait("the lease", renew_time)
+            time.sleep(1.5)  # noqa: ASYNC251 - simulates a paused machine
+            await cluster.wait("a renewal", lambda before=before: is_renewed(before))
         assert not [e for e in cluster.events("node-1") if "NodeNotReady" in e]

@@ -1,4 +1,4 @@
-"""The local kubelet with plugins that come, go and answer badly: what it believes is what a real one believes."""
+"""The local kubelet registers plugins as a real kubelet does, also plugins that restart or fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "some.example.com"
 
 
 class Registrar(pb_grpc.RegistrationServicer):
-    """A plugin that cannot be told how its registration went."""
+    """A plugin that fails the notification of its registration status."""
 
     async def GetInfo(self, request: Any, context: Any) -> Any:
         return pb.PluginInfo(type="DRAPlugin", name=NAME, endpoint="/nowhere.sock", supported_versions=["v1.DRAPlugin"])
@@ -31,13 +31,13 @@ class Registrar(pb_grpc.RegistrationServicer):
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Socket paths are short."""
+    """A short path, because the length of socket paths is limited."""
     with tempfile.TemporaryDirectory(prefix="k-", dir="/tmp") as name:
         yield Path(name)
 
 
 @contextlib.asynccontextmanager
-async def served(path: Path) -> AsyncIterator[None]:
+async def serve_registrar(path: Path) -> AsyncIterator[None]:
     server = grpc.aio.server()
     pb_grpc.add_RegistrationServicer_to_server(Registrar(), server)
     server.add_insecure_port(f"unix:{path}")
@@ -48,13 +48,15 @@ async def served(path: Path) -> AsyncIterator[None]:
         await server.stop(0)
 
 
-async def test_a_plugin_that_cannot_be_notified_stays_registered_and_goes_with_its_socket(folder: Path) -> None:
-    """As a real kubelet: operationexecutor registers first and tells then."""
-    gone = []
-    watcher = PluginWatcher(folder, 0.01, ("v1.DRAPlugin",), gone.append)
+async def test_a_plugin_that_rejects_the_notification_stays_registered_until_its_socket_is_removed(
+    folder: Path,
+) -> None:
+    """As in a real kubelet: operationexecutor registers the plugin before it notifies the plugin."""
+    removed = []
+    watcher = PluginWatcher(folder, 0.01, ("v1.DRAPlugin",), removed.append)
     for instance in (1, 2):
-        async with served(folder / "reg.sock"), asyncio.timeout(60):
-            while NAME not in watcher.registered:  # a plugin has a second for its answer, and is asked again
+        async with serve_registrar(folder / "reg.sock"), asyncio.timeout(60):
+            while NAME not in watcher.registered:  # the plugin has one second to respond; the watcher then retries
                 await watcher.look()
             assert [c.order for c in watcher.registered[NAME]] == [instance]
             await watcher.look()
@@ -62,19 +64,19 @@ async def test_a_plugin_that_cannot_be_notified_stays_registered_and_goes_with_i
         (folder / "reg.sock").unlink(missing_ok=True)
         await watcher.look()
         assert watcher.registered == {}
-    assert gone == [NAME, NAME]
+    assert removed == [NAME, NAME]
     await watcher.close()
 
 
-async def test_a_plugin_that_comes_back_is_reached_at_once(folder: Path) -> None:
-    """Each connection has a pause of its own between tries: a new one does not inherit the old one's."""
+async def test_a_restarted_plugin_is_reached_immediately(folder: Path) -> None:
+    """Each connection has its own backoff, so a new connection does not inherit the backoff of the old connection."""
     path = folder / "x.sock"
-    async with served(path):
+    async with serve_registrar(path):
         old = dial(path)
         await pb_grpc.RegistrationStub(old).GetInfo(pb.InfoRequest(), timeout=60)
     with pytest.raises(grpc.aio.AioRpcError):
         await pb_grpc.RegistrationStub(old).GetInfo(pb.InfoRequest(), timeout=5)
-    async with served(path), asyncio.timeout(30):
+    async with serve_registrar(path), asyncio.timeout(30):
         new = dial(path)
         assert (await pb_grpc.RegistrationStub(new).GetInfo(pb.InfoRequest())).name == NAME
         await new.close()

@@ -1,4 +1,4 @@
-"""A kubelet's first view of a pod after its machine stopped: a container that was running ended now, and not when it began."""
+"""A kubelet's first view of a pod after a machine stop. The end time of a container that was running is the current time."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ def pod(state: dict[str, Any], last: dict[str, Any] | None = None) -> dict[str, 
     }
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_a_container_that_ended_before_keeps_its_times(waits: bool) -> None:
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_container_that_ended_before_keeps_its_times(is_waiting: bool) -> None:
     ended = {"terminated": {"exitCode": 3, "reason": "Error", "startedAt": HOURS_AGO, "finishedAt": HOURS_AGO}}
-    found = pod({"waiting": {"reason": "CrashLoopBackOff"}}, ended) if waits else pod(ended)
-    lost = initial_state(found, runs=False).lost["main"]
+    status_pod = pod({"waiting": {"reason": "CrashLoopBackOff"}}, ended) if is_waiting else pod(ended)
+    lost = initial_state(status_pod, runs=False).lost["main"]
     assert (stamp(lost.started_at), stamp(lost.finished_at), lost.exit_code) == (HOURS_AGO, HOURS_AGO, 3)
 
 
-def test_a_container_that_was_running_ended_now() -> None:
+def test_a_container_that_was_running_gets_the_current_time_as_its_end() -> None:
     before = time.time()
     lost = initial_state(pod({"running": {"startedAt": HOURS_AGO}}), runs=False).lost["main"]
     assert before <= lost.finished_at <= time.time()
     assert (stamp(lost.started_at), lost.exit_code, lost.reason) == (HOURS_AGO, 255, "Unknown")
 
 
-async def test_a_container_that_ran_for_a_day_restarts_at_once_after_a_reboot() -> None:
-    """Its long run selects the shortest pause; a kubelet that has not restarted the container yet makes none."""
+async def test_a_container_that_ran_for_a_day_restarts_immediately_after_a_reboot() -> None:
+    """A long run resets the backoff, and a kubelet that has not yet restarted the container has no backoff."""
     async with LocalCluster(timers=Timers(crash_loop_backoff=3600.0)) as cluster:
         spec = {"containers": [{"name": "main", "image": "busybox"}]}
         await cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
-        found = await cluster.wait_running("p")
+        running_pod = await cluster.wait_running("p")
         runtime = cluster.node.runtime
         assert isinstance(runtime, SimulatedRuntime)
-        container = runtime._pods[found["metadata"]["uid"]]["main"]
+        container = runtime._pods[running_pod["metadata"]["uid"]]["main"]
         container.status = replace(container.status, started_at=container.status.started_at - 86400)
         await cluster.node.kubelet.restart()  # writes the status again
 
         async def main() -> Any:
-            now = await cluster.pod("p")
-            assert now is not None
-            return now["status"]["containerStatuses"][0]
+            current = await cluster.pod("p")
+            assert current is not None
+            return current["status"]["containerStatuses"][0]
 
         async def is_old() -> bool:
             return str((await main())["state"]["running"]["startedAt"]) <= HOURS_AGO
@@ -65,9 +65,9 @@ async def test_a_container_that_ran_for_a_day_restarts_at_once_after_a_reboot() 
         begin = time.time()
         await cluster.reboot()
 
-        async def restarted() -> Any:
+        async def restarted_status() -> Any:
             status = await main()
             return status if status["restartCount"] == 1 and "running" in status["state"] else None
 
-        last = (await cluster.wait("the restart", restarted))["lastState"]["terminated"]
+        last = (await cluster.wait("the restart", restarted_status))["lastState"]["terminated"]
         assert last["finishedAt"] >= stamp(begin)

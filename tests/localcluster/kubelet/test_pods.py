@@ -1,4 +1,4 @@
-"""How a pod lives and ends on its node: order, restarts, claims, what it is told. Upstream: test/e2e/dra, kubelet_pods_test.go."""
+"""The lifecycle of a pod on its node: order of containers, restarts, claims, events. Upstream: test/e2e/dra, kubelet_pods_test.go."""
 
 from __future__ import annotations
 
@@ -17,178 +17,184 @@ from dra_kubeletplugin.kube.resource import CLAIMS, NODES, PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
 from tests.helpers.objects import claim, device_class, pod
-from tests.localcluster.kubelet.test_kubelet import Room
+from tests.localcluster.kubelet.test_kubelet import KubeletHarness
 
 JSON = dict[str, Any]
 
 
 @pytest.fixture
-async def room() -> AsyncIterator[Room]:
+async def harness() -> AsyncIterator[KubeletHarness]:
     timers = Timers(plugin_poll_interval=0.02, slice_wipe_delay=60, pod_sync_backoff=0.05, crash_loop_backoff=0.2)
     async with LocalCluster(("node-1",), timers=timers) as cluster:
-        yield Room(cluster)
+        yield KubeletHarness(cluster)
 
 
-def end(room: Room, found: JSON, container: str = "main", code: int = 0) -> None:
-    room.cluster.node.runtime.end(found["metadata"]["uid"], container, code)
+def end_container(harness: KubeletHarness, pod_object: JSON, container: str = "main", code: int = 0) -> None:
+    harness.cluster.node.runtime.end(pod_object["metadata"]["uid"], container, code)
 
 
-async def phase(room: Room, wanted: str, name: str = "p") -> JSON:
-    found: JSON = await room.until(f"{name} to be {wanted}", lambda: room.phase(name, wanted))
-    return found
+async def wait_for_phase(harness: KubeletHarness, phase: str, name: str = "p") -> JSON:
+    pod_object: JSON = await harness.wait_until(f"{name} to be {phase}", lambda: harness.phase(name, phase))
+    return pod_object
 
 
-async def bound(room: Room, name: str = "p", **spec: Any) -> JSON:
-    return (await room.cluster.apply(pod(name, nodeName="node-1", **spec)))[0]
+async def create_bound_pod(harness: KubeletHarness, name: str = "p", **spec: Any) -> JSON:
+    return (await harness.cluster.apply(pod(name, nodeName="node-1", **spec)))[0]
 
 
 # --- claims -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [0, 3])
-async def test_a_finished_pod_is_unprepared_and_its_devices_are_free(room: Room, code: int) -> None:
-    """C5: the job story of KEP-4381. The pod has finished for all others once its devices are free."""
-    async with room.plugin() as plugin:
-        await room.run()
-        found = await room.runs()
+async def test_a_finished_pod_is_unprepared_and_its_devices_are_released(harness: KubeletHarness, code: int) -> None:
+    """C5: the job story of KEP-4381. The API shows the pod as finished only after its devices are released."""
+    async with harness.plugin() as plugin:
+        await harness.run()
+        pod_object = await harness.wait_until_running()
         plugin.gate.clear()
-        end(room, found, code=code)
-        await room.until("the unprepare", lambda: plugin.count("unprepare"))
-        assert (await room.runs())["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == code
+        end_container(harness, pod_object, code=code)
+        await harness.wait_until("the unprepare call", lambda: plugin.count("unprepare"))
+        assert (await harness.wait_until_running())["status"]["containerStatuses"][0]["state"]["terminated"][
+            "exitCode"
+        ] == code
         plugin.gate.set()
-        done = await phase(room, "Failed" if code else "Succeeded")
-        assert room.kubelet.manager.claims == {}
+        done = await wait_for_phase(harness, "Failed" if code else "Succeeded")
+        assert harness.kubelet.manager.claims == {}
 
-        async def free() -> bool:
-            held = await room.cluster.client.get(CLAIMS, "p-c", "default")
-            return "reservedFor" not in held["status"]
+        async def is_released() -> bool:
+            current = await harness.cluster.client.get(CLAIMS, "p-c", "default")
+            return "reservedFor" not in current["status"]
 
-        await room.until("the reservation to end", free)
-        told = {c["type"]: c.get("reason") for c in done["status"]["conditions"]}
-        assert told["Ready"] == ("PodFailed" if code else "PodCompleted")
-        await room.delete()
-        await room.gone()
+        await harness.wait_until("the reservation to end", is_released)
+        reasons = {c["type"]: c.get("reason") for c in done["status"]["conditions"]}
+        assert reasons["Ready"] == ("PodFailed" if code else "PodCompleted")
+        await harness.delete()
+        await harness.wait_until_deleted()
         assert plugin.count("unprepare") == 1
 
 
-async def test_a_pod_that_somebody_else_ended_is_stopped_and_unprepared(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.run()
-        await room.runs()
+async def test_the_kubelet_stops_and_unprepares_a_pod_that_another_client_marked_failed(
+    harness: KubeletHarness,
+) -> None:
+    async with harness.plugin() as plugin:
+        await harness.run()
+        await harness.wait_until_running()
         body = {"status": {"phase": "Failed", "reason": "Evicted"}}
-        await room.cluster.client.patch(PODS, "p", body, "default", "status")
-        await room.until("the unprepare", lambda: plugin.count("unprepare"))
-        await room.told("p", "Killing: Stopping container main")
+        await harness.cluster.client.patch(PODS, "p", body, "default", "status")
+        await harness.wait_until("the unprepare call", lambda: plugin.count("unprepare"))
+        await harness.wait_for_event("p", "Killing: Stopping container main")
 
 
-async def test_a_force_deleted_pod_is_unprepared(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.run()
-        await room.runs()
-        await room.delete(grace=0)
-        await room.until("the unprepare", lambda: plugin.count("unprepare") == 1)
+async def test_a_force_deleted_pod_is_unprepared(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
+        await harness.run()
+        await harness.wait_until_running()
+        await harness.delete(grace=0)
+        await harness.wait_until("the unprepare call", lambda: plugin.count("unprepare") == 1)
 
 
-async def test_a_claim_of_the_same_name_waits_for_the_old_one_and_is_reported_its_uid(room: Room) -> None:
-    """A new pod after a forced deletion: the event names the old UID."""
-    async with room.plugin() as plugin:
-        await room.run()
-        await room.runs()
-        old = await room.cluster.client.get(CLAIMS, "p-c", "default")
+async def test_a_new_claim_waits_for_the_old_claim_of_the_same_name(harness: KubeletHarness) -> None:
+    """A new pod is created after a forced deletion. The event contains the UID of the old claim."""
+    async with harness.plugin() as plugin:
+        await harness.run()
+        await harness.wait_until_running()
+        old = await harness.cluster.client.get(CLAIMS, "p-c", "default")
         plugin.error = "not yet"
-        await room.delete(grace=0)
-        await room.until("a try", lambda: plugin.count("unprepare"))
-        await room.cluster.client.delete(CLAIMS, "p-c", "default")
-        await room.run()
+        await harness.delete(grace=0)
+        await harness.wait_until("a call", lambda: plugin.count("unprepare"))
+        await harness.cluster.client.delete(CLAIMS, "p-c", "default")
+        await harness.run()
         text = f"old ResourceClaim with same name p-c and different UID {old['metadata']['uid']} still exists"
-        await room.told("p", text)
+        await harness.wait_for_event("p", text)
         plugin.error = ""
-        await room.runs()
+        await harness.wait_until_running()
 
 
-async def test_a_claim_that_no_container_uses_is_prepared_all_the_same(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.run(used=False)
-        await room.runs()
+async def test_a_claim_that_no_container_uses_is_prepared(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
+        await harness.run(used=False)
+        await harness.wait_until_running()
         assert plugin.count("prepare") == 1
 
 
-async def test_two_pods_that_share_a_claim_are_prepared_once_and_unprepared_with_the_last(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.run("one", shared="both")
-        await room.run("two", shared="both")
-        await room.runs("one")
-        await room.runs("two")
+async def test_a_shared_claim_is_prepared_once_and_unprepared_with_its_last_pod(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
+        await harness.run("one", shared="both")
+        await harness.run("two", shared="both")
+        await harness.wait_until_running("one")
+        await harness.wait_until_running("two")
         assert plugin.count("prepare") == 1
-        await room.delete("one")
-        await room.gone("one")
+        await harness.delete("one")
+        await harness.wait_until_deleted("one")
         assert plugin.count("unprepare") == 0
-        await room.delete("two")
-        await room.gone("two")
+        await harness.delete("two")
+        await harness.wait_until_deleted("two")
         assert plugin.count("unprepare") == 1
 
 
-async def test_a_pod_bound_by_hand_with_a_template_waits_in_the_words_of_the_kubelet(room: Room) -> None:
-    await room.cluster.apply(
+async def test_a_directly_bound_pod_waits_for_the_claim_of_its_template(harness: KubeletHarness) -> None:
+    await harness.cluster.apply(
         device_class(), pod("p", templates=["t"], nodeName="node-1")
-    )  # else the claim may be there first
+    )  # without the template the controller cannot create the claim first
     text = 'prepare dynamic resources: pod "default/p": ResourceClaim not created yet'
-    await room.told("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
-    await room.waits()
+    await harness.wait_for_event("p", f"FailedPrepareDynamicResources: Failed to prepare dynamic resources: {text}")
+    await harness.assert_pending()
 
 
-async def test_a_pod_without_its_claim_or_its_reservation_or_its_driver_waits_and_reports_it(room: Room) -> None:
-    """Behaviour 28: the kubelet's own words."""
-    await room.cluster.apply(device_class(), pod("missing", claims=["none"], nodeName="node-1"))
-    await room.told("missing", 'fetch ResourceClaim none: resourceclaims.resource.k8s.io "none" not found')
-    made = await room.cluster.apply(claim("c"), pod("unreserved", claims=["c"], nodeName="node-1"))
-    uids = [m["metadata"]["uid"] for m in made]
-    await room.told("unreserved", f"pod unreserved ({uids[1]}) is not allowed to use ResourceClaim c ({uids[0]})")
-    await room.run("unserved", "none.example.com")
-    await room.told("unserved", "prepare dynamic resources: DRA driver none.example.com is not registered")
+async def test_a_pod_without_claim_reservation_or_driver_waits_and_reports_the_reason(harness: KubeletHarness) -> None:
+    """Behaviour 28: the messages are those of the kubelet."""
+    await harness.cluster.apply(device_class(), pod("missing", claims=["none"], nodeName="node-1"))
+    await harness.wait_for_event("missing", 'fetch ResourceClaim none: resourceclaims.resource.k8s.io "none" not found')
+    created = await harness.cluster.apply(claim("c"), pod("unreserved", claims=["c"], nodeName="node-1"))
+    uids = [m["metadata"]["uid"] for m in created]
+    await harness.wait_for_event(
+        "unreserved", f"pod unreserved ({uids[1]}) is not allowed to use ResourceClaim c ({uids[0]})"
+    )
+    await harness.run("unserved", "none.example.com")
+    await harness.wait_for_event("unserved", "prepare dynamic resources: DRA driver none.example.com is not registered")
     for name in ("missing", "unreserved", "unserved"):
-        await room.waits(name)
+        await harness.assert_pending(name)
 
 
-async def test_a_cdi_device_that_resolves_to_nothing_is_reported_and_prepare_is_not_repeated(room: Room) -> None:
-    plugin = room.plugin()
+async def test_an_unresolvable_cdi_device_is_reported_and_prepare_is_not_repeated(harness: KubeletHarness) -> None:
+    plugin = harness.plugin()
     plugin.cdi = ("vendor.example.com/gpu=none",)
     async with plugin:
-        await room.run()
+        await harness.run()
         text = "CDI device injection failed: unresolvable CDI devices vendor.example.com/gpu=none"
-        await room.told("p", f"Failed: Error: failed to create containerd container: {text}")
-        await room.waits()
-        (room.cluster.node.cdi_root / "late.json").write_text(
+        await harness.wait_for_event("p", f"Failed: Error: failed to create containerd container: {text}")
+        await harness.assert_pending()
+        (harness.cluster.node.cdi_root / "late.json").write_text(
             '{"cdiVersion": "0.6.0", "kind": "vendor.example.com/gpu", "devices": [{"name": "none", "containerEdits": '
             '{"env": ["GPU=late"]}}]}'
         )
-        found = await room.runs()
+        pod_object = await harness.wait_until_running()
         assert plugin.count("prepare") == 1
-        env = room.cluster.node.runtime.spec(found["metadata"]["uid"], "main")["process"]["env"]
+        env = harness.cluster.node.runtime.spec(pod_object["metadata"]["uid"], "main")["process"]["env"]
         assert "GPU=late" in env
 
 
-async def test_a_monitoring_agent_learns_which_container_has_which_devices(room: Room) -> None:
+async def test_pod_resources_lists_the_devices_of_each_container(harness: KubeletHarness) -> None:
     """The PodResources socket: List and Get."""
-    plugin = room.plugin()
+    plugin = harness.plugin()
     plugin.share_ids = ("one",)
     async with plugin:
-        await room.run()
-        found = await room.runs()
-        path = room.cluster.node.kubelet_root / "pod-resources" / "kubelet.sock"
+        await harness.run()
+        pod_object = await harness.wait_until_running()
+        path = harness.cluster.node.kubelet_root / "pod-resources" / "kubelet.sock"
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
             stub = pb_grpc.PodResourcesListerStub(channel)
             [listed] = (await stub.List(pb.ListPodResourcesRequest())).pod_resources
-            asked = pb.GetPodResourcesRequest(pod_name="p", pod_namespace="default")
-            assert (await stub.Get(asked)).pod_resources == listed
+            request = pb.GetPodResourcesRequest(pod_name="p", pod_namespace="default")
+            assert (await stub.Get(request)).pod_resources == listed
             [container] = listed.containers
             [resource] = container.dynamic_resources
             [device] = resource.claim_resources
             assert (listed.name, container.name, resource.claim_name) == ("p", "main", "p-c")
-            told = (device.driver_name, device.pool_name, device.device_name, device.share_id)
-            assert told == (plugin.driver, "node-1", "d0", "one")
-            end(room, found)
-            await phase(room, "Succeeded")
+            device_id = (device.driver_name, device.pool_name, device.device_name, device.share_id)
+            assert device_id == (plugin.driver, "node-1", "d0", "one")
+            end_container(harness, pod_object)
+            await wait_for_phase(harness, "Succeeded")
             with pytest.raises(grpc.aio.AioRpcError, match="pod q in namespace default not found"):
                 await stub.Get(pb.GetPodResourcesRequest(pod_name="q", pod_namespace="default"))
 
@@ -196,97 +202,99 @@ async def test_a_monitoring_agent_learns_which_container_has_which_devices(room:
 # --- containers -------------------------------------------------------------------------------------
 
 
-async def test_init_containers_and_sidecars_start_in_their_order_and_sidecars_end_last(room: Room) -> None:
+async def test_init_containers_and_sidecars_start_in_order_and_sidecars_end_last(harness: KubeletHarness) -> None:
     init = [
         {"name": "first", "image": "i"},
         {"name": "side", "image": "i", "restartPolicy": "Always"},
         {"name": "second", "image": "i"},
     ]
-    await bound(room, initContainers=init, terminationGracePeriodSeconds=0)
-    found = await room.runs()
-    statuses = room.cluster.node.runtime.statuses(found["metadata"]["uid"])
+    await create_bound_pod(harness, initContainers=init, terminationGracePeriodSeconds=0)
+    pod_object = await harness.wait_until_running()
+    statuses = harness.cluster.node.runtime.statuses(pod_object["metadata"]["uid"])
     assert list(statuses) == ["first", "side", "second", "main"]
-    shown = {s["name"]: next(iter(s["state"])) for s in found["status"]["initContainerStatuses"]}
-    assert shown == {"first": "terminated", "side": "running", "second": "terminated"}
-    assert all(s["ready"] for s in found["status"]["initContainerStatuses"])
-    end(room, found)
-    done = await phase(room, "Succeeded")
+    states = {s["name"]: next(iter(s["state"])) for s in pod_object["status"]["initContainerStatuses"]}
+    assert states == {"first": "terminated", "side": "running", "second": "terminated"}
+    assert all(s["ready"] for s in pod_object["status"]["initContainerStatuses"])
+    end_container(harness, pod_object)
+    done = await wait_for_phase(harness, "Succeeded")
     assert "terminated" in done["status"]["initContainerStatuses"][1]["state"]
 
 
-async def test_a_sidecar_that_ends_is_started_again_whatever_the_policy_of_its_pod(room: Room) -> None:
-    runtime = room.cluster.node.runtime
-    await bound(room, "p", initContainers=[{"name": "side", "image": "i", "restartPolicy": "Always"}])
-    found = await room.runs()
-    runtime.end(found["metadata"]["uid"], "side", 1)
+async def test_a_sidecar_restarts_under_every_restart_policy(harness: KubeletHarness) -> None:
+    runtime = harness.cluster.node.runtime
+    await create_bound_pod(harness, "p", initContainers=[{"name": "side", "image": "i", "restartPolicy": "Always"}])
+    pod_object = await harness.wait_until_running()
+    runtime.end(pod_object["metadata"]["uid"], "side", 1)
 
     async def restarted() -> bool:
-        status = runtime.statuses(found["metadata"]["uid"])["side"]
+        status = runtime.statuses(pod_object["metadata"]["uid"])["side"]
         return status.attempt >= 1 and status.state.value == "running"
 
-    await room.until("the sidecar to run again", restarted)
-    assert runtime.statuses(found["metadata"]["uid"])["main"].attempt == 0
+    await harness.wait_until("the sidecar to run again", restarted)
+    assert runtime.statuses(pod_object["metadata"]["uid"])["main"].attempt == 0
 
 
 @pytest.mark.parametrize(
-    ("policy", "code", "again"),
+    ("policy", "code", "restarts"),
     [("Always", 0, True), ("OnFailure", 1, True), ("OnFailure", 0, False), ("Never", 1, False)],
 )
-async def test_a_container_that_ends_is_restarted_as_its_pod_states(
-    room: Room, policy: str, code: int, again: bool
+async def test_a_container_restarts_according_to_the_restart_policy(
+    harness: KubeletHarness, policy: str, code: int, restarts: bool
 ) -> None:
-    await bound(room, restartPolicy=policy)
-    found = await room.runs()
-    end(room, found, code=code)
-    if not again:
-        await phase(room, "Failed" if code else "Succeeded")
+    await create_bound_pod(harness, restartPolicy=policy)
+    pod_object = await harness.wait_until_running()
+    end_container(harness, pod_object, code=code)
+    if not restarts:
+        await wait_for_phase(harness, "Failed" if code else "Succeeded")
         return
 
     async def restarted() -> JSON | None:
-        seen = await room.runs()
-        [status] = seen["status"]["containerStatuses"]
+        current = await harness.wait_until_running()
+        [status] = current["status"]["containerStatuses"]
         return status if status["restartCount"] == 1 and "running" in status["state"] else None
 
-    status = await room.until("a restart", restarted)
+    status = await harness.wait_until("a restart", restarted)
     assert status["lastState"]["terminated"]["exitCode"] == code
 
 
-async def test_a_container_that_ends_again_and_again_is_restarted_with_growing_pauses(room: Room) -> None:
-    await bound(room, restartPolicy="Always")
-    runtime = room.cluster.node.runtime
-    found = await room.runs()
+async def test_a_container_that_keeps_failing_is_restarted_with_backoff(harness: KubeletHarness) -> None:
+    await create_bound_pod(harness, restartPolicy="Always")
+    runtime = harness.cluster.node.runtime
+    pod_object = await harness.wait_until_running()
 
-    followed = asyncio.Event()
+    is_watching = asyncio.Event()
 
-    async def paused() -> None:
-        """Each status that was written is told: one that is seen by chance may be over between two looks."""
-        async for event in Reflector(room.cluster.client, PODS).events():
+    async def wait_for_backoff() -> None:
+        """Watches every status that is written. Polling could miss a short backoff."""
+        async for event in Reflector(harness.cluster.client, PODS).events():
             if event.type == "SYNCED":
-                followed.set()
+                is_watching.set()
             statuses = event.object.get("status", {}).get("containerStatuses") or []
             if any(s["state"].get("waiting", {}).get("reason") == "CrashLoopBackOff" for s in statuses):
                 return
 
-    pause = asyncio.create_task(paused())
-    await followed.wait()
+    backoff = asyncio.create_task(wait_for_backoff())
+    await is_watching.wait()
     for attempt in range(2):
-        await room.until(
-            "the attempt", lambda n=attempt: runtime.statuses(found["metadata"]["uid"])["main"].attempt == n
+        await harness.wait_until(
+            "the attempt", lambda n=attempt: runtime.statuses(pod_object["metadata"]["uid"])["main"].attempt == n
         )
-        end(room, found, code=1)
-    await asyncio.wait_for(pause, 30)
-    await room.told("p", "BackOff: Back-off restarting failed container main in pod p_default(")
-    await room.until("the third", lambda: runtime.statuses(found["metadata"]["uid"])["main"].attempt == 2)
+        end_container(harness, pod_object, code=1)
+    await asyncio.wait_for(backoff, 30)
+    await harness.wait_for_event("p", "BackOff: Back-off restarting failed container main in pod p_default(")
+    await harness.wait_until(
+        "the third attempt", lambda: runtime.statuses(pod_object["metadata"]["uid"])["main"].attempt == 2
+    )
 
 
-async def test_a_pod_reports_that_it_is_simulated(room: Room) -> None:
-    await bound(room)
-    found = await room.runs()
-    told = {c["type"]: c["status"] for c in found["status"]["conditions"]}
-    assert told["dra-kubeletplugin.dev/Simulated"] == told["Ready"] == told["PodScheduled"] == "True"
+async def test_a_pod_has_the_condition_simulated(harness: KubeletHarness) -> None:
+    await create_bound_pod(harness)
+    pod_object = await harness.wait_until_running()
+    statuses = {c["type"]: c["status"] for c in pod_object["status"]["conditions"]}
+    assert statuses["dra-kubeletplugin.dev/Simulated"] == statuses["Ready"] == statuses["PodScheduled"] == "True"
 
 
-async def test_environment_and_volumes_come_from_where_the_manifest_states(room: Room) -> None:
+async def test_environment_and_volumes_come_from_the_sources_in_the_manifest(harness: KubeletHarness) -> None:
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cm"}, "data": {"key": "value"}}
     env: list[JSON] = [
         {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -302,12 +310,12 @@ async def test_environment_and_volumes_come_from_where_the_manifest_states(room:
         "envFrom": [{"configMapRef": {"name": "cm"}}],
     }
     container |= {"resources": {"limits": {"cpu": "1500m"}}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
-    await room.cluster.apply(config)
-    await bound(room, containers=[container], volumes=[{"name": "v", "configMap": {"name": "cm"}}])
-    found = await room.runs()
-    spec = room.cluster.node.runtime.spec(found["metadata"]["uid"], "main")
-    seen = dict(e.split("=", 1) for e in spec["process"]["env"])
-    assert {k: seen[k] for k in ("key", "POD", "KEY", "BOTH", "CPU")} == {
+    await harness.cluster.apply(config)
+    await create_bound_pod(harness, containers=[container], volumes=[{"name": "v", "configMap": {"name": "cm"}}])
+    pod_object = await harness.wait_until_running()
+    spec = harness.cluster.node.runtime.spec(pod_object["metadata"]["uid"], "main")
+    variables = dict(e.split("=", 1) for e in spec["process"]["env"])
+    assert {k: variables[k] for k in ("key", "POD", "KEY", "BOTH", "CPU")} == {
         "key": "value", "POD": "p", "KEY": "value", "BOTH": "p-value-$(NONE)-$(POD)", "CPU": "1500",
     }  # fmt: skip
     [mount] = [m for m in spec["mounts"] if m["destination"] == "/v"]
@@ -319,7 +327,7 @@ _NO_KEY = [{"key": "none", "path": "p"}]
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
+    ("spec", "message"),
     [
         ({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "x"}}}, "seccompProfile x"),
         ({"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": "x"}}}, "appArmorProfile x"),
@@ -332,81 +340,89 @@ _NO_KEY = [{"key": "none", "path": "p"}]
         ),
     ],
 )
-async def test_what_a_real_node_would_not_run_does_not_run_here(room: Room, spec: JSON, says: str) -> None:
-    await room.cluster.apply(_EMPTY)
-    await bound(room, **spec)
-    await room.told("p", says)
-    found = await room.cluster.pod("p")
-    assert found is not None
-    assert found["status"]["phase"] in {"Pending", "Failed"}
+async def test_a_pod_that_a_real_node_rejects_does_not_run(harness: KubeletHarness, spec: JSON, message: str) -> None:
+    await harness.cluster.apply(_EMPTY)
+    await create_bound_pod(harness, **spec)
+    await harness.wait_for_event("p", message)
+    pod_object = await harness.cluster.pod("p")
+    assert pod_object is not None
+    assert pod_object["status"]["phase"] in {"Pending", "Failed"}
 
 
-async def test_what_is_optional_of_a_volume_may_be_missing(room: Room) -> None:
-    await room.cluster.apply({**_EMPTY, "data": {"there": "x"}})
+async def test_optional_items_of_a_volume_may_be_missing(harness: KubeletHarness) -> None:
+    await harness.cluster.apply({**_EMPTY, "data": {"there": "x"}})
     items = [*_NO_KEY, {"key": "there", "path": "q"}]
-    await bound(room, volumes=[{"name": "v", "configMap": {"name": "empty", "items": items, "optional": True}}])
-    await room.runs()
+    await create_bound_pod(
+        harness, volumes=[{"name": "v", "configMap": {"name": "empty", "items": items, "optional": True}}]
+    )
+    await harness.wait_until_running()
 
 
-async def test_a_container_without_limits_may_have_all_that_its_node_gives(room: Room) -> None:
+async def test_a_container_without_limits_sees_the_allocatable_resources_of_its_node(harness: KubeletHarness) -> None:
     node = {"status": {"allocatable": {"cpu": "3500m", "memory": "2Gi"}}}
-    await room.cluster.client.patch(NODES, "node-1", node, sub="status")
+    await harness.cluster.client.patch(NODES, "node-1", node, sub="status")
 
-    def of(resource: str) -> JSON:
+    def field_ref(resource: str) -> JSON:
         return {"resourceFieldRef": {"resource": resource, "containerName": "main"}}
 
     names = ("limits.cpu", "limits.memory", "requests.cpu")
-    env = [{"name": name.replace(".", "_"), "valueFrom": of(name)} for name in names]
-    files = [{"path": name, **of(name)} for name in names]
+    env = [{"name": name.replace(".", "_"), "valueFrom": field_ref(name)} for name in names]
+    files = [{"path": name, **field_ref(name)} for name in names]
     volume = {"name": "v", "downwardAPI": {"items": files}}
     container = {"name": "main", "image": "i", "command": ["sleep", "infinity"], "env": env}
     container["volumeMounts"] = [{"name": "v", "mountPath": "/v"}]
-    await bound(room, containers=[container], volumes=[volume])
-    found = await room.runs()
-    spec = room.cluster.node.runtime.spec(found["metadata"]["uid"], "main")
-    seen = dict(e.split("=", 1) for e in spec["process"]["env"])
+    await create_bound_pod(harness, containers=[container], volumes=[volume])
+    pod_object = await harness.wait_until_running()
+    spec = harness.cluster.node.runtime.spec(pod_object["metadata"]["uid"], "main")
+    variables = dict(e.split("=", 1) for e in spec["process"]["env"])
     [mount] = [m for m in spec["mounts"] if m["destination"] == "/v"]
     for name, value in zip(names, ("4", str(2 << 30), "0"), strict=True):
-        assert seen[name.replace(".", "_")] == value
+        assert variables[name.replace(".", "_")] == value
         assert (Path(mount["source"]) / name).read_text() == value
 
 
-async def test_what_is_missing_or_not_implemented_leaves_a_pod_pending_with_a_sentence(room: Room) -> None:
+async def test_a_missing_or_unsupported_source_keeps_the_pod_pending_with_an_event(harness: KubeletHarness) -> None:
     claim_volume = {"name": "v", "persistentVolumeClaim": {"claimName": "x"}}
-    await bound(room, "disk", volumes=[claim_volume])
-    await room.told("disk", "volumes of type persistentVolumeClaim are not implemented by the local cluster")
-    await bound(room, "config", volumes=[{"name": "v", "configMap": {"name": "none"}}])
-    await room.told("config", 'FailedMount: MountVolume.SetUp failed for volume "v" : configmap "none" not found')
+    await create_bound_pod(harness, "disk", volumes=[claim_volume])
+    await harness.wait_for_event(
+        "disk", "volumes of type persistentVolumeClaim are not implemented by the local cluster"
+    )
+    await create_bound_pod(harness, "config", volumes=[{"name": "v", "configMap": {"name": "none"}}])
+    await harness.wait_for_event(
+        "config", 'FailedMount: MountVolume.SetUp failed for volume "v" : configmap "none" not found'
+    )
     source = {"secretKeyRef": {"name": "none", "key": "k"}}
-    await bound(room, "env", containers=[{"name": "main", "image": "i", "env": [{"name": "A", "valueFrom": source}]}])
-    await room.told("env", 'Failed: Error: secret "none" not found')
+    await create_bound_pod(
+        harness, "env", containers=[{"name": "main", "image": "i", "env": [{"name": "A", "valueFrom": source}]}]
+    )
+    await harness.wait_for_event("env", 'Failed: Error: secret "none" not found')
     for name in ("disk", "config", "env"):
-        await room.waits(name)
+        await harness.assert_pending(name)
 
 
-async def test_a_pod_bound_by_hand_that_the_node_has_no_room_for_fails_and_nothing_of_it_starts(room: Room) -> None:
-    taking = {"name": "main", "image": "busybox", "ports": [{"containerPort": 80, "hostPort": 80}]}
-    await bound(room, "first", containers=[{**taking, "command": ["sleep", "infinity"]}])
-    await room.runs("first")
-    found = await bound(room, "second", containers=[taking])
-    failed = await phase(room, "Failed", "second")
+async def test_a_directly_bound_pod_without_a_free_host_port_is_rejected(harness: KubeletHarness) -> None:
+    container = {"name": "main", "image": "busybox", "ports": [{"containerPort": 80, "hostPort": 80}]}
+    await create_bound_pod(harness, "first", containers=[{**container, "command": ["sleep", "infinity"]}])
+    await harness.wait_until_running("first")
+    pod_object = await create_bound_pod(harness, "second", containers=[container])
+    failed = await wait_for_phase(harness, "Failed", "second")
     text = "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"
     assert (failed["status"]["reason"], failed["status"]["message"]) == ("NodePorts", f"Pod was rejected: {text}")
-    await room.told("second", f"NodePorts: {text}")
-    assert room.cluster.node.runtime.statuses(found["metadata"]["uid"]) == {}
-    await room.kubelet.restart()
-    await room.delete("first")
-    await room.gone("first")
-    await bound(room, "third", containers=[{**taking, "command": ["sleep", "infinity"]}])
-    await room.runs("third")
+    await harness.wait_for_event("second", f"NodePorts: {text}")
+    assert harness.cluster.node.runtime.statuses(pod_object["metadata"]["uid"]) == {}
+    await harness.kubelet.restart()
+    await harness.delete("first")
+    await harness.wait_until_deleted("first")
+    await create_bound_pod(harness, "third", containers=[{**container, "command": ["sleep", "infinity"]}])
+    await harness.wait_until_running("third")
 
 
-async def test_a_pod_that_is_active_for_too_long_is_ended_and_unprepared(room: Room) -> None:
-    async with room.plugin() as plugin:
-        await room.run(restartPolicy="Always")
-        await room.runs()  # only then: it may take its time
-        await room.cluster.client.patch(PODS, "p", {"spec": {"activeDeadlineSeconds": 1}}, "default")
-        failed = await phase(room, "Failed")
+async def test_a_pod_past_its_active_deadline_is_ended_and_unprepared(harness: KubeletHarness) -> None:
+    async with harness.plugin() as plugin:
+        await harness.run(restartPolicy="Always")
+        await harness.wait_until_running()  # the deadline starts only now, because the start of the pod may take long
+        await harness.cluster.client.patch(PODS, "p", {"spec": {"activeDeadlineSeconds": 1}}, "default")
+        failed = await wait_for_phase(harness, "Failed")
         status = failed["status"]
         text = "Pod was active on the node longer than the specified deadline"
         assert (status["reason"], status["message"]) == ("DeadlineExceeded", text)
@@ -414,94 +430,96 @@ async def test_a_pod_that_is_active_for_too_long_is_ended_and_unprepared(room: R
         assert plugin.count("unprepare") == 1
 
 
-@pytest.mark.parametrize(("kind", "what"), [("Directory", "directory"), ("CharDevice", "character device")])
-async def test_a_host_path_of_another_type_keeps_the_pod_waiting(
-    room: Room, tmp_path: Path, kind: str, what: str
+@pytest.mark.parametrize(("kind", "type_name"), [("Directory", "directory"), ("CharDevice", "character device")])
+async def test_a_host_path_of_the_wrong_type_keeps_the_pod_pending(
+    harness: KubeletHarness, tmp_path: Path, kind: str, type_name: str
 ) -> None:
     (tmp_path / "file").write_text("")
     volumes = [{"name": "v", "hostPath": {"path": str(tmp_path / "file"), "type": kind}}]
-    await bound(room, volumes=volumes)
-    text = f'MountVolume.SetUp failed for volume "v" : hostPath type check failed: {tmp_path}/file is not a {what}'
-    await room.told("p", f"FailedMount: {text}")
-    await room.waits()
+    await create_bound_pod(harness, volumes=volumes)
+    text = f'MountVolume.SetUp failed for volume "v" : hostPath type check failed: {tmp_path}/file is not a {type_name}'
+    await harness.wait_for_event("p", f"FailedMount: {text}")
+    await harness.assert_pending()
 
 
-async def test_a_container_that_must_not_be_root_and_is_does_not_start(room: Room) -> None:
-    await bound(room, securityContext={"runAsNonRoot": True, "runAsUser": 0})
-    await room.told("p", "container's runAsUser breaks non-root policy")
-    await room.waits()
+async def test_a_container_that_violates_run_as_non_root_does_not_start(harness: KubeletHarness) -> None:
+    await create_bound_pod(harness, securityContext={"runAsNonRoot": True, "runAsUser": 0})
+    await harness.wait_for_event("p", "container's runAsUser breaks non-root policy")
+    await harness.assert_pending()
 
 
-async def test_a_container_with_a_rule_for_its_exit_code_restarts_where_its_policy_would_not(room: Room) -> None:
+async def test_a_restart_rule_for_an_exit_code_overrides_the_restart_policy(harness: KubeletHarness) -> None:
     rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}
     container = {"name": "main", "image": "busybox", "command": ["sleep", "infinity"]}
-    await bound(room, containers=[{**container, "restartPolicy": "Never", "restartPolicyRules": [rule]}])
-    end(room, await room.runs(), code=42)
+    await create_bound_pod(harness, containers=[{**container, "restartPolicy": "Never", "restartPolicyRules": [rule]}])
+    end_container(harness, await harness.wait_until_running(), code=42)
 
-    async def again() -> bool:
-        found = await room.cluster.pod("p")
-        return bool(found and found["status"]["containerStatuses"][0]["restartCount"] == 1)
+    async def has_restarted() -> bool:
+        pod_object = await harness.cluster.pod("p")
+        return bool(pod_object and pod_object["status"]["containerStatuses"][0]["restartCount"] == 1)
 
-    await room.until("the restart", again)
-    end(room, await room.runs(), code=1)
-    await phase(room, "Failed")
-
-
-# --- another life of the machine --------------------------------------------------------------------
+    await harness.wait_until("the restart", has_restarted)
+    end_container(harness, await harness.wait_until_running(), code=1)
+    await wait_for_phase(harness, "Failed")
 
 
-async def _attempt(room: Room, number: int) -> JSON:
+# --- restarts of the cluster and of nodes -----------------------------------------------------------
+
+
+async def _wait_for_attempt(harness: KubeletHarness, number: int) -> JSON:
     async def check() -> JSON | None:
-        found = await room.cluster.pod("p")
-        status = next(iter((found or {}).get("status", {}).get("containerStatuses") or []), {})
+        pod_object = await harness.cluster.pod("p")
+        status = next(iter((pod_object or {}).get("status", {}).get("containerStatuses") or []), {})
         return status if status.get("restartCount") == number and "running" in status["state"] else None
 
-    found: JSON = await room.until(f"attempt {number}", check)
-    return found
+    pod_object: JSON = await harness.wait_until(f"attempt {number}", check)
+    return pod_object
 
 
-async def test_restarts_go_on_being_counted_when_the_cluster_comes_back_or_a_node_reboots(tmp_path: Path) -> None:
+async def test_restart_counts_survive_a_cluster_restart_and_a_node_reboot(tmp_path: Path) -> None:
     timers = Timers(plugin_poll_interval=0.02, pod_sync_backoff=0.05, crash_loop_backoff=0.05)
     async with LocalCluster(("node-1",), state=tmp_path, timers=timers) as cluster:
-        room = Room(cluster)
-        found = await bound(room, restartPolicy="Always")
-        await _attempt(room, 0)
-        end(room, found, code=1)
-        await _attempt(room, 1)
+        harness = KubeletHarness(cluster)
+        pod_object = await create_bound_pod(harness, restartPolicy="Always")
+        await _wait_for_attempt(harness, 0)
+        end_container(harness, pod_object, code=1)
+        await _wait_for_attempt(harness, 1)
     async with LocalCluster(("node-1",), state=tmp_path, timers=timers) as cluster:
-        room = Room(cluster)
-        last = (await _attempt(room, 2))["lastState"]["terminated"]
+        harness = KubeletHarness(cluster)
+        last = (await _wait_for_attempt(harness, 2))["lastState"]["terminated"]
         assert (last["exitCode"], last["reason"]) == (255, "Unknown")
         await cluster.reboot()
-        await _attempt(room, 3)
+        await _wait_for_attempt(harness, 3)
 
 
-@pytest.mark.parametrize(("policy", "wanted"), [("Never", "Failed"), ("OnFailure", "Running")])
-async def test_what_ran_when_the_machine_went_down_has_failed(tmp_path: Path, policy: str, wanted: str) -> None:
-    """One that may not be started again has failed with its pod; one that had ended well stays so."""
+@pytest.mark.parametrize(("policy", "expected_phase"), [("Never", "Failed"), ("OnFailure", "Running")])
+async def test_a_container_that_ran_at_machine_shutdown_has_failed(
+    tmp_path: Path, policy: str, expected_phase: str
+) -> None:
+    """A container that may not restart fails its pod. A container that ended with exit code 0 keeps this state."""
     containers = [{"name": name, "image": "busybox", "command": ["sleep", "infinity"]} for name in ("main", "other")]
     async with LocalCluster(("node-1",), state=tmp_path) as cluster:
-        room = Room(cluster)
-        found = await bound(room, restartPolicy=policy, containers=containers)
-        await room.runs()
-        end(room, found, "other")
+        harness = KubeletHarness(cluster)
+        pod_object = await create_bound_pod(harness, restartPolicy=policy, containers=containers)
+        await harness.wait_until_running()
+        end_container(harness, pod_object, "other")
 
-        async def one() -> bool:
-            now = await cluster.pod("p")
-            return bool(now and "terminated" in now["status"]["containerStatuses"][1]["state"])
+        async def other_has_ended() -> bool:
+            current = await cluster.pod("p")
+            return bool(current and "terminated" in current["status"]["containerStatuses"][1]["state"])
 
-        await room.until("the other container to end", one)
+        await harness.wait_until("the other container to end", other_has_ended)
     async with LocalCluster(("node-1",), state=tmp_path) as cluster:
-        room = Room(cluster)
+        harness = KubeletHarness(cluster)
 
-        async def settled() -> JSON | None:
-            now = await cluster.pod("p")
-            main = now["status"]["containerStatuses"][0] if now else {}
-            return now if now and (main.get("restartCount") or "terminated" in main["state"]) else None
+        async def is_settled() -> JSON | None:
+            current = await cluster.pod("p")
+            main = current["status"]["containerStatuses"][0] if current else {}
+            return current if current and (main.get("restartCount") or "terminated" in main["state"]) else None
 
-        now = await room.until("the pod to settle", settled)
-        now = await phase(room, wanted)
-        main, other = now["status"]["containerStatuses"]
+        current = await harness.wait_until("the pod to settle", is_settled)
+        current = await wait_for_phase(harness, expected_phase)
+        main, other = current["status"]["containerStatuses"]
         assert other["state"]["terminated"]["exitCode"] == 0
         assert other["restartCount"] == 0
         if policy == "Never":

@@ -1,4 +1,4 @@
-"""Probes and hooks as a kubelet has them, of containers whose answers an annotation says. Upstream: pkg/kubelet/prober."""
+"""Probes and hooks of the kubelet. An annotation sets the results of a simulated container. Upstream: pkg/kubelet/prober."""
 
 from __future__ import annotations
 
@@ -12,252 +12,278 @@ from dra_kubeletplugin.kube.resource import PODS
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.kubelet import Timers
 from tests.helpers.objects import pod
-from tests.localcluster.kubelet.test_kubelet import Room
+from tests.localcluster.kubelet.test_kubelet import KubeletHarness
 
 JSON = dict[str, Any]
 PREFIX = "simulated.dra-kubeletplugin.dev"
-ASK = {"exec": {"command": ["true"]}, "periodSeconds": 1}
-ONCE = {**ASK, "failureThreshold": 1}
+PROBE = {"exec": {"command": ["true"]}, "periodSeconds": 1}
+PROBE_ONCE = {**PROBE, "failureThreshold": 1}
 
 
 @pytest.fixture
-async def room() -> AsyncIterator[Room]:
+async def harness() -> AsyncIterator[KubeletHarness]:
     timers = Timers(plugin_poll_interval=0.02, slice_wipe_delay=60, pod_sync_backoff=0.05, crash_loop_backoff=0.2)
     async with LocalCluster(("node-1",), timers=timers) as cluster:
-        yield Room(cluster)
+        yield KubeletHarness(cluster)
 
 
 def container(name: str = "main", **fields: Any) -> JSON:
     return {"name": name, "image": "busybox", "command": ["sleep", "infinity"], **fields}
 
 
-async def run(room: Room, *containers: JSON, name: str = "p", says: dict[str, str] | None = None, **spec: Any) -> JSON:
-    made = pod(name, nodeName="node-1", **{"containers": list(containers), "restartPolicy": "Always", **spec})
-    made["metadata"]["annotations"] = {f"{PREFIX}/{k}": v for k, v in (says or {}).items()}
-    return (await room.cluster.apply(made))[0]
+async def create_pod(
+    harness: KubeletHarness, *containers: JSON, name: str = "p", results: dict[str, str] | None = None, **spec: Any
+) -> JSON:
+    body = pod(name, nodeName="node-1", **{"containers": list(containers), "restartPolicy": "Always", **spec})
+    body["metadata"]["annotations"] = {f"{PREFIX}/{k}": v for k, v in (results or {}).items()}
+    return (await harness.cluster.apply(body))[0]
 
 
-async def say(room: Room, **says: str) -> None:
-    notes = {f"{PREFIX}/{k.replace('_', '-')}": v for k, v in says.items()}
-    await room.cluster.client.patch(PODS, "p", {"metadata": {"annotations": notes}}, "default")
+async def annotate(harness: KubeletHarness, **results: str) -> None:
+    annotations = {f"{PREFIX}/{k.replace('_', '-')}": v for k, v in results.items()}
+    await harness.cluster.client.patch(PODS, "p", {"metadata": {"annotations": annotations}}, "default")
 
 
-async def main(room: Room, name: str = "main") -> JSON:
-    found = await room.cluster.pod("p")
-    status = (found or {}).get("status") or {}
-    every = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
-    return next((s for s in every if s["name"] == name), {"state": {}, "ready": False, "restartCount": 0})
+async def container_status(harness: KubeletHarness, name: str = "main") -> JSON:
+    pod_object = await harness.cluster.pod("p")
+    status = (pod_object or {}).get("status") or {}
+    statuses = [*(status.get("containerStatuses") or []), *(status.get("initContainerStatuses") or [])]
+    return next((s for s in statuses if s["name"] == name), {"state": {}, "ready": False, "restartCount": 0})
 
 
-async def condition(room: Room, type: str = "Ready") -> str:
-    found = await room.cluster.pod("p")
+async def condition_status(harness: KubeletHarness, type: str = "Ready") -> str:
+    pod_object = await harness.cluster.pod("p")
     return next(
-        (str(c["status"]) for c in ((found or {}).get("status") or {}).get("conditions") or [] if c["type"] == type), ""
+        (
+            str(c["status"])
+            for c in ((pod_object or {}).get("status") or {}).get("conditions") or []
+            if c["type"] == type
+        ),
+        "",
     )
 
 
-async def ready(room: Room, wanted: str = "True") -> None:
+async def wait_for_ready(harness: KubeletHarness, status: str = "True") -> None:
     async def check() -> bool:
-        return await condition(room) == wanted
+        return await condition_status(harness) == status
 
-    await room.until(f"the pod to be ready: {wanted}", check)
+    await harness.wait_until(f"the pod to be ready: {status}", check)
 
 
-async def restarted(room: Room, times: int = 1) -> JSON:
+async def wait_for_restarts(harness: KubeletHarness, times: int = 1) -> JSON:
     async def check() -> JSON | None:
-        found = await main(room)
-        return found if found["restartCount"] >= times else None
+        status = await container_status(harness)
+        return status if status["restartCount"] >= times else None
 
-    found: JSON = await room.until("a restart", check)
-    return found
+    status: JSON = await harness.wait_until("a restart", check)
+    return status
 
 
 @pytest.mark.parametrize("probe", ["readinessProbe", "startupProbe"])
-async def test_what_nobody_can_probe_runs_and_never_counts_as_ready(room: Room, probe: str) -> None:
-    await run(room, container(**{probe: ASK}))
-    found = await room.runs()
-    await room.told("p", f"NotSupported: the {probe} of container main is not run, so it never counts as ready")
-    assert not (await main(room))["ready"]
-    assert found["status"]["phase"] == "Running"
+async def test_a_container_with_an_unsupported_probe_runs_but_is_never_ready(
+    harness: KubeletHarness, probe: str
+) -> None:
+    await create_pod(harness, container(**{probe: PROBE}))
+    pod_object = await harness.wait_until_running()
+    await harness.wait_for_event(
+        "p", f"NotSupported: the {probe} of container main is not run, so it never counts as ready"
+    )
+    assert not (await container_status(harness))["ready"]
+    assert pod_object["status"]["phase"] == "Running"
 
 
-async def test_a_pod_is_ready_once_its_probe_reports_it_and_not_when_it_reports_no(room: Room) -> None:
-    await run(room, container(readinessProbe=ONCE), says={"readiness-probe": "fail,pass"})
-    await room.told("p", "Unhealthy: Readiness probe failed: simulated by annotation")
-    await ready(room)
-    await say(room, readiness_probe="fail")
-    await ready(room, "False")
-    assert await condition(room, "ContainersReady") == "False"
-    assert (await main(room))["restartCount"] == 0
+async def test_the_readiness_probe_decides_whether_a_pod_is_ready(harness: KubeletHarness) -> None:
+    await create_pod(harness, container(readinessProbe=PROBE_ONCE), results={"readiness-probe": "fail,pass"})
+    await harness.wait_for_event("p", "Unhealthy: Readiness probe failed: simulated by annotation")
+    await wait_for_ready(harness)
+    await annotate(harness, readiness_probe="fail")
+    await wait_for_ready(harness, "False")
+    assert await condition_status(harness, "ContainersReady") == "False"
+    assert (await container_status(harness))["restartCount"] == 0
 
 
-async def test_a_container_whose_liveness_fails_is_ended_and_started_again(room: Room) -> None:
-    await run(room, container(livenessProbe=ONCE), says={"liveness-probe": "pass"})
-    await ready(room)
-    assert (await main(room))["restartCount"] == 0
-    await say(room, liveness_probe="fail")
-    found = await restarted(room)
-    assert found["lastState"]["terminated"]["exitCode"] == 143
-    await room.told("p", "Unhealthy: Liveness probe failed")
-    await room.told("p", "Killing: Container main failed liveness probe, will be restarted")
+async def test_a_container_restarts_after_its_liveness_probe_fails(harness: KubeletHarness) -> None:
+    await create_pod(harness, container(livenessProbe=PROBE_ONCE), results={"liveness-probe": "pass"})
+    await wait_for_ready(harness)
+    assert (await container_status(harness))["restartCount"] == 0
+    await annotate(harness, liveness_probe="fail")
+    status = await wait_for_restarts(harness)
+    assert status["lastState"]["terminated"]["exitCode"] == 143
+    await harness.wait_for_event("p", "Unhealthy: Liveness probe failed")
+    await harness.wait_for_event("p", "Killing: Container main failed liveness probe, will be restarted")
 
 
-async def test_a_container_that_may_not_restart_fails_with_its_probe(room: Room) -> None:
-    await run(room, container(livenessProbe=ONCE), says={"liveness-probe": "fail"}, restartPolicy="Never")
-    await room.until("the end", lambda: room.phase("p", "Failed"))
-    await room.told("p", "Killing: Container main failed liveness probe")
+async def test_a_container_that_may_not_restart_fails_after_its_liveness_probe_fails(harness: KubeletHarness) -> None:
+    await create_pod(
+        harness, container(livenessProbe=PROBE_ONCE), results={"liveness-probe": "fail"}, restartPolicy="Never"
+    )
+    await harness.wait_until("the failure", lambda: harness.phase("p", "Failed"))
+    await harness.wait_for_event("p", "Killing: Container main failed liveness probe")
 
 
-async def test_a_container_that_is_restarted_again_and_again_by_its_probe_waits_longer_each_time(room: Room) -> None:
-    await run(room, container(livenessProbe=ONCE), says={"liveness-probe": "fail"})
-    await restarted(room, 2)
-    await room.told("p", "BackOff: Back-off restarting failed container main in pod p_default(")
+async def test_repeated_liveness_failures_restart_the_container_with_backoff(harness: KubeletHarness) -> None:
+    await create_pod(harness, container(livenessProbe=PROBE_ONCE), results={"liveness-probe": "fail"})
+    await wait_for_restarts(harness, 2)
+    await harness.wait_for_event("p", "BackOff: Back-off restarting failed container main in pod p_default(")
 
 
 @pytest.mark.full
-async def test_nothing_else_is_asked_before_a_container_has_started(room: Room) -> None:
-    probes = {"startupProbe": ASK, "livenessProbe": ONCE, "readinessProbe": ASK}
-    says = {"startup-probe": "fail", "liveness-probe": "fail", "readiness-probe": "fail"}
-    await run(room, container(**probes), says=says)
-    await restarted(room)
-    told = {e.split(":")[1] for e in room.cluster.events("p") if e.startswith("Unhealthy")}
-    assert told == {" Startup probe failed"}
-    await say(room, startup_probe="pass")
-    await room.told("p", "Unhealthy: Liveness probe failed")
-    await room.told("p", "Unhealthy: Readiness probe failed")
+async def test_no_other_probe_runs_before_the_startup_probe_succeeds(harness: KubeletHarness) -> None:
+    probes = {"startupProbe": PROBE, "livenessProbe": PROBE_ONCE, "readinessProbe": PROBE}
+    results = {"startup-probe": "fail", "liveness-probe": "fail", "readiness-probe": "fail"}
+    await create_pod(harness, container(**probes), results=results)
+    await wait_for_restarts(harness)
+    messages = {e.split(":")[1] for e in harness.cluster.events("p") if e.startswith("Unhealthy")}
+    assert messages == {" Startup probe failed"}
+    await annotate(harness, startup_probe="pass")
+    await harness.wait_for_event("p", "Unhealthy: Liveness probe failed")
+    await harness.wait_for_event("p", "Unhealthy: Readiness probe failed")
 
 
-async def test_a_container_that_does_not_start_in_time_is_started_again(room: Room) -> None:
-    await run(room, container(startupProbe=ONCE), says={"startup-probe": "fail"})
-    await restarted(room)
-    await room.told("p", "Killing: Container main failed startup probe, will be restarted")
-    assert not (await main(room))["started"]
+async def test_a_container_restarts_after_its_startup_probe_fails(harness: KubeletHarness) -> None:
+    await create_pod(harness, container(startupProbe=PROBE_ONCE), results={"startup-probe": "fail"})
+    await wait_for_restarts(harness)
+    await harness.wait_for_event("p", "Killing: Container main failed startup probe, will be restarted")
+    assert not (await container_status(harness))["started"]
 
 
-async def test_containers_behind_a_sidecar_wait_until_it_has_started(room: Room) -> None:
-    sidecar = container("side", restartPolicy="Always", startupProbe=ASK)
-    await run(room, container(), initContainers=[sidecar], says={"startup-probe.side": "fail"})
+async def test_containers_wait_until_the_sidecar_has_started(harness: KubeletHarness) -> None:
+    sidecar = container("side", restartPolicy="Always", startupProbe=PROBE)
+    await create_pod(harness, container(), initContainers=[sidecar], results={"startup-probe.side": "fail"})
 
-    async def waits() -> bool:
-        found = await main(room)
+    async def is_waiting() -> bool:
+        status = await container_status(harness)
         return (
-            found["state"].get("waiting", {}).get("reason") == "PodInitializing"
-            and "running" in (await main(room, "side"))["state"]
+            status["state"].get("waiting", {}).get("reason") == "PodInitializing"
+            and "running" in (await container_status(harness, "side"))["state"]
         )
 
-    await room.until("the container to wait", waits)
-    assert await condition(room, "Initialized") == "False"
-    await say(room, **{"startup_probe.side": "pass"})
-    await ready(room)
+    await harness.wait_until("the container to wait", is_waiting)
+    assert await condition_status(harness, "Initialized") == "False"
+    await annotate(harness, **{"startup_probe.side": "pass"})
+    await wait_for_ready(harness)
 
 
-async def test_a_sidecar_that_is_started_again_holds_up_nobody_who_has_begun(room: Room) -> None:
-    sidecar = container("side", restartPolicy="Always", startupProbe=ASK)
-    found = await run(room, container(), initContainers=[sidecar], says={"startup-probe.side": "pass"})
-    await ready(room)
-    await say(room, **{"startup-probe.side": "fail"})
+async def test_a_restarted_sidecar_does_not_delay_running_containers(harness: KubeletHarness) -> None:
+    sidecar = container("side", restartPolicy="Always", startupProbe=PROBE)
+    pod_object = await create_pod(
+        harness, container(), initContainers=[sidecar], results={"startup-probe.side": "pass"}
+    )
+    await wait_for_ready(harness)
+    await annotate(harness, **{"startup-probe.side": "fail"})
     key = f"{PREFIX}/startup-probe.side"
-    known = room.kubelet.informers
-    await room.until("the kubelet to know", lambda: known.all(PODS)[0]["metadata"]["annotations"][key] == "fail")
+    informers = harness.kubelet.informers
+    await harness.wait_until(
+        "the annotation in the informer", lambda: informers.all(PODS)[0]["metadata"]["annotations"][key] == "fail"
+    )
     for name in ("side", "main"):
-        room.cluster.node.runtime.end(found["metadata"]["uid"], name, 1)
-    assert (await restarted(room))["restartCount"] == 1
-    assert not (await main(room, "side"))["started"]
+        harness.cluster.node.runtime.end(pod_object["metadata"]["uid"], name, 1)
+    assert (await wait_for_restarts(harness))["restartCount"] == 1
+    assert not (await container_status(harness, "side"))["started"]
 
 
-async def test_a_port_that_the_container_does_not_name_is_no_answer(room: Room) -> None:
-    probe = {**ASK, "httpGet": {"port": "web"}, "exec": None}
-    await run(room, container(livenessProbe=probe), says={"liveness-probe": "fail"})
+async def test_a_probe_of_an_unknown_port_has_an_unknown_result(harness: KubeletHarness) -> None:
+    probe = {**PROBE, "httpGet": {"port": "web"}, "exec": None}
+    await create_pod(harness, container(livenessProbe=probe), results={"liveness-probe": "fail"})
     text = (
         'Unhealthy: Liveness probe errored and resulted in unknown state: strconv.Atoi: parsing "web": invalid syntax'
     )
-    await room.told("p", text)
-    assert (await main(room))["restartCount"] == 0
+    await harness.wait_for_event("p", text)
+    assert (await container_status(harness))["restartCount"] == 0
 
 
-async def test_an_annotation_that_cannot_be_read_is_no_answer(room: Room) -> None:
-    await run(room, container(readinessProbe=ASK), says={"readiness-probe": "sometimes"})
-    await room.told("p", "Readiness probe errored and resulted in unknown state: annotation")
-    assert not (await main(room))["ready"]
+async def test_an_invalid_annotation_has_an_unknown_result(harness: KubeletHarness) -> None:
+    await create_pod(harness, container(readinessProbe=PROBE), results={"readiness-probe": "sometimes"})
+    await harness.wait_for_event("p", "Readiness probe errored and resulted in unknown state: annotation")
+    assert not (await container_status(harness))["ready"]
 
 
-async def test_a_pod_is_not_ready_before_its_readiness_gates_are_open(room: Room) -> None:
-    await run(room, container(), readinessGates=[{"conditionType": "example.com/gate"}])
-    await room.runs()
+async def test_a_pod_is_not_ready_before_its_readiness_gates_are_true(harness: KubeletHarness) -> None:
+    await create_pod(harness, container(), readinessGates=[{"conditionType": "example.com/gate"}])
+    await harness.wait_until_running()
 
-    async def says(text: str) -> bool:
-        found = await room.cluster.pod("p")
-        assert found is not None
-        return any(text in str(c.get("message")) for c in found["status"]["conditions"] if c["type"] == "Ready")
+    async def ready_message_contains(text: str) -> bool:
+        pod_object = await harness.cluster.pod("p")
+        assert pod_object is not None
+        return any(text in str(c.get("message")) for c in pod_object["status"]["conditions"] if c["type"] == "Ready")
 
-    await room.until("the gate", lambda: says('pod readiness gate "example.com/gate" does not exist.'))
-    assert await condition(room, "ContainersReady") == "True"
-    found = await room.cluster.pod("p")
-    assert found is not None
-    for word in ("False", "True"):
-        gate = {"type": "example.com/gate", "status": word}
-        await room.cluster.client.patch(PODS, "p", {"status": {"conditions": [gate]}}, "default", "status")
-        if word == "False":
-            await room.until("the gate", lambda: says('"example.com/gate" is not "True", but False'))
-    await ready(room)
+    await harness.wait_until(
+        "the gate", lambda: ready_message_contains('pod readiness gate "example.com/gate" does not exist.')
+    )
+    assert await condition_status(harness, "ContainersReady") == "True"
+    pod_object = await harness.cluster.pod("p")
+    assert pod_object is not None
+    for status in ("False", "True"):
+        gate = {"type": "example.com/gate", "status": status}
+        await harness.cluster.client.patch(PODS, "p", {"status": {"conditions": [gate]}}, "default", "status")
+        if status == "False":
+            await harness.wait_until(
+                "the gate", lambda: ready_message_contains('"example.com/gate" is not "True", but False')
+            )
+    await wait_for_ready(harness)
 
 
 # --- hooks ------------------------------------------------------------------------------------------------
 
 
-async def test_a_container_whose_post_start_hook_fails_is_ended_and_started_again(room: Room) -> None:
+async def test_a_container_restarts_after_its_post_start_hook_fails(harness: KubeletHarness) -> None:
     hook = {"postStart": {"exec": {"command": ["x"]}}}
-    await run(room, container(lifecycle=hook), says={"post-start": "fail"})
-    await room.told("p", "FailedPostStartHook: PostStartHook failed")
-    await room.told("p", "Killing: FailedPostStartHook")
+    await create_pod(harness, container(lifecycle=hook), results={"post-start": "fail"})
+    await harness.wait_for_event("p", "FailedPostStartHook: PostStartHook failed")
+    await harness.wait_for_event("p", "Killing: FailedPostStartHook")
 
-    async def again() -> bool:
-        return bool((await main(room))["restartCount"] >= 2)
+    async def has_restarted() -> bool:
+        return bool((await container_status(harness))["restartCount"] >= 2)
 
-    await room.until("restarts", again)
-    await say(room, post_start="pass")
-    await ready(room)
-
-
-async def test_a_pod_that_is_deleted_does_not_wait_for_its_post_start_hook(room: Room) -> None:
-    await run(room, container(lifecycle={"postStart": {"sleep": {"seconds": 3600}}}))
-    await room.told("p", "Started: Container started")
-    await room.delete()
-    await room.gone()
+    await harness.wait_until("restarts", has_restarted)
+    await annotate(harness, post_start="pass")
+    await wait_for_ready(harness)
 
 
-async def test_a_pre_stop_hook_comes_before_the_end_and_its_failure_is_reported(room: Room) -> None:
+async def test_a_pod_that_is_deleted_does_not_wait_for_its_post_start_hook(harness: KubeletHarness) -> None:
+    await create_pod(harness, container(lifecycle={"postStart": {"sleep": {"seconds": 3600}}}))
+    await harness.wait_for_event("p", "Started: Container started")
+    await harness.delete()
+    await harness.wait_until_deleted()
+
+
+async def test_a_pre_stop_hook_runs_before_the_container_ends_and_reports_its_failure(harness: KubeletHarness) -> None:
     hook = {"preStop": {"exec": {"command": ["x"]}}}
-    await run(room, container(lifecycle=hook), says={"pre-stop": "fail"})
-    await room.runs()
-    await room.delete()
-    await room.gone()
-    await room.told("p", "FailedPreStopHook")
-    told = [e.split(":")[0] for e in room.cluster.events("p")]
-    assert told.index("Killing") < told.index("FailedPreStopHook")
+    await create_pod(harness, container(lifecycle=hook), results={"pre-stop": "fail"})
+    await harness.wait_until_running()
+    await harness.delete()
+    await harness.wait_until_deleted()
+    await harness.wait_for_event("p", "FailedPreStopHook")
+    reasons = [e.split(":")[0] for e in harness.cluster.events("p")]
+    assert reasons.index("Killing") < reasons.index("FailedPreStopHook")
 
 
-async def test_a_pre_stop_hook_has_no_more_than_the_grace(room: Room) -> None:
-    await run(room, container(lifecycle={"preStop": {"sleep": {"seconds": 1000}}}), terminationGracePeriodSeconds=1)
-    await room.runs()
+async def test_a_pre_stop_hook_ends_with_the_grace_period(harness: KubeletHarness) -> None:
+    await create_pod(
+        harness, container(lifecycle={"preStop": {"sleep": {"seconds": 1000}}}), terminationGracePeriodSeconds=1
+    )
+    await harness.wait_until_running()
     async with asyncio.timeout(30):
-        await room.delete()
-        await room.gone()
+        await harness.delete()
+        await harness.wait_until_deleted()
 
 
 # --- images -----------------------------------------------------------------------------------------------
 
 
-async def test_a_name_that_is_no_image_keeps_its_container_waiting(room: Room) -> None:
-    await run(room, {**container(), "image": "UPPER/..::"})
+async def test_an_invalid_image_name_keeps_its_container_waiting(harness: KubeletHarness) -> None:
+    await create_pod(harness, {**container(), "image": "UPPER/..::"})
     text = 'Failed to apply default image tag "UPPER/..::": couldn\'t parse image name "UPPER/..::": invalid reference format'
-    await room.told("p", f"InspectFailed: {text}")
-    await room.told("p", "Failed: Error: InvalidImageName")
+    await harness.wait_for_event("p", f"InspectFailed: {text}")
+    await harness.wait_for_event("p", "Failed: Error: InvalidImageName")
 
-    async def waits() -> bool:
-        return (await main(room))["state"].get("waiting") == {"reason": "InvalidImageName", "message": text}
+    async def is_waiting() -> bool:
+        return (await container_status(harness))["state"].get("waiting") == {
+            "reason": "InvalidImageName",
+            "message": text,
+        }
 
-    await room.until("the container to wait", waits)
+    await harness.wait_until("the container to wait", is_waiting)
     image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "busybox"}]
-    await room.cluster.client.patch(PODS, "p", image, "default")
-    await ready(room)
+    await harness.cluster.client.patch(PODS, "p", image, "default")
+    await wait_for_ready(harness)

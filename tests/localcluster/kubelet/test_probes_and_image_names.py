@@ -1,4 +1,4 @@
-"""What a kubelet makes of the answers of a probe, and of the name of an image."""
+"""How the kubelet evaluates the results of probes and the names of images."""
 
 from __future__ import annotations
 
@@ -15,51 +15,49 @@ _PREFIX = "simulated.dra-kubeletplugin.dev"
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5), st.integers(1, 5))
-def test_readiness_is_what_the_last_run_of_equal_answers_that_was_long_enough_states(
-    answers: list[bool], successes: int, failures: int
+def test_readiness_follows_the_last_series_of_equal_results_that_reaches_its_threshold(
+    results: list[bool], successes: int, failures: int
 ) -> None:
-    judged = ProbeState("c", good=False)
-    for answer in answers:
-        judged.record(answer, {"successThreshold": successes, "failureThreshold": failures}, HandlerOccasion.READINESS)
-    wanted = False
-    for end in range(1, len(answers) + 1):
-        run = answers[:end]
-        needed = successes if run[-1] else failures
-        if run[-needed:] == [run[-1]] * needed:
-            wanted = run[-1]
-    assert judged.good is wanted
-    assert not judged.finished
+    state = ProbeState("c", good=False)
+    for result in results:
+        state.record(result, {"successThreshold": successes, "failureThreshold": failures}, HandlerOccasion.READINESS)
+    expected = False
+    for end in range(1, len(results) + 1):
+        series = results[:end]
+        needed = successes if series[-1] else failures
+        if series[-needed:] == [series[-1]] * needed:
+            expected = series[-1]
+    assert state.good is expected
+    assert not state.finished
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5))
-def test_liveness_fails_with_the_first_run_of_failures_that_is_long_enough_and_asks_no_more(
-    answers: list[bool], failures: int
-) -> None:
-    judged = ProbeState("c", good=True)
-    asked = 0
-    for answer in answers:
-        if not judged.finished:
-            asked += 1
-            judged.record(answer, {"failureThreshold": failures}, HandlerOccasion.LIVENESS)
-    ends = [i for i in range(failures, len(answers) + 1) if not any(answers[i - failures : i])]
-    assert asked == (ends[0] if ends else len(answers))
-    assert judged.finished is bool(ends)
-    assert judged.good is not judged.finished
+def test_liveness_fails_at_the_failure_threshold_and_then_stops_probing(results: list[bool], failures: int) -> None:
+    state = ProbeState("c", good=True)
+    recorded = 0
+    for result in results:
+        if not state.finished:
+            recorded += 1
+            state.record(result, {"failureThreshold": failures}, HandlerOccasion.LIVENESS)
+    ends = [i for i in range(failures, len(results) + 1) if not any(results[i - failures : i])]
+    assert recorded == (ends[0] if ends else len(results))
+    assert state.finished is bool(ends)
+    assert state.good is not state.finished
 
 
-def test_a_startup_probe_is_over_with_its_first_success_or_its_last_failure() -> None:
-    well, badly = ProbeState("c", None), ProbeState("c", None)
+def test_a_startup_probe_ends_at_its_first_success_or_its_failure_threshold() -> None:
+    succeeding, failing = ProbeState("c", None), ProbeState("c", None)
     probe = {"failureThreshold": 2}
-    assert not badly.record(False, probe, HandlerOccasion.STARTUP)
-    assert (badly.good, badly.finished) == (None, False)
-    assert badly.record(False, probe, HandlerOccasion.STARTUP)
-    assert (badly.good, badly.finished) == (False, True)
-    assert well.record(True, probe, HandlerOccasion.STARTUP)
-    assert (well.good, well.finished) == (True, True)
+    assert not failing.record(False, probe, HandlerOccasion.STARTUP)
+    assert (failing.good, failing.finished) == (None, False)
+    assert failing.record(False, probe, HandlerOccasion.STARTUP)
+    assert (failing.good, failing.finished) == (False, True)
+    assert succeeding.record(True, probe, HandlerOccasion.STARTUP)
+    assert (succeeding.good, succeeding.finished) == (True, True)
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected_results"),
     [
         ("pass", ["PASS"] * 3),
         ("fail", ["FAIL"] * 3),
@@ -68,15 +66,15 @@ def test_a_startup_probe_is_over_with_its_first_success_or_its_last_failure() ->
         ("", ["ERROR"]),
     ],
 )
-def test_a_simulated_probe_ends_as_its_annotation_states(text: str, wanted: list[str]) -> None:
-    for number, verdict in enumerate(wanted):
+def test_an_annotation_sets_the_results_of_a_simulated_probe(text: str, expected_results: list[str]) -> None:
+    for number, expected in enumerate(expected_results):
         for key in (f"{_PREFIX}/readiness-probe", f"{_PREFIX}/readiness-probe.main"):
             outcome = outcome_of("main", HandlerAction(HandlerOccasion.READINESS, {}, 1, number, {key: text}))
-            assert outcome.result is ProbeResult[verdict]
+            assert outcome.result is ProbeResult[expected]
             assert key in outcome.text
 
 
-def test_without_an_annotation_nobody_knows_of_a_probe_and_a_hook_is_taken_to_pass() -> None:
+def test_without_an_annotation_a_probe_is_undefined_and_a_hook_passes() -> None:
     for occasion in HandlerOccasion:
         is_probe = occasion.value.endswith("Probe")
         outcome = outcome_of(
@@ -93,12 +91,12 @@ def test_without_an_annotation_nobody_knows_of_a_probe_and_a_hook_is_taken_to_pa
         "Registry.example.com/lower", "gcr.io/x:" + "t" * 128,
     ],
 )  # fmt: skip
-def test_the_name_of_an_image_is_taken(name: str) -> None:
+def test_a_valid_image_name_is_accepted(name: str) -> None:
     assert fault(name) == ""
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "message"),
     [
         ("UPPER/..::", "invalid reference format"),
         ("", "invalid reference format"),
@@ -114,5 +112,5 @@ def test_the_name_of_an_image_is_taken(name: str) -> None:
         ("a/" * 127 + "bb:t", "repository name must not be more than 255 characters"),
     ],
 )
-def test_what_is_no_name_of_an_image_is_refused(name: str, why: str) -> None:
-    assert fault(name) == why
+def test_an_invalid_image_name_is_rejected(name: str, message: str) -> None:
+    assert fault(name) == message

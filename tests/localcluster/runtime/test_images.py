@@ -1,4 +1,4 @@
-"""Images from folders and OCI layouts, and container logs as ``kubectl logs`` shows them."""
+"""Images from folders and OCI layouts, and container logs in the format of ``kubectl logs``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def layout(folder: Path, layers: list[bytes], config: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"),
+    ("image_name", "option_name"),
     [
         ("busybox", "busybox"),
         ("busybox:1.36", "busybox"),
@@ -62,19 +62,19 @@ def layout(folder: Path, layers: list[bytes], config: dict[str, Any]) -> Path:
         ("registry.k8s.io/pause:3.9", "*"),
     ],
 )
-def test_a_name_is_found_as_a_registry_would_read_it(tmp_path: Path, asked: str, given: str) -> None:
-    assert Images({given: tmp_path}, tmp_path).find(asked).root == tmp_path
+def test_an_image_name_is_matched_as_a_registry_resolves_it(tmp_path: Path, image_name: str, option_name: str) -> None:
+    assert Images({option_name: tmp_path}, tmp_path).find(image_name).root == tmp_path
 
 
-def test_an_image_that_is_not_here_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_image_is_rejected_with_the_option_that_adds_it(tmp_path: Path) -> None:
     with pytest.raises(
         ContainerError, match=r'image "ubuntu:24.04" is not on this machine.*--image ubuntu:24.04=FOLDER'
-    ) as told:
+    ) as error:
         Images({"localhost:5000/ubuntu": tmp_path}, tmp_path).find("ubuntu:24.04")
-    assert told.value.reason == "ErrImagePull"
+    assert error.value.reason == "ErrImagePull"
 
 
-def test_layers_are_put_over_each_other_with_what_they_take_away(tmp_path: Path) -> None:
+def test_layers_overwrite_and_delete_files_of_lower_layers(tmp_path: Path) -> None:
     layers = [
         layer({"etc/a": "1", "etc/b": "1", "opt/old/x": "1", "usr/lib/y": "1"}, links={"lib": "usr/lib"}),
         layer({"etc/a": "2", "etc/.wh.b": "", "opt/old/.wh..wh..opq": "", "opt/old/z": "2", "lib/new": "2"}),
@@ -106,25 +106,25 @@ def test_layers_are_put_over_each_other_with_what_they_take_away(tmp_path: Path)
 
 
 @pytest.mark.parametrize("escape", ["../outside", "link/file", "a/../../outside"])
-def test_a_layer_that_leads_out_of_the_image_is_refused_and_writes_nothing(tmp_path: Path, escape: str) -> None:
+def test_a_layer_with_a_path_outside_the_image_is_rejected_and_writes_nothing(tmp_path: Path, escape: str) -> None:
     (tmp_path / "elsewhere").mkdir()
-    bad = [layer({"kept": ""}, links={"link": str(tmp_path / "elsewhere")}), layer({escape: "x"})]
-    images = Images({"*": layout(tmp_path / "layout", bad, {})}, tmp_path / "cache" / "deep")
-    with pytest.raises(ContainerError) as told:
+    layers = [layer({"kept": ""}, links={"link": str(tmp_path / "elsewhere")}), layer({escape: "x"})]
+    images = Images({"*": layout(tmp_path / "layout", layers, {})}, tmp_path / "cache" / "deep")
+    with pytest.raises(ContainerError) as error:
         images.find("app")
-    assert told.value.reason == "ErrImagePull"
+    assert error.value.reason == "ErrImagePull"
     assert not list((tmp_path / "elsewhere").iterdir())
     assert not list(tmp_path.rglob("outside"))
 
 
 @pytest.mark.parametrize("index", ["", "[]", '{"manifests": []}', '{"manifests": [{"digest": "md5:x"}]}'])
-def test_a_layout_that_cannot_be_read_is_reported_with_its_place(tmp_path: Path, index: str) -> None:
+def test_an_invalid_layout_is_reported_with_its_path(tmp_path: Path, index: str) -> None:
     (tmp_path / "index.json").write_text(index)
     with pytest.raises(ContainerError, match=str(tmp_path)):
         Images({"*": tmp_path}, tmp_path / "cache").find("app")
 
 
-def test_users_and_groups_are_those_of_the_image(tmp_path: Path) -> None:
+def test_users_and_groups_come_from_the_files_of_the_image(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/passwd").write_text("broken\nweb:x:33:34::/:/bin/sh\n")
     (tmp_path / "etc/group").write_text("disk:x:6:\n")
@@ -136,13 +136,13 @@ def test_users_and_groups_are_those_of_the_image(tmp_path: Path) -> None:
         Image(tmp_path, user="nobody").user_of(None, None)
 
 
-def test_a_root_folder_has_no_entry_point_of_its_own(tmp_path: Path) -> None:
+def test_a_root_folder_has_no_entry_point(tmp_path: Path) -> None:
     with pytest.raises(ContainerError, match="no command specified"):
         Image(tmp_path).arguments([], [])
 
 
 @pytest.mark.parametrize("text", ["busybox", "=x", "busybox=", "busybox=/nowhere-at-all"])
-def test_an_option_that_names_no_folder_is_refused(text: str) -> None:
+def test_an_option_without_a_folder_is_rejected(text: str) -> None:
     with pytest.raises(ImageError, match="--image"):
         parse_option(text)
 
@@ -158,37 +158,37 @@ async def feed(log: ContainerLog, *parts: bytes) -> None:
     await log.take(reader, "stdout", lambda data: None)
 
 
-async def shown(log: ContainerLog, **options: Any) -> bytes:
+async def read_log(log: ContainerLog, **options: Any) -> bytes:
     return b"".join([part async for part in log.read(LogOptions(**options))])
 
 
-async def test_what_a_container_wrote_comes_back_byte_for_byte(tmp_path: Path) -> None:
+async def test_the_log_contains_the_exact_output_of_the_container(tmp_path: Path) -> None:
     log = ContainerLog(tmp_path / "log")
     data = b"one\n\ntwo\xff\n" + b"x" * 40_000 + b"\nno newline"
     await feed(log, *(data[i : i + 7_001] for i in range(0, len(data), 7_001)))
-    assert await shown(log) == data
+    assert await read_log(log) == data
     log.close()
-    assert await shown(log, follow=True) == data
+    assert await read_log(log, follow=True) == data
 
 
-async def test_tail_limit_and_timestamps_count_lines_of_the_container(tmp_path: Path) -> None:
+async def test_tail_limit_and_timestamps_use_lines_of_the_container(tmp_path: Path) -> None:
     log = ContainerLog(tmp_path / "log")
     await feed(log, b"a\n" + b"b" * 40_000 + b"\nc\n")
-    assert await shown(log, tail=1) == b"c\n"
-    assert await shown(log, tail=2) == b"b" * 40_000 + b"\nc\n"
-    assert await shown(log, tail=0) == b""
-    assert await shown(log, tail=99) == await shown(log)
-    assert await shown(log, limit=5) == b"a\nbbb"
-    assert [line.partition(b"Z ")[2][:1] for line in (await shown(log, timestamps=True)).splitlines()] == [
+    assert await read_log(log, tail=1) == b"c\n"
+    assert await read_log(log, tail=2) == b"b" * 40_000 + b"\nc\n"
+    assert await read_log(log, tail=0) == b""
+    assert await read_log(log, tail=99) == await read_log(log)
+    assert await read_log(log, limit=5) == b"a\nbbb"
+    assert [line.partition(b"Z ")[2][:1] for line in (await read_log(log, timestamps=True)).splitlines()] == [
         b"a",
         b"b",
         b"c",
     ]
-    assert await shown(log, since=4e9) == b""
+    assert await read_log(log, since=4e9) == b""
     log.close()
 
 
-async def test_a_follower_sees_what_is_written_later_and_ends_with_the_container(tmp_path: Path) -> None:
+async def test_a_follower_gets_later_lines_and_ends_with_the_container(tmp_path: Path) -> None:
     log = ContainerLog(tmp_path / "log")
     log.write("stdout", "first")
     following = log.read(LogOptions(follow=True))
@@ -202,12 +202,12 @@ async def test_a_follower_sees_what_is_written_later_and_ends_with_the_container
 
 
 @pytest.mark.skipif(not Path("/bin/busybox").is_file(), reason="needs a static /bin/busybox")
-async def test_pods_that_start_at_once_share_one_image_whole(tmp_path: Path) -> None:
+async def test_pods_that_start_together_share_one_complete_image(tmp_path: Path) -> None:
     (tmp_path / "layout").mkdir()
     data = [layer({f"files/{i}": str(i) for i in range(300)})]
     images = Images({"app": layout(tmp_path / "layout", data, {})}, tmp_path / "cache")
     names = ["busybox", "app"] * 8
-    found = await asyncio.gather(*(asyncio.to_thread(images.find, name) for name in names))
-    assert len({id(image) for image in found[1::2]}) == 1
-    assert (found[0].root / "bin/sh").exists()
-    assert len(list((found[1].root / "files").iterdir())) == 300
+    unpacked = await asyncio.gather(*(asyncio.to_thread(images.find, name) for name in names))
+    assert len({id(image) for image in unpacked[1::2]}) == 1
+    assert (unpacked[0].root / "bin/sh").exists()
+    assert len(list((unpacked[1].root / "files").iterdir())) == 300

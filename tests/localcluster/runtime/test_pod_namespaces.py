@@ -1,4 +1,4 @@
-"""Namespaces of a pod, held by descriptors of this process."""
+"""Namespaces of a pod, which file descriptors of this process keep open."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from dra_kubeletplugin.localcluster.runtime import pod_namespaces
 from dra_kubeletplugin.localcluster.runtime.pod_namespaces import PodNamespaces
 
 
-async def test_namespaces_of_a_start_that_is_cancelled_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go = threading.Event(), threading.Event()
+async def test_a_cancelled_start_releases_its_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, go = threading.Event(), threading.Event()
     reading, writing = os.pipe()
 
-    def slowly(hostname: str) -> dict[str, int]:
-        begun.set()
+    def create_slowly(hostname: str) -> dict[str, int]:
+        started.set()
         go.wait()
         return {"network": writing}
 
-    monkeypatch.setattr(pod_namespaces, "_create", slowly)
-    making = asyncio.create_task(PodNamespaces.make("p"))
-    await asyncio.to_thread(begun.wait)
-    making.cancel()
+    monkeypatch.setattr(pod_namespaces, "_create", create_slowly)
+    creation = asyncio.create_task(PodNamespaces.make("p"))
+    await asyncio.to_thread(started.wait)
+    creation.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await making
-    let_go = asyncio.Event()
-    asyncio.get_running_loop().add_reader(reading, let_go.set)  # nobody writes: it is the end that is read
+        await creation
+    closed = asyncio.Event()
+    asyncio.get_running_loop().add_reader(
+        reading, closed.set
+    )  # no data is written: the reader wakes only when the other end is closed
     go.set()
     try:
-        await asyncio.wait_for(let_go.wait(), 30)
+        await asyncio.wait_for(closed.wait(), 30)
     finally:
         asyncio.get_running_loop().remove_reader(reading)
         os.close(reading)

@@ -1,4 +1,4 @@
-"""The scheduler in a cluster: who is scheduled, who waits and with which words, what is never stopped by whom."""
+"""The scheduler in a cluster: placement, reasons for waiting pods, and isolation between pods."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def pod(name: str, cpu: str = "", claim: str = "", **spec: Any) -> JSON:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
-def devices(count: int, where: str = "node-a") -> list[JSON]:
-    pool = {"name": where, "generation": 1, "resourceSliceCount": 1}
-    made = [{"name": f"dev-{i}"} for i in range(count)]
+def slice_and_class(count: int, node_name: str = "node-a") -> list[JSON]:
+    pool = {"name": node_name, "generation": 1, "resourceSliceCount": 1}
+    entries = [{"name": f"dev-{i}"} for i in range(count)]
     api = {"apiVersion": "resource.k8s.io/v1"}
     return [
-        {**api, "kind": "ResourceSlice", "metadata": {"name": f"s-{where}"}, "spec": {"driver": DRIVER, "nodeName": where, "pool": pool, "devices": made}},
+        {**api, "kind": "ResourceSlice", "metadata": {"name": f"s-{node_name}"}, "spec": {"driver": DRIVER, "nodeName": node_name, "pool": pool, "devices": entries}},
         {**api, "kind": "DeviceClass", "metadata": {"name": "sim"}, "spec": {}},
     ]  # fmt: skip
 
@@ -77,65 +77,65 @@ def claim(name: str, *counts: int) -> JSON:
 
 
 async def node_of(cluster: LocalCluster, name: str) -> str:
-    async def bound() -> str:
-        found = await cluster.client.get(PODS, name, "default")
-        return str(found["spec"].get("nodeName") or "")
+    async def get_node_name() -> str:
+        current = await cluster.client.get(PODS, name, "default")
+        return str(current["spec"].get("nodeName") or "")
 
-    return str(await cluster.wait(f"{name} to be scheduled", bound))
+    return str(await cluster.wait(f"{name} to be scheduled", get_node_name))
 
 
-async def told(cluster: LocalCluster, name: str, words: str) -> str:
-    async def event() -> str:
-        return next((e for e in cluster.events(name) if words in e), "")
+async def wait_for_event(cluster: LocalCluster, name: str, text: str) -> str:
+    async def find_event() -> str:
+        return next((e for e in cluster.events(name) if text in e), "")
 
-    return str(await cluster.wait(f"{name} to be told {words!r}", event))
+    return str(await cluster.wait(f"{name} to have an event with {text!r}", find_event))
 
 
 async def condition(cluster: LocalCluster, name: str) -> JSON:
-    """Once it is there: the event about the same may be there before."""
+    """Waits for the condition PodScheduled, because the event about the same decision may be written earlier."""
 
-    async def written() -> JSON:
-        found = await cluster.client.get(PODS, name, "default")
-        return {c["type"]: c for c in found["status"].get("conditions") or []}.get("PodScheduled", {})
+    async def read_condition() -> JSON:
+        current = await cluster.client.get(PODS, name, "default")
+        return {c["type"]: c for c in current["status"].get("conditions") or []}.get("PodScheduled", {})
 
-    found: JSON = await cluster.wait(f"the condition PodScheduled of {name}", written)
-    return found
+    current: JSON = await cluster.wait(f"the condition PodScheduled of {name}", read_condition)
+    return current
 
 
-async def test_a_pod_of_another_scheduler_is_left_alone(cluster: LocalCluster) -> None:
+async def test_a_pod_of_another_scheduler_is_ignored(cluster: LocalCluster) -> None:
     await cluster.apply(pod("theirs", schedulerName="other"), pod("ours"))
     await node_of(cluster, "ours")
-    theirs = await cluster.client.get(PODS, "theirs", "default")
-    assert "nodeName" not in theirs["spec"]
+    foreign_pod = await cluster.client.get(PODS, "theirs", "default")
+    assert "nodeName" not in foreign_pod["spec"]
     assert not cluster.events("theirs")
 
 
-async def test_what_another_scheduler_placed_takes_its_share(cluster: LocalCluster) -> None:
+async def test_pods_of_another_scheduler_use_resources_of_their_node(cluster: LocalCluster) -> None:
     await cluster.apply(pod("theirs", cpu="6", schedulerName="other", nodeName="node-a"), pod("ours", cpu="4"))
-    await told(cluster, "ours", "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")  # fmt: skip
+    await wait_for_event(cluster, "ours", "0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.")  # fmt: skip
     await cluster.client.delete(PODS, "theirs", "default", grace=0)
     assert await node_of(cluster, "ours") == "node-a"
 
 
-async def test_without_nodes_the_pod_reports_it_and_goes_to_the_first_that_comes() -> None:
+async def test_a_pod_waits_without_nodes_and_runs_on_the_first_new_node() -> None:
     async with LocalCluster(()) as cluster:
         await cluster.apply(pod("p"))
-        await told(cluster, "p", "FailedScheduling: no nodes available to schedule pods")
+        await wait_for_event(cluster, "p", "FailedScheduling: no nodes available to schedule pods")
         await cluster.apply(node("late"))
         assert await node_of(cluster, "p") == "late"
 
 
-async def test_what_is_not_implemented_leaves_the_pod_pending_with_a_sentence(cluster: LocalCluster) -> None:
+async def test_an_unsupported_field_keeps_the_pod_pending_with_a_reason(cluster: LocalCluster) -> None:
     volume = {"name": "v", "persistentVolumeClaim": {"claimName": "x"}}
     await cluster.apply(pod("p", volumes=[volume]))
-    why = "0/1 nodes are available: not supported by the local cluster: volume v of kind persistentVolumeClaim."
-    await told(cluster, "p", why)
-    found = await condition(cluster, "p")
-    assert (found["status"], found["reason"]) == ("False", "Unschedulable")
-    assert found["message"].startswith(why)
+    reason = "0/1 nodes are available: not supported by the local cluster: volume v of kind persistentVolumeClaim."
+    await wait_for_event(cluster, "p", reason)
+    scheduled_condition = await condition(cluster, "p")
+    assert (scheduled_condition["status"], scheduled_condition["reason"]) == ("False", "Unschedulable")
+    assert scheduled_condition["message"].startswith(reason)
 
 
-async def test_a_pod_of_higher_priority_takes_the_cpu_of_another_and_that_ones_claim_is_freed(
+async def test_preemption_releases_the_claim_of_the_victim(
     cluster: LocalCluster,
 ) -> None:
     priority = {
@@ -145,24 +145,24 @@ async def test_a_pod_of_higher_priority_takes_the_cpu_of_another_and_that_ones_c
         "value": 1000,
     }
     await cluster.apply(
-        *devices(1), claim("c"), priority, pod("low", cpu="6", claim="c", terminationGracePeriodSeconds=0)
+        *slice_and_class(1), claim("c"), priority, pod("low", cpu="6", claim="c", terminationGracePeriodSeconds=0)
     )
     await node_of(cluster, "low")
     uid = (await cluster.client.get(PODS, "low", "default"))["metadata"]["uid"]
     await cluster.apply(pod("high", cpu="6", priorityClassName="high"))
     assert await node_of(cluster, "high") == "node-a"
     high = (await cluster.client.get(PODS, "high", "default"))["metadata"]["uid"]
-    await told(cluster, "low", f"Preempted: Preempted by pod {high} on node node-a")
-    await told(cluster, "high", "FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu.")
+    await wait_for_event(cluster, "low", f"Preempted: Preempted by pod {high} on node node-a")
+    await wait_for_event(cluster, "high", "FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu.")
     assert uid != high
 
-    async def freed() -> bool:
+    async def is_released() -> bool:
         return not (await cluster.client.get(CLAIMS, "c", "default"))["status"]
 
-    await cluster.wait("the claim to be free", freed)
+    await cluster.wait("the release of the claim", is_released)
 
 
-async def test_a_victim_that_takes_its_time_keeps_its_place_and_the_winner_its_promise(cluster: LocalCluster) -> None:
+async def test_a_preempting_pod_stays_nominated_while_the_victim_terminates(cluster: LocalCluster) -> None:
     priority = {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
@@ -173,23 +173,23 @@ async def test_a_victim_that_takes_its_time_keeps_its_place_and_the_winner_its_p
     await node_of(cluster, "low")
     await cluster.apply(pod("high", cpu="6", priorityClassName="high"))
 
-    async def promised() -> bool:
-        found = await cluster.client.get(PODS, "high", "default")
-        return found["status"].get("nominatedNodeName") == "node-a"
+    async def is_nominated() -> bool:
+        current = await cluster.client.get(PODS, "high", "default")
+        return current["status"].get("nominatedNodeName") == "node-a"
 
-    await cluster.wait("the promise", promised)
+    await cluster.wait("the nomination", is_nominated)
     low = await cluster.client.get(PODS, "low", "default")
     assert low["metadata"]["deletionTimestamp"]
     reasons = {c["type"]: c.get("reason") for c in low["status"]["conditions"]}
     assert reasons["DisruptionTarget"] == "PreemptionByScheduler"
     await cluster.apply(pod("sneaky", cpu="2"))
-    await told(cluster, "sneaky", "Insufficient cpu")
+    await wait_for_event(cluster, "sneaky", "Insufficient cpu")
     await cluster.client.delete(PODS, "low", "default", grace=0)
     assert await node_of(cluster, "high") == "node-a"
     assert await node_of(cluster, "sneaky") == "node-a"
 
 
-async def test_gates_hold_a_pod_that_is_tried_once_they_are_gone(cluster: LocalCluster) -> None:
+async def test_a_gated_pod_is_scheduled_after_its_gates_are_removed(cluster: LocalCluster) -> None:
     await cluster.apply(pod("p", schedulingGates=[{"name": "example.com/wait"}]), pod("other"))
     await node_of(cluster, "other")
     assert (await condition(cluster, "p"))["reason"] == "SchedulingGated"
@@ -198,83 +198,87 @@ async def test_gates_hold_a_pod_that_is_tried_once_they_are_gone(cluster: LocalC
     assert await node_of(cluster, "p") == "node-a"
 
 
-async def test_a_search_that_takes_long_holds_up_nobody_but_the_queue(
+async def test_a_long_search_does_not_block_the_event_loop(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "NodeAllocator", functools.partial(NodeAllocator, limit=3600.0))
-    made = devices(24)
-    for i, device in enumerate(made[0]["spec"]["devices"]):
+    objects = slice_and_class(24)
+    for i, device in enumerate(objects[0]["spec"]["devices"]):
         device["attributes"] = {"i": {"int": i}, "pair": {"int": i // 2}}
     hard = claim("hard", *[2] * 9)
     pairs = [{"requests": [f"r{i}"], "matchAttribute": f"{DRIVER}/pair"} for i in range(8)]
     hard["spec"]["devices"]["constraints"] = [*pairs, {"requests": ["r8"], "matchAttribute": f"{DRIVER}/i"}]
-    await cluster.apply(*made, hard, pod("p", claim="hard"))
+    await cluster.apply(*objects, hard, pod("p", claim="hard"))
     for _ in range(20):
-        await cluster.client.get(NODES, "node-a")  # the event loop goes on
+        await cluster.client.get(NODES, "node-a")  # the event loop still responds
     assert not cluster.events("p")
     await cluster.apply(pod("next"))
     await cluster.client.delete(PODS, "p", "default", grace=0)
-    assert await node_of(cluster, "next") == "node-a", "a search for a pod that is gone ends"
+    assert await node_of(cluster, "next") == "node-a", "the search for a deleted pod ends"
 
 
-async def test_more_devices_than_there_are_is_reported_within_a_second(cluster: LocalCluster) -> None:
-    await cluster.apply(*devices(18), claim("c", 5, 14), pod("p", claim="c"))
+async def test_a_request_for_too_many_devices_is_reported_within_a_second(cluster: LocalCluster) -> None:
+    await cluster.apply(*slice_and_class(18), claim("c", 5, 14), pod("p", claim="c"))
     started = time.process_time()
-    await told(
+    await wait_for_event(
         cluster, "p", "0/1 nodes are available: 1 cannot allocate all claims. still not schedulable, preemption:"
     )
     assert time.process_time() - started < 1
 
 
-async def test_a_claim_that_is_full_stops_its_next_pod_and_nobody_else(cluster: LocalCluster) -> None:
-    await cluster.apply(*devices(2), claim("full"), claim("free"))
+async def test_a_claim_with_the_maximum_of_consumers_blocks_only_its_own_pods(cluster: LocalCluster) -> None:
+    await cluster.apply(*slice_and_class(2), claim("full"), claim("free"))
     consumers = [{"resource": "pods", "name": f"p{i}", "uid": f"u{i}"} for i in range(256)]
     await cluster.apply(pod("first", claim="full"))
     await node_of(cluster, "first")
-    found = await cluster.client.get(CLAIMS, "full", "default")
+    full_claim = await cluster.client.get(CLAIMS, "full", "default")
     reserved = [
-        *found["status"]["reservedFor"],
+        *full_claim["status"]["reservedFor"],
         *({**c, "resource": "foos", "apiGroup": "example.com"} for c in consumers[1:]),
     ]
-    await cluster.client.update(CLAIMS, {**found, "status": {**found["status"], "reservedFor": reserved}}, "status")
+    await cluster.client.update(
+        CLAIMS, {**full_claim, "status": {**full_claim["status"], "reservedFor": reserved}}, "status"
+    )
     await cluster.apply(pod("late", claim="full"), pod("other", claim="free"))
     assert await node_of(cluster, "other") == "node-a"
-    await told(cluster, "late", 'running PreBind plugin "DynamicResources": add reservation to claim default/full: ')
+    await wait_for_event(
+        cluster, "late", 'running PreBind plugin "DynamicResources": add reservation to claim default/full: '
+    )
     assert (await condition(cluster, "late"))["reason"] == "SchedulerError"
 
 
-async def test_pods_that_share_a_claim_write_it_once_each(
+async def test_pods_that_share_a_claim_write_it_one_after_another(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Together they would be in conflict, and all but one would have to read it again."""
-    written: Counter[str] = Counter()
+    """Simultaneous writes would conflict, and all but one of the pods would have to read the claim again."""
+    writes: Counter[str] = Counter()
     update = ClaimBinder._update
 
-    async def counted(binder: ClaimBinder, claim: JSON, what: str, sub: str) -> JSON:
-        written[what] += 1
-        return await update(binder, claim, what, sub)
+    async def count_update(binder: ClaimBinder, claim: JSON, operation: str, sub: str) -> JSON:
+        writes[operation] += 1
+        return await update(binder, claim, operation, sub)
 
-    monkeypatch.setattr(ClaimBinder, "_update", counted)
-    await cluster.apply(*devices(1), claim("shared"))
+    monkeypatch.setattr(ClaimBinder, "_update", count_update)
+    await cluster.apply(*slice_and_class(1), claim("shared"))
     await cluster.apply(*[pod(f"p{i}", claim="shared") for i in range(40)])
     for i in range(40):
         assert await node_of(cluster, f"p{i}") == "node-a"
     name = "default/shared"
-    assert written == {
+    assert writes == {
         f"add finalizer to claim {name}": 1,
         f"add allocation and reservation to claim {name}": 1,
         f"add reservation to claim {name}": 39,
     }
     assert not [e for i in range(40) for e in cluster.events(f"p{i}") if "add reservation" in e]
-    found = await cluster.client.get(CLAIMS, "shared", "default")
-    assert len({r["uid"] for r in found["status"]["reservedFor"]}) == 40
+    shared_claim = await cluster.client.get(CLAIMS, "shared", "default")
+    assert len({r["uid"] for r in shared_claim["status"]["reservedFor"]}) == 40
 
 
-async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_reported_and_allocated_again(
+async def test_a_claim_deallocated_during_the_binding_is_reported(
     cluster: LocalCluster,
 ) -> None:
-    await cluster.apply(*devices(1), claim("c"))
-    [made] = await cluster.apply(pod("first", claim="c"))
+    await cluster.apply(*slice_and_class(1), claim("c"))
+    [created] = await cluster.apply(pod("first", claim="c"))
     await node_of(cluster, "first")
     stale = await cluster.client.get(CLAIMS, "c", "default")
     status = {k: v for k, v in stale["status"].items() if k not in {"allocation", "reservedFor"}}
@@ -282,84 +286,84 @@ async def test_a_claim_that_is_freed_while_its_pod_is_bound_is_reported_and_allo
     store.observe(await cluster.client.update(CLAIMS, {**stale, "status": status}, "status"))
     binder = ClaimBinder(cluster.client, store, 1.0)
     with pytest.raises(SchedulerError, match="claim default/c got deallocated elsewhere in the meantime"):
-        await binder.write(stale, pod_groups.pod_reference(made), None)
+        await binder.write(stale, pod_groups.pod_reference(created), None)
 
 
-async def test_a_binding_that_loses_a_race_is_tried_again_and_keeps_no_device(cluster: LocalCluster) -> None:
-    await cluster.apply(*devices(1), claim("c"))
+async def test_a_binding_with_a_conflict_is_retried(cluster: LocalCluster) -> None:
+    await cluster.apply(*slice_and_class(1), claim("c"))
     cluster.api.injected_faults.conflicts = 1
     await cluster.apply(pod("p", claim="c"))
     assert await node_of(cluster, "p") == "node-a"
 
 
-async def test_a_server_that_is_away_for_a_while_loses_no_pod(cluster: LocalCluster) -> None:
-    await cluster.apply(*devices(8), *[claim(f"c{i}") for i in range(4)])
+async def test_all_pods_are_scheduled_after_an_outage_of_the_api_server(cluster: LocalCluster) -> None:
+    await cluster.apply(*slice_and_class(8), *[claim(f"c{i}") for i in range(4)])
     await cluster.apply(*[pod(f"p{i}", claim=f"c{i}") for i in range(4)])
     with cluster.api_outage():
-        await asyncio.sleep(0.05)  # whatever is being written now is refused
+        await asyncio.sleep(0.05)  # the outage rejects all writes in flight
     for i in range(4):
         assert await node_of(cluster, f"p{i}") == "node-a"
     results = [c["status"]["allocation"]["devices"]["results"][0]["device"] for c in cluster.claims()]
     assert len(set(results)) == 4
 
 
-async def test_a_claim_for_extended_resources_that_is_refused_leaves_nothing_and_is_made_later(
+async def test_a_rejected_claim_for_extended_resources_is_created_later(
     cluster: LocalCluster,
 ) -> None:
-    made = devices(1)
-    made[1]["spec"] = {"extendedResourceName": "example.com/gpu"}
+    objects = slice_and_class(1)
+    objects[1]["spec"] = {"extendedResourceName": "example.com/gpu"}
     hard = {"count/resourceclaims.resource.k8s.io": "0"}
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
-    wants = pod("p")
-    wants["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "1"}}
-    await cluster.apply(*made, quota, wants)
-    words = 'running PreBind plugin "DynamicResources": create claim for extended resources default/'
-    refused = await told(cluster, "p", words)
-    assert "exceeded quota: q" in refused
+    requesting_pod = pod("p")
+    requesting_pod["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "1"}}
+    await cluster.apply(*objects, quota, requesting_pod)
+    reason = 'running PreBind plugin "DynamicResources": create claim for extended resources default/'
+    event = await wait_for_event(cluster, "p", reason)
+    assert "exceeded quota: q" in event
     assert not cluster.claims()
     await cluster.client.delete(Resource("", "v1", "resourcequotas", namespaced=True), "q", "default")
     assert await node_of(cluster, "p") == "node-a"
-    [found] = cluster.claims()
+    [created] = cluster.claims()
     mapping = (await cluster.client.get(PODS, "p", "default"))["status"]["extendedResourceClaimStatus"]
-    assert mapping["resourceClaimName"] == found["metadata"]["name"]
+    assert mapping["resourceClaimName"] == created["metadata"]["name"]
 
 
-async def test_a_claim_for_extended_resources_that_was_left_over_is_deleted_and_made_again(
+async def test_a_leftover_claim_for_extended_resources_is_deleted_and_created_again(
     cluster: LocalCluster,
 ) -> None:
-    """PostFilter: a scheduler that ended between the claim and the binding has left it."""
-    slices, device_class = devices(2)
+    """PostFilter: a scheduler that stopped between the creation of the claim and the binding leaves the claim behind."""
+    slices, device_class = slice_and_class(2)
     device_class["spec"]["extendedResourceName"] = "example.com/gpu"
     await cluster.apply(slices, device_class)
     waiting = pod("p", schedulingGates=[{"name": "later"}])
     waiting["spec"]["containers"][0]["resources"] = {"limits": {"example.com/gpu": "1"}}
-    [made] = await cluster.apply(waiting)
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": made["metadata"]["uid"], "controller": True}
-    left = claim("left")
-    left["metadata"] |= {
+    [created] = await cluster.apply(waiting)
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": created["metadata"]["uid"], "controller": True}
+    leftover = claim("left")
+    leftover["metadata"] |= {
         "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
         "ownerReferences": [owner],
     }
-    await cluster.apply(left, claim("later"), pod("later", claim="later"))
-    await node_of(cluster, "later")  # so what was left is known when the other pod is tried
+    await cluster.apply(leftover, claim("later"), pod("later", claim="later"))
+    await node_of(cluster, "later")  # the scheduler has processed the leftover claim before it tries the other pod
     await cluster.client.patch(PODS, "p", {"spec": {"schedulingGates": None}}, "default")
-    await told(cluster, "p", "cannot schedule extended resource claim. deletion of ResourceClaim completed, ")
-    # That a claim is deleted has no pod tried again, up to 1.36: something else has to change.
+    await wait_for_event(cluster, "p", "cannot schedule extended resource claim. deletion of ResourceClaim completed, ")
+    # Up to 1.36 the deletion of a claim does not requeue a pod, so another change is necessary.
     await cluster.client.patch(NODES, "node-a", {"metadata": {"labels": {"example.com/new": ""}}})
     assert await node_of(cluster, "p") == "node-a"
-    [kept] = [c for c in cluster.claims() if c["metadata"]["name"] != "later"]
-    assert kept["metadata"]["generateName"] == "p-extended-resources-"
+    [new_claim] = [c for c in cluster.claims() if c["metadata"]["name"] != "later"]
+    assert new_claim["metadata"]["generateName"] == "p-extended-resources-"
 
 
-async def test_each_reason_is_reported_however_many_there_were(cluster: LocalCluster) -> None:
+async def test_every_new_reason_is_reported_in_its_own_event(cluster: LocalCluster) -> None:
     await cluster.apply(pod("p", cpu="9"))
     for i in range(12):
-        await told(cluster, "p", f"0/{i + 1} nodes are available: {i + 1} Insufficient cpu.")
+        await wait_for_event(cluster, "p", f"0/{i + 1} nodes are available: {i + 1} Insufficient cpu.")
         await cluster.apply(node(f"small-{i}"))
     assert not any("combined" in e for e in cluster.events("p"))
 
 
-# --- objects that are no such objects ---------------------------------------------------------
+# --- malformed objects -------------------------------------------------------------------------
 
 SPEC = {
     "containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}, "limits": {"x.com/y": "1"}}, "ports": [{"containerPort": 1, "hostPort": 2}]}],
@@ -377,24 +381,24 @@ JUNK = st.one_of(
 )
 
 
-def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(value: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [at] * bool(at) + [p for k, v in items for p in paths(v, (*at, k))]
+    return [prefix] * bool(prefix) + [p for k, v in items for p in paths(v, (*prefix, k))]
 
 
-def mutated(value: Any, path: tuple[Any, ...], junk: Any) -> Any:
+def with_value_at(value: Any, path: tuple[Any, ...], junk: Any) -> Any:
     if not path:
         return junk
     copied = dict(value) if isinstance(value, dict) else list(value)
-    copied[path[0]] = mutated(value[path[0]], path[1:], junk)
+    copied[path[0]] = with_value_at(value[path[0]], path[1:], junk)
     return copied
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(paths(SPEC)), JUNK)
-def test_a_pod_with_anything_in_it_is_read_refused_or_judged(path: tuple[Any, ...], junk: Any) -> None:
-    """Whatever else is raised is told as the pod's own error, by the scheduler's loop; here it must be one of few kinds."""
-    raw = {"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": mutated(SPEC, path, junk)}
+def test_a_malformed_pod_is_scheduled_or_raises_a_known_error(path: tuple[Any, ...], junk: Any) -> None:
+    """The scheduling loop reports every other exception as an error of the pod. Here only a few exception types are allowed."""
+    raw = {"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": with_value_at(SPEC, path, junk)}
     try:
         p = pod_info.read(raw)
         unsupported.reasons(p)
@@ -408,8 +412,8 @@ def test_a_pod_with_anything_in_it_is_read_refused_or_judged(path: tuple[Any, ..
         pass
 
 
-async def test_pods_that_are_no_pods_stop_nobody(cluster: LocalCluster) -> None:
-    """They are put into the storage past validation: what a webhook or an older server let through."""
+async def test_malformed_pods_do_not_block_other_pods(cluster: LocalCluster) -> None:
+    """The test writes them into the storage without validation, as a webhook or an older API server could have."""
     for i, path in enumerate(paths(SPEC)):
         meta = {
             "name": f"odd-{i}",
@@ -417,11 +421,11 @@ async def test_pods_that_are_no_pods_stop_nobody(cluster: LocalCluster) -> None:
             "uid": f"odd-{i}",
             "creationTimestamp": "2026-01-01T00:00:00Z",
         }
-        spec = mutated({**SPEC, "schedulerName": "default-scheduler"}, path, [None])
+        spec = with_value_at({**SPEC, "schedulerName": "default-scheduler"}, path, [None])
         cluster.api.storage.put("pods", {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
     await cluster.apply(pod("p"))
     assert await node_of(cluster, "p") == "node-a"
     try:
-        await told(cluster, "odd-0", "FailedScheduling")
-    except ApiError:  # pragma: no cover - a server that cannot show it
-        pytest.fail("the event is there, whatever the pod is")
+        await wait_for_event(cluster, "odd-0", "FailedScheduling")
+    except ApiError:  # pragma: no cover - a server that cannot return the event
+        pytest.fail("the API server must return the event of a malformed pod")

@@ -1,4 +1,4 @@
-"""Pods that wait: order, pauses, and which changes of the cluster let a rejected pod be tried again."""
+"""Waiting pods: their order, their backoff, and the cluster changes that requeue a rejected pod."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ JSON = dict[str, Any]
 DEVICES = frozenset({Plugin.DEVICES})
 
 
-def pod(name: str, priority: int = 0, claims: tuple[str, ...] = (), **more: Any) -> PodInfo:
-    spec = {"containers": [{"name": "c"}], "priority": priority, **more.pop("spec", {})}
+def pod(name: str, priority: int = 0, claims: tuple[str, ...] = (), **fields: Any) -> PodInfo:
+    spec = {"containers": [{"name": "c"}], "priority": priority, **fields.pop("spec", {})}
     spec["resourceClaims"] = [{"name": c, "resourceClaimName": c} for c in claims]
-    return pod_info.read({"metadata": {"name": name, "namespace": "ns", "uid": name, **more}, "spec": spec})
+    return pod_info.read({"metadata": {"name": name, "namespace": "ns", "uid": name, **fields}, "spec": spec})
 
 
 def claim(name: str, *, allocated: bool = False, **status: Any) -> JSON:
@@ -35,8 +35,8 @@ def claim(name: str, *, allocated: bool = False, **status: Any) -> JSON:
     return {"metadata": {"name": name, "namespace": "ns", "uid": name}, "status": status}
 
 
-class Gated:
-    """Pods that must not be tried, by name, and why."""
+class GateCheck:
+    """Rejects the named pods before scheduling, each with a plugin."""
 
     def __init__(self) -> None:
         self.names: dict[str, Plugin] = {}
@@ -45,12 +45,12 @@ class Gated:
         return self.names.get(p.name)
 
 
-def made(gate: Gated | None = None, pause: float = 1.0) -> SchedulingQueue:
-    return SchedulingQueue(gate or Gated(), lambda p, uid: f"ns/{uid}" in p.claim_keys, pause)
+def new_queue(gate: GateCheck | None = None, backoff: float = 1.0) -> SchedulingQueue:
+    return SchedulingQueue(gate or GateCheck(), lambda p, uid: f"ns/{uid}" in p.claim_keys, backoff)
 
 
-async def waiting(queue: SchedulingQueue) -> list[str]:
-    """Who would be tried now, in order. They are in flight then."""
+async def pop_all(queue: SchedulingQueue) -> list[str]:
+    """Returns the names of all pods that are ready to be tried, in order. These pods are then in flight."""
     names = []
     while True:
         try:
@@ -60,7 +60,7 @@ async def waiting(queue: SchedulingQueue) -> list[str]:
             return names
 
 
-async def rejected(queue: SchedulingQueue, p: PodInfo, rejectors: frozenset[Plugin] = DEVICES) -> QueuedPod:
+async def add_rejected(queue: SchedulingQueue, p: PodInfo, rejectors: frozenset[Plugin] = DEVICES) -> QueuedPod:
     queue.add(p)
     entry = await queue.pop()
     queue.failed(entry, rejectors)
@@ -68,24 +68,24 @@ async def rejected(queue: SchedulingQueue, p: PodInfo, rejectors: frozenset[Plug
 
 
 async def test_the_highest_priority_comes_first_and_then_the_oldest() -> None:
-    queue = made()
+    queue = new_queue()
     for p in (pod("a"), pod("b", 5), pod("c"), pod("d", 5)):
         queue.add(p)
-    assert await waiting(queue) == ["b", "d", "a", "c"]
+    assert await pop_all(queue) == ["b", "d", "a", "c"]
 
 
-async def test_a_pod_that_goes_is_not_tried() -> None:
-    queue = made()
+async def test_a_removed_pod_is_not_tried() -> None:
+    queue = new_queue()
     queue.add(pod("a"))
     queue.add(pod("b"))
     queue.remove("a")
-    assert await waiting(queue) == ["b"]
+    assert await pop_all(queue) == ["b"]
     queue.remove("b")
     assert "b" not in queue
 
 
 @pytest.mark.parametrize(
-    ("rejector", "change", "again"),
+    ("rejector", "change", "is_requeued"),
     [
         (Plugin.DEVICES, ClusterChange(ChangeKind.SLICE), True),
         (Plugin.DEVICES, ClusterChange(ChangeKind.CLASS), True),
@@ -108,52 +108,54 @@ async def test_a_pod_that_goes_is_not_tried() -> None:
         (Plugin.TAINTS, ClusterChange(ChangeKind.OWN, pod="another"), False),
     ],
 )
-async def test_a_rejected_pod_waits_for_what_may_help(rejector: Plugin, change: ClusterChange, again: bool) -> None:
-    queue = made()
-    await rejected(queue, pod("p", claims=("mine",)), frozenset({rejector}))
+async def test_a_rejected_pod_waits_for_a_change_that_may_help(
+    rejector: Plugin, change: ClusterChange, is_requeued: bool
+) -> None:
+    queue = new_queue()
+    await add_rejected(queue, pod("p", claims=("mine",)), frozenset({rejector}))
     queue.move(change)
-    assert await waiting(queue) == (["p"] if again else [])
+    assert await pop_all(queue) == (["p"] if is_requeued else [])
 
 
-async def test_what_changes_while_a_pod_is_tried_is_not_missed() -> None:
-    queue = made()
+async def test_a_change_during_an_attempt_requeues_the_pod() -> None:
+    queue = new_queue()
     queue.add(pod("p"))
     queue.add(pod("q"))
     p, q = await queue.pop(), await queue.pop()
     queue.move(ClusterChange(ChangeKind.POD_GONE))
     queue.failed(p, DEVICES)
-    assert await waiting(queue) == [], "a pod that went frees no devices"
+    assert await pop_all(queue) == [], "a deleted pod without claims releases no devices"
     queue.move(ClusterChange(ChangeKind.SLICE))
     queue.failed(q, DEVICES)
-    assert await waiting(queue) == ["p", "q"]
+    assert await pop_all(queue) == ["p", "q"]
 
 
-async def test_an_error_makes_a_pod_pause_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, slept = asyncio.get_running_loop(), 0.0
+async def test_the_backoff_of_a_pod_doubles_with_each_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, elapsed = asyncio.get_running_loop(), 0.0
     clock = loop.time
 
     def now() -> float:
-        return clock() + slept
+        return clock() + elapsed
 
     monkeypatch.setattr(loop, "time", now)
-    queue = made(pause=2.0)
+    queue = new_queue(backoff=2.0)
     queue.add(pod("p"))
-    pauses = []
+    backoffs = []
     for _ in range(3):
         entry = await queue.pop()
         queue.failed(entry, frozenset())
         queue.move(ClusterChange(ChangeKind.SLICE))
-        pauses.append(entry.not_before - now())
-        assert await waiting(queue) == [], "no change ends the pause"
-        slept += 1000
-    assert pauses == pytest.approx([2, 4, 8], abs=1)
+        backoffs.append(entry.not_before - now())
+        assert await pop_all(queue) == [], "no change shortens the backoff"
+        elapsed += 1000
+    assert backoffs == pytest.approx([2, 4, 8], abs=1)
     assert (await queue.pop()).info.name == "p"
 
 
-async def test_a_gated_pod_is_tried_once_its_gate_is_gone() -> None:
-    gate = Gated()
+async def test_a_gated_pod_is_tried_after_its_gate_is_removed() -> None:
+    gate = GateCheck()
     gate.names = {"p": Plugin.GATES, "q": Plugin.DEVICES}
-    queue = made(gate)
+    queue = new_queue(gate)
     queue.add(pod("p"))
     queue.add(pod("q", claims=("mine",)))
     for change in (
@@ -162,22 +164,22 @@ async def test_a_gated_pod_is_tried_once_its_gate_is_gone() -> None:
         ClusterChange(ChangeKind.CLAIM, claim("x", allocated=True), claim("x")),
     ):
         queue.move(change)
-    assert await waiting(queue) == []
+    assert await pop_all(queue) == []
     gate.names = {}
     queue.update(pod("p", labels={"a": "b"}), [ClusterChange(ChangeKind.OWN, pod="p")])
     queue.move(ClusterChange(ChangeKind.CLAIM, None, claim("mine")))
-    assert await waiting(queue) == ["p", "q"]
+    assert await pop_all(queue) == ["p", "q"]
 
 
-async def test_a_claim_that_is_named_later_wakes_its_pod() -> None:
-    gate = Gated()
+async def test_a_claim_named_later_requeues_its_pod() -> None:
+    gate = GateCheck()
     gate.names = {"p": Plugin.DEVICES}
-    queue = made(gate)
+    queue = new_queue(gate)
     queue.add(pod("p"))
     queue.update(pod("p", claims=("made",)), [ClusterChange(ChangeKind.OWN, pod="p")])
     gate.names = {}
     queue.move(ClusterChange(ChangeKind.CLAIM, None, claim("made")))
-    assert await waiting(queue) == ["p"]
+    assert await pop_all(queue) == ["p"]
 
 
 def node(labels: JSON | None = None, heartbeat: str = "1", **spec: Any) -> node_info.NodeInfo:
@@ -188,14 +190,14 @@ def node(labels: JSON | None = None, heartbeat: str = "1", **spec: Any) -> node_
     return node_info.read({"metadata": {"name": "n", "labels": labels or {}}, "spec": spec, "status": status})
 
 
-def test_a_heartbeat_is_no_change_of_a_node() -> None:
+def test_a_heartbeat_is_not_a_node_change() -> None:
     assert of_node(node(), node(heartbeat="2")) == []
     assert [c.kind for c in of_node(None, node())] == [ChangeKind.NODE_ADDED]
     assert [c.kind for c in of_node(node(), node({"a": "b"}))] == [ChangeKind.NODE_LABELS]
     assert [c.kind for c in of_node(node(), node(unschedulable=True))] == [ChangeKind.NODE_TAINTS]
 
 
-def test_our_own_condition_is_no_change_of_a_waiting_pod() -> None:
+def test_the_schedulers_own_condition_is_not_a_change_of_a_waiting_pod() -> None:
     before, after = pod("p"), pod("p")
     after.pod["status"] = {"conditions": [{"type": "PodScheduled"}], "nominatedNodeName": "n"}
     assert of_waiting_pod(before, after) == []

@@ -1,4 +1,4 @@
-"""The local scheduler waits for binding conditions as Kubernetes does (KEP-5007): the recorded stories, failure and timeout."""
+"""The local scheduler waits for binding conditions as Kubernetes does (KEP-5007): recorded scenarios, failure and timeout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def cluster() -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
-def bound(name: str) -> JSON:
+def device_with_conditions(name: str) -> JSON:
     return {
         "name": name,
         "bindsToNode": True,
@@ -35,9 +35,9 @@ def bound(name: str) -> JSON:
     }
 
 
-def pool(name: str, devices: list[JSON], **where: Any) -> JSON:
+def pool(name: str, devices: list[JSON], **placement: Any) -> JSON:
     spec = {"driver": DRIVER, "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}, "devices": devices}
-    spec |= where or {"nodeName": name}
+    spec |= placement or {"nodeName": name}
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -63,8 +63,8 @@ async def claim(cluster: LocalCluster) -> JSON:
     return await cluster.client.get(CLAIMS, "c", "default")
 
 
-async def waiting(cluster: LocalCluster) -> JSON:
-    """The pod's claim once the pod waits."""
+async def wait_for_claim(cluster: LocalCluster) -> JSON:
+    """Waits until the pod waits for binding conditions. Returns its claim."""
 
     async def check() -> bool:
         return any(e.startswith("BindingConditionsPending") for e in cluster.events("bp"))
@@ -73,11 +73,11 @@ async def waiting(cluster: LocalCluster) -> JSON:
     return await claim(cluster)
 
 
-async def say(
+async def set_condition(
     cluster: LocalCluster, condition: str, devices: list[str], pool: str = "node-a", reason: str = "R"
 ) -> None:
-    stated = {"type": condition, "status": "True", "reason": reason, "message": "m", "lastTransitionTime": now()}
-    entries = [{"driver": DRIVER, "pool": pool, "device": d, "conditions": [stated]} for d in devices]
+    entry = {"type": condition, "status": "True", "reason": reason, "message": "m", "lastTransitionTime": now()}
+    entries = [{"driver": DRIVER, "pool": pool, "device": d, "conditions": [entry]} for d in devices]
     await cluster.client.patch(CLAIMS, "c", {"status": {"devices": entries}}, "default", "status")
 
 
@@ -89,122 +89,126 @@ async def node_of(cluster: LocalCluster) -> str:
     return str(await cluster.wait("the pod to be bound", check))
 
 
-async def test_the_pod_has_a_nominated_node_and_no_other_until_the_condition_is_true(cluster: LocalCluster) -> None:
-    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
-    found = await waiting(cluster)
-    allocation = found["status"]["allocation"]
+async def test_the_pod_has_only_a_nominated_node_until_the_condition_is_true(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
+    claim_object = await wait_for_claim(cluster)
+    allocation = claim_object["status"]["allocation"]
     assert allocation["devices"]["results"][0]["bindingConditions"] == [ATTACHED]
-    assert [r["name"] for r in found["status"]["reservedFor"]] == ["bp"]
+    assert [r["name"] for r in claim_object["status"]["reservedFor"]] == ["bp"]
     pod = await cluster.client.get(PODS, "bp", "default")
     assert pod["status"]["nominatedNodeName"] == "node-a"
     assert "nodeName" not in pod["spec"]
-    # The scheduler follows each kind by itself: who sees the pod before its claim says so, once, and that stays.
+    # The scheduler watches each kind separately. If it sees the pod before its claim, it reports this once in an event that remains.
     assert not [c for c in pod["status"].get("conditions", []) if "binding" in c["message"]]
-    await say(cluster, ATTACHED, ["d0"])
+    await set_condition(cluster, ATTACHED, ["d0"])
     assert await node_of(cluster) == "node-a"
 
-    async def told() -> bool:
+    async def has_events() -> bool:
         events = cluster.events("bp")
         since = events[events.index(PENDING) :]
         return since[:2] == [PENDING, "Scheduled: Successfully assigned default/bp to node-a"]
 
-    await cluster.wait("the event", told)
+    await cluster.wait("the event", has_events)
     pod = await cluster.client.get(PODS, "bp", "default")
     assert "nominatedNodeName" not in pod["status"]
 
 
 async def test_every_device_must_be_ready(cluster: LocalCluster) -> None:
-    await cluster.apply(pool("node-a", [bound("d0"), bound("d1")]), *workload(count=2))
-    await waiting(cluster)
-    await say(cluster, ATTACHED, ["d0"])
-    # The scheduler has seen the first device and looks at another pod: nothing but its own state tells that it waits.
+    await cluster.apply(
+        pool("node-a", [device_with_conditions("d0"), device_with_conditions("d1")]), *workload(count=2)
+    )
+    await wait_for_claim(cluster)
+    await set_condition(cluster, ATTACHED, ["d0"])
+    # The scheduler has processed the first device and schedules another pod. Only its own state shows that the first pod waits.
     await cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "plain"}, "spec": {"containers": [{"name": "c", "image": "i"}]}})  # fmt: skip
     await cluster.wait_running("plain")
     assert "nodeName" not in (await cluster.client.get(PODS, "bp", "default"))["spec"]
-    await say(cluster, ATTACHED, ["d0", "d1"])
+    await set_condition(cluster, ATTACHED, ["d0", "d1"])
     assert await node_of(cluster) == "node-a"
 
 
-async def test_a_failure_takes_the_allocation_back_and_the_pod_is_tried_again(cluster: LocalCluster) -> None:
-    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
-    first = await waiting(cluster)
-    await say(cluster, FAILED, ["d0"], reason="NoPort")
-    told = f'{REFUSED} device binding failed: claim=c, reason=NoPort, message="m"'
+async def test_a_failure_condition_deallocates_the_claim_and_retries_the_pod(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
+    first = await wait_for_claim(cluster)
+    await set_condition(cluster, FAILED, ["d0"], reason="NoPort")
+    event = f'{REFUSED} device binding failed: claim=c, reason=NoPort, message="m"'
 
-    async def again() -> JSON | None:
-        found = await claim(cluster)
-        status = found["status"]
-        fresh = status.get("allocation") is not None and not status.get("devices")
-        return found if fresh and told in cluster.events("bp") else None
+    async def is_reallocated() -> JSON | None:
+        claim_object = await claim(cluster)
+        status = claim_object["status"]
+        is_new = status.get("allocation") is not None and not status.get("devices")
+        return claim_object if is_new and event in cluster.events("bp") else None
 
-    second = await cluster.wait("another allocation", again)
+    second = await cluster.wait("another allocation", is_reallocated)
     assert second["metadata"]["resourceVersion"] != first["metadata"]["resourceVersion"]
     assert (await cluster.client.get(PODS, "bp", "default"))["status"]["nominatedNodeName"] == "node-a"
-    await say(cluster, ATTACHED, ["d0"])
+    await set_condition(cluster, ATTACHED, ["d0"])
     assert await node_of(cluster) == "node-a"
 
 
-async def test_after_a_failure_another_node_may_have_the_device_by_now(cluster: LocalCluster) -> None:
-    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
-    await waiting(cluster)
+async def test_a_pod_runs_on_another_node_after_a_failure_condition(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
+    await wait_for_claim(cluster)
     await cluster.apply(pool("node-b", [{"name": "plain"}]))
     await cluster.client.delete(SLICES, "s-node-a")
 
-    async def tried_elsewhere() -> bool:
-        """The scheduler follows each kind by itself: it may hear of the failure before it hears of the slice that is gone."""
+    async def is_allocated_on_other_node() -> bool:
+        """The scheduler watches each kind separately, so it may see the failure before it sees the deletion of the slice."""
         status = (await claim(cluster))["status"]
         results = status["allocation"]["devices"]["results"] if status.get("allocation") else []
         if [r["pool"] for r in results] == ["node-a"] and not status.get("devices"):
-            await say(cluster, FAILED, ["d0"])
+            await set_condition(cluster, FAILED, ["d0"])
         return [r["pool"] for r in results] == ["node-b"]
 
-    await cluster.wait("the other node", tried_elsewhere)
+    await cluster.wait("the other node", is_allocated_on_other_node)
     assert await node_of(cluster) == "node-b"
 
 
-async def test_who_is_not_ready_in_time_loses_the_allocation() -> None:
+async def test_the_binding_timeout_deallocates_the_claim() -> None:
     async with LocalCluster(nodes=("node-a",), timers=Timers(binding_timeout=1.0)) as cluster:
-        await cluster.apply(pool("node-a", [bound("d0")]), *workload())
-        await waiting(cluster)
+        await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
+        await wait_for_claim(cluster)
 
-        async def told() -> bool:
+        async def has_event() -> bool:
             return f"{REFUSED} device binding timeout" in cluster.events("bp")
 
-        await cluster.wait("the timeout", told)
+        await cluster.wait("the timeout", has_event)
 
 
-async def test_a_pool_without_binding_conditions_comes_first(cluster: LocalCluster) -> None:
-    everywhere = {"allNodes": True}
-    await cluster.apply(pool("a-fabric", [bound("d0")], **everywhere), pool("node-a", [{"name": "plain"}]), *workload())
+async def test_a_pool_without_binding_conditions_is_preferred(cluster: LocalCluster) -> None:
+    all_nodes = {"allNodes": True}
+    await cluster.apply(
+        pool("a-fabric", [device_with_conditions("d0")], **all_nodes), pool("node-a", [{"name": "plain"}]), *workload()
+    )
     assert await node_of(cluster) == "node-a"
     result = (await claim(cluster))["status"]["allocation"]["devices"]["results"][0]
     assert (result["pool"], result["device"]) == ("node-a", "plain")
 
 
-async def test_a_pod_that_is_deleted_while_it_waits_leaves_nothing(cluster: LocalCluster) -> None:
-    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
-    await waiting(cluster)
+async def test_the_deletion_of_a_waiting_pod_deallocates_its_claim(cluster: LocalCluster) -> None:
+    await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
+    await wait_for_claim(cluster)
     await cluster.client.delete(PODS, "bp", "default")
 
-    async def clean() -> bool:
-        found = await claim(cluster)
-        return found["status"] == {} and not found["metadata"].get("finalizers")
+    async def is_deallocated() -> bool:
+        claim_object = await claim(cluster)
+        return claim_object["status"] == {} and not claim_object["metadata"].get("finalizers")
 
-    await cluster.wait("the claim to be deallocated", clean)
+    await cluster.wait("the claim to be deallocated", is_deallocated)
 
 
-async def test_a_claim_that_somebody_else_shares_is_not_taken_from_him(cluster: LocalCluster) -> None:
-    """Who shares it is no pod that the scheduler knows: of two that it binds the failure is told to both, and takes both from it."""
-    await cluster.apply(pool("node-a", [bound("d0")]), *workload())
-    found = await waiting(cluster)
-    found["status"]["reservedFor"].append(OTHER)
-    await cluster.client.update(CLAIMS, found, "status")
-    await say(cluster, FAILED, ["d0"])
+async def test_a_claim_with_another_consumer_stays_allocated_after_a_failure(cluster: LocalCluster) -> None:
+    """The other consumer is not a pod of this scheduler. For two pods of this scheduler, the failure releases the claim of both."""
+    await cluster.apply(pool("node-a", [device_with_conditions("d0")]), *workload())
+    claim_object = await wait_for_claim(cluster)
+    claim_object["status"]["reservedFor"].append(OTHER)
+    await cluster.client.update(CLAIMS, claim_object, "status")
+    await set_condition(cluster, FAILED, ["d0"])
 
-    async def told() -> bool:
+    async def has_events() -> bool:
         events = cluster.events("bp")
         return any("device binding failed" in e for e in events) and any("still not schedulable" in e for e in events)
 
-    await cluster.wait("the failure, and that nothing more can be done", told)
+    await cluster.wait("the events of the failure and of the failed preemption", has_events)
     status = (await claim(cluster))["status"]
-    assert (status["allocation"], status["reservedFor"]) == (found["status"]["allocation"], [OTHER])
+    assert (status["allocation"], status["reservedFor"]) == (claim_object["status"]["allocation"], [OTHER])

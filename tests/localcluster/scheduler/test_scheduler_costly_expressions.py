@@ -1,4 +1,4 @@
-"""Expressions that never ended, in the local cluster: the scheduler says why the pod waits, and goes on with the next pod."""
+"""Very costly expressions in the local cluster: the scheduler reports why the pod waits and continues with the next pod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube.errors import InvalidError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from tests.helpers.objects import claim_spec, device_class, slice_of
-from tests.localcluster.scheduler.test_loop import claim, node, node_of, pod, told
+from tests.localcluster.scheduler.test_loop import claim, node, node_of, pod, wait_for_event
 
 BACKTRACKS = '"' + "a" * 40 + '!".matches("^(a+)+$")'
 DOUBLED = (
@@ -28,19 +28,19 @@ async def cluster() -> AsyncIterator[LocalCluster]:
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize(
-    ("expression", "words"),
+    ("expression", "reason"),
     [(BACKTRACKS, "cannot allocate all claims"), (DOUBLED, "actual cost limit exceeded")],
     ids=["a pattern", "a list"],
 )
-async def test_the_scheduler_goes_on_to_the_next_pod(
-    cluster: LocalCluster, expression: str, words: str, capsys: pytest.CaptureFixture[str]
+async def test_the_scheduler_continues_with_the_next_pod(
+    cluster: LocalCluster, expression: str, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     costly = device_class("costly")
     costly["spec"]["selectors"] = [{"cel": {"expression": expression}}]
-    asked = {**claim("hard"), "spec": claim_spec(device_class="costly")}
-    usual = {**claim("easy"), "spec": claim_spec()}
-    await cluster.apply(costly, asked, usual, pod("waits", claim="hard"))
-    await told(cluster, "waits", words)
+    hard_claim = {**claim("hard"), "spec": claim_spec(device_class="costly")}
+    easy_claim = {**claim("easy"), "spec": claim_spec()}
+    await cluster.apply(costly, hard_claim, easy_claim, pod("waits", claim="hard"))
+    await wait_for_event(cluster, "waits", reason)
     await cluster.apply(pod("runs", claim="easy"))
     assert await node_of(cluster, "runs") == "node-a"
     assert await asyncio.to_thread(main, ["explain", "--kubeconfig", str(cluster.kubeconfig), "waits"]) == 1
@@ -49,7 +49,7 @@ async def test_the_scheduler_goes_on_to_the_next_pod(
     assert "Traceback" not in printed
 
 
-async def test_the_api_server_refuses_a_selector_that_nests_too_deep(cluster: LocalCluster) -> None:
+async def test_the_api_server_rejects_a_selector_with_too_deep_nesting(cluster: LocalCluster) -> None:
     deep = device_class("deep")
     deep["spec"]["selectors"] = [{"cel": {"expression": "1" + "+1" * 2000 + " > 0"}}]
     with pytest.raises(InvalidError, match="is invalid"):

@@ -1,4 +1,4 @@
-"""The allocator beyond the recorded answers: against a search that tries everything, and in bounded time."""
+"""The allocator beyond the recorded cases: compared with an exhaustive search, and in bounded time."""
 
 from __future__ import annotations
 
@@ -53,28 +53,28 @@ def claim(name: str, requests: list[tuple[int, str | None]]) -> JSON:
 CLASSES = [{"metadata": {"name": "any"}, "spec": {}}]
 
 
-def chosen(results: list[JSON] | None) -> list[list[str]] | None:
+def device_names(results: list[JSON] | None) -> list[list[str]] | None:
     return None if results is None else [[r["device"] for r in x["devices"]["results"]] for x in results]
 
 
-def first_of_all(
+def exhaustive_search(
     devices: list[JSON], counters: dict[str, int], claims: list[list[tuple[int, str | None]]]
 ) -> list[list[str]] | None:
-    """The first of all allocations, in the order in which Kubernetes tries them, with no shortcut."""
-    wanted = [(i, count, model) for i, requests in enumerate(claims) for count, model in requests]
+    """Returns the first allocation in the order in which Kubernetes tries them, without pruning."""
+    requests_of_claims = [(i, count, model) for i, requests in enumerate(claims) for count, model in requests]
     options = [
         list(itertools.combinations([d for d in devices if model in (None, d["attributes"]["model"]["string"])], count))
-        for _, count, model in wanted
+        for _, count, model in requests_of_claims
     ]
     for picks in itertools.product(*options):
         names = [d["name"] for pick in picks for d in pick]
-        taken: Counter[str] = Counter()
+        consumed: Counter[str] = Counter()
         for d in (d for pick in picks for d in pick):
             for c in d.get("consumesCounters", []):
-                taken[c["counterSet"]] += int(c["counters"]["slots"]["value"])
-        if len(set(names)) == len(names) and all(n <= counters[s] for s, n in taken.items()):
+                consumed[c["counterSet"]] += int(c["counters"]["slots"]["value"])
+        if len(set(names)) == len(names) and all(n <= counters[s] for s, n in consumed.items()):
             out: list[list[str]] = [[] for _ in claims]
-            for (i, _, _), pick in zip(wanted, picks, strict=True):
+            for (i, _, _), pick in zip(requests_of_claims, picks, strict=True):
                 out[i] += [d["name"] for d in pick]
             return out
     return None
@@ -90,15 +90,17 @@ REQUESTS = st.lists(st.tuples(st.integers(1, 3), st.sampled_from([None, "A", "B"
     st.fixed_dictionaries({"g0": st.integers(0, 6), "g1": st.integers(0, 6)}),
     st.lists(REQUESTS, min_size=1, max_size=2),
 )
-def test_the_first_allocation_of_a_search_that_tries_everything_is_found(
-    made: list[tuple[str, JSON | None]], counters: dict[str, int], wanted: list[list[tuple[int, str | None]]]
+def test_the_allocator_finds_the_first_allocation_of_an_exhaustive_search(
+    device_specs: list[tuple[str, JSON | None]],
+    counters: dict[str, int],
+    requests_of_claims: list[list[tuple[int, str | None]]],
 ) -> None:
-    devices = [device(f"dev-{i}", model, takes) for i, (model, takes) in enumerate(made)]
-    claims = [claim(f"c{i}", requests) for i, requests in enumerate(wanted)]
+    devices = [device(f"dev-{i}", model, takes) for i, (model, takes) in enumerate(device_specs)]
+    claims = [claim(f"c{i}", requests) for i, requests in enumerate(requests_of_claims)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(search, "STEPS_BEFORE_PRUNING", 0)  # so that small searches are pruned too
-        found = Allocator(slices(devices, counters), CLASSES, []).allocate(NODE, claims)
-    assert chosen(found) == first_of_all(devices, counters, wanted)
+        patched.setattr(search, "STEPS_BEFORE_PRUNING", 0)  # small searches are pruned too
+        results = Allocator(slices(devices, counters), CLASSES, []).allocate(NODE, claims)
+    assert device_names(results) == exhaustive_search(devices, counters, requests_of_claims)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_the_first_allocation_of_a_search_that_tries_everything_is_found(
         ),
     ],
 )
-def test_more_than_there_is_is_refused_at_once(
+def test_an_impossible_request_is_rejected_quickly(
     devices: list[JSON], counters: dict[str, int], requests: list[tuple[int, str | None]]
 ) -> None:
     started = time.process_time()
@@ -133,67 +135,69 @@ def test_more_than_there_is_is_refused_at_once(
     assert time.process_time() - started < 3
 
 
-def test_a_search_that_takes_too_long_ends_with_the_words_of_the_scheduler() -> None:
+def test_a_search_past_its_time_limit_ends_with_the_schedulers_message() -> None:
     devices = [device(f"d{i}", "A") for i in range(12)]
     for i, d in enumerate(devices):
         d["attributes"]["index"] = {"int": i}
-    wanted = claim("c", [(4, None), (4, None)])
-    # No two devices agree: each choice has to be tried.
-    wanted["spec"]["devices"]["constraints"] = [
+    claim_object = claim("c", [(4, None), (4, None)])
+    # No two devices match, so the search tries each choice.
+    claim_object["spec"]["devices"]["constraints"] = [
         {"requests": ["r0"], "distinctAttribute": f"{DRIVER}/index"},
         {"requests": ["r1"], "matchAttribute": f"{DRIVER}/index"},
     ]
     with pytest.raises(AllocationTimeout, match="timed out trying to allocate devices"):
-        Allocator(slices(devices, {}), CLASSES, [], time_limit=0).allocate(NODE, [wanted])
+        Allocator(slices(devices, {}), CLASSES, [], time_limit=0).allocate(NODE, [claim_object])
 
 
 def test_one_request_does_not_get_two_shares_of_one_device() -> None:
     shared = {**device("shared", "A"), "allowMultipleAllocations": True, "capacity": {"m": {"value": "10"}}}
-    ask = claim("c", [(2, None)])
-    ask["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {"requests": {"m": "1"}}
-    assert Allocator(slices([shared], {}), CLASSES, []).allocate(NODE, [ask]) is None
+    claim_object = claim("c", [(2, None)])
+    claim_object["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {"requests": {"m": "1"}}
+    assert Allocator(slices([shared], {}), CLASSES, []).allocate(NODE, [claim_object]) is None
 
 
-def one_slice(name: str, devices: list[str], *, generation: int, count: int, **where: Any) -> JSON:
+def slice_with(name: str, devices: list[str], *, generation: int, count: int, **placement: Any) -> JSON:
     pool = {"name": "p", "generation": generation, "resourceSliceCount": count}
-    made = [device(d, "A") for d in devices]
-    return {"metadata": {"name": name}, "spec": {"driver": DRIVER, "pool": pool, "devices": made, **where}}
+    entries = [device(d, "A") for d in devices]
+    return {"metadata": {"name": name}, "spec": {"driver": DRIVER, "pool": pool, "devices": entries, **placement}}
 
 
 @pytest.mark.parametrize(
-    ("made", "found"),
+    ("resource_slices", "expected"),
     [
         pytest.param(
             [
-                one_slice("here", ["old"], generation=1, count=1, nodeName="n1"),
-                one_slice("there", ["new"], generation=2, count=1, nodeName="n2"),
+                slice_with("here", ["old"], generation=1, count=1, nodeName="n1"),
+                slice_with("there", ["new"], generation=2, count=1, nodeName="n2"),
             ],
             [["old"]],
-            id="an-old-generation-that-is-whole-here",
+            id="complete-old-generation-on-this-node",
         ),
         pytest.param(
             [
-                one_slice("here", ["old"], generation=1, count=2, nodeName="n1"),
-                one_slice("there", ["new"], generation=2, count=1, nodeName="n2"),
+                slice_with("here", ["old"], generation=1, count=2, nodeName="n1"),
+                slice_with("there", ["new"], generation=2, count=1, nodeName="n2"),
             ],
             None,
-            id="an-old-generation-that-is-not",
+            id="incomplete-old-generation",
         ),
         pytest.param(
             [
-                one_slice("here", ["mine"], generation=1, count=2, nodeName="n1"),
-                one_slice("there", ["mine"], generation=1, count=2, nodeName="n2"),
+                slice_with("here", ["mine"], generation=1, count=2, nodeName="n1"),
+                slice_with("there", ["mine"], generation=1, count=2, nodeName="n2"),
             ],
             [["mine"]],
-            id="a-name-that-another-node-has-too",
+            id="same-name-on-another-node",
         ),
     ],
 )
-def test_a_pool_is_what_the_slices_for_the_node_state(made: list[JSON], found: list[list[str]] | None) -> None:
-    assert chosen(Allocator(made, CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == found
+def test_a_pool_consists_of_the_slices_for_the_node(
+    resource_slices: list[JSON], expected: list[list[str]] | None
+) -> None:
+    assert device_names(Allocator(resource_slices, CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == expected
 
 
-def test_admin_access_to_a_shared_device_takes_capacity() -> None:
+def test_admin_access_to_a_shared_device_uses_capacity() -> None:
     shared = {**device("shared", "A"), "allowMultipleAllocations": True, "capacity": {"m": {"value": "10"}}}
     admin, user = claim("admin", [(1, None)]), claim("user", [(1, None)])
     admin["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] = True
@@ -201,54 +205,60 @@ def test_admin_access_to_a_shared_device_takes_capacity() -> None:
         c["spec"]["devices"]["requests"][0]["exactly"]["capacity"] = {"requests": {"m": amount}}
     allocator = Allocator(slices([shared], {}), CLASSES, [])
     assert allocator.allocate(NODE, [admin, user]) is None
-    assert chosen(allocator.allocate(NODE, [user])) == [["shared"]]
+    assert device_names(allocator.allocate(NODE, [user])) == [["shared"]]
 
 
-def test_a_claims_configuration_is_repeated_for_each_request_that_it_is_for() -> None:
-    wanted = claim("c", [(1, None), (1, None)])
+def test_a_claims_configuration_is_repeated_for_each_of_its_requests() -> None:
+    claim_object = claim("c", [(1, None), (1, None)])
     opaque = {"opaque": {"driver": DRIVER, "parameters": {}}}
-    wanted["spec"]["devices"]["config"] = [{"requests": ["r0", "r1"], **opaque}, {"requests": ["r1"], **opaque}, opaque]
-    results = Allocator(slices([device("a", "A"), device("b", "A")], {}), CLASSES, []).allocate(NODE, [wanted])
+    claim_object["spec"]["devices"]["config"] = [
+        {"requests": ["r0", "r1"], **opaque},
+        {"requests": ["r1"], **opaque},
+        opaque,
+    ]
+    results = Allocator(slices([device("a", "A"), device("b", "A")], {}), CLASSES, []).allocate(NODE, [claim_object])
     assert results
     assert [c.get("requests") for c in results[0]["devices"]["config"]] == [["r0", "r1"], ["r0", "r1"], ["r1"], None]
 
 
-def test_a_selector_that_fails_on_another_nodes_device_fails_the_claim() -> None:
-    made = one_slice("s", ["mine", "theirs"], generation=1, count=1, perDeviceNodeSelection=True)
-    for d, name in zip(made["spec"]["devices"], ("n2", "n1"), strict=True):
+def test_a_selector_that_fails_on_a_device_of_another_node_fails_the_claim() -> None:
+    resource_slice = slice_with("s", ["mine", "theirs"], generation=1, count=1, perDeviceNodeSelection=True)
+    for d, name in zip(resource_slice["spec"]["devices"], ("n2", "n1"), strict=True):
         d["nodeName"] = name
-    del made["spec"]["devices"][0]["attributes"]
+    del resource_slice["spec"]["devices"][0]["attributes"]
     with pytest.raises(AllocationError, match="no such key: model"):
-        Allocator([made], CLASSES, []).allocate(NODE, [claim("c", [(1, "A")])])
-    assert chosen(Allocator([made], CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == [["theirs"]]
+        Allocator([resource_slice], CLASSES, []).allocate(NODE, [claim("c", [(1, "A")])])
+    assert device_names(Allocator([resource_slice], CLASSES, []).allocate(NODE, [claim("c", [(1, None)])])) == [
+        ["theirs"]
+    ]
 
 
-def test_selectors_of_nodes_are_merged_whatever_the_order_of_their_values() -> None:
+def test_node_selectors_with_reordered_values_are_merged() -> None:
     def selector(*values: str) -> JSON:
         expression = {"key": "zone", "operator": "In", "values": list(values)}
         return {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
 
-    made = [
-        one_slice("a", ["a"], generation=1, count=2, nodeSelector=selector("x", "y")),
-        one_slice("b", ["b"], generation=1, count=2, nodeSelector=selector("y", "x")),
+    resource_slices = [
+        slice_with("a", ["a"], generation=1, count=2, nodeSelector=selector("x", "y")),
+        slice_with("b", ["b"], generation=1, count=2, nodeSelector=selector("y", "x")),
     ]
     node = {"metadata": {"name": "n1", "labels": {"zone": "x"}}}
-    results = Allocator(made, CLASSES, []).allocate(node, [claim("c", [(2, None)])])
+    results = Allocator(resource_slices, CLASSES, []).allocate(node, [claim("c", [(2, None)])])
     assert results
     assert results[0]["nodeSelector"] == selector("x", "y")
 
 
-async def test_a_search_that_nobody_waits_for_ends() -> None:
-    # Devices that all differ, in pairs that a constraint wants and none has: there are millions of ways to fail.
+async def test_a_cancelled_search_ends() -> None:
+    # All devices differ, and no pair satisfies the constraint, so there are millions of combinations to try.
     devices = [device(f"d{i}", "A") for i in range(24)]
     for i, d in enumerate(devices):
         d["attributes"] |= {"index": {"int": i}, "pair": {"int": i // 2}}
-    wanted = claim("c", [(2, None)] * 9)
-    wanted["spec"]["devices"]["constraints"] = [
+    claim_object = claim("c", [(2, None)] * 9)
+    claim_object["spec"]["devices"]["constraints"] = [
         {"requests": [f"r{i}"], "matchAttribute": f"{DRIVER}/pair"} for i in range(8)
     ] + [{"requests": ["r8"], "matchAttribute": f"{DRIVER}/index"}]
     allocator = Allocator(slices(devices, {}), CLASSES, [], time_limit=120)
-    running = asyncio.create_task(asyncio.to_thread(allocator.allocate, NODE, [wanted]))
+    running = asyncio.create_task(asyncio.to_thread(allocator.allocate, NODE, [claim_object]))
     done, _ = await asyncio.wait([running], timeout=0.3)
     assert not done
     allocator.cancel()

@@ -1,4 +1,4 @@
-"""Rules of Kubernetes and cel-go for the cost of formats and of calls that fail, for run-time types and for ranges of type any."""
+"""Rules of Kubernetes and cel-go for the cost of formats and of failing calls, for run-time types, and for ranges of type any."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_validation_costs_as_much_as_a_match_of_a_pattern_of_the_formats_lengt
         assert cost_of(f"format.named('{name}').value() == format.{name}()") == 4
 
 
-def test_the_examples_of_kubernetes_cost_test_cost_the_same() -> None:
+def test_the_examples_of_the_kubernetes_cost_test_cost_the_same() -> None:
     for name, cost in (("dns1123Subdomain", 17), ("dns1123Label", 10)):
         assert cost_of(f"format.named('{name}').value().validate('my-name').hasValue()") == cost + 1
 
@@ -87,11 +87,11 @@ def test_an_operator_evaluates_both_operands_and_is_charged(operator: str) -> No
     assert cost_of(f"{MISSING} {operator} {TEXT} == 1") == 2 * ATTRIBUTE_COST + 2
 
 
-def test_only_an_overload_with_a_text_is_charged_for_parsing_it() -> None:
+def test_only_a_string_overload_is_charged_for_parsing() -> None:
     network = "cidr('10.0.0.0/8')"
-    for function, own in (("containsIP", 1), ("containsCIDR", 3)):
-        other = "'10.1.2.3'" if function == "containsIP" else "'10.1.0.0/16'"
-        assert cost_of(f"{network}.{function}({other})") == 1 + own + 1 + (function == "containsCIDR")
+    for function, call_cost in (("containsIP", 1), ("containsCIDR", 3)):
+        argument = "'10.1.2.3'" if function == "containsIP" else "'10.1.0.0/16'"
+        assert cost_of(f"{network}.{function}({argument})") == 1 + call_cost + 1 + (function == "containsCIDR")
     assert cost_of(f"{network}.containsIP({ADDRESS})") == 1 + ATTRIBUTE_COST + 1
 
 

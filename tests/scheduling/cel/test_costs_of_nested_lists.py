@@ -1,4 +1,4 @@
-"""The cost of a list that contains itself many times over is computed at once: 40 nested pairs weigh 2^40 values."""
+"""The cost of a list that contains itself many times is computed without a walk of all copies: 40 nested pairs have 2^40 values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from dra_kubeletplugin.scheduling import cel
 from dra_kubeletplugin.scheduling.cel import costs
 
-_ONE = cel.Device("d.example.com", {"name": "d"})
+_DEVICE = cel.Device("d.example.com", {"name": "d"})
 
 
 def _nested(depth: int, body: str) -> str:
@@ -20,13 +20,13 @@ def _nested(depth: int, body: str) -> str:
     "call", ["indexOf(1) == 0", "lastIndexOf(1) == 0", "isSorted()", "min() == 1", "max() == 1", "sum() == 1"]
 )
 def test_an_expression_over_shared_lists_ends_at_its_cost_limit(call: str) -> None:
-    """Before, the cost was computed by a walk of 2^40 steps, which nothing limits. Kubernetes' own walk is as long."""
+    """A naive computation of the cost walks 2^40 steps without a limit, as in Kubernetes."""
     selector = cel.compile_selector(_nested(40, f"dyn(x40).{call}"))
     with pytest.raises(cel.CelError, match="actual cost limit exceeded"):
-        selector.matches(_ONE)
+        selector.matches(_DEVICE)
 
 
-def test_a_list_that_is_contained_twice_costs_what_its_copies_cost() -> None:
+def test_a_shared_list_costs_the_same_as_copies() -> None:
     shared = [1, "a" * 25, {"k" * 10: b"b" * 20}]
     copy = [1, "a" * 25, {"k" * 10: b"b" * 20}]
     assert costs._traversal([shared, {"x": shared}]) == costs._traversal([shared, {"x": copy}]) == 12

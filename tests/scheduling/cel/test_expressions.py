@@ -1,4 +1,4 @@
-"""Expressions beyond the recorded ones: nothing a user writes breaks the compiler or the evaluator."""
+"""Expressions beyond the recorded cases: no input breaks the compiler or the evaluator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOKENS = [
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(TOKENS), max_size=12))
-def test_whatever_is_written_is_compiled_and_evaluated_or_refused_with_words(tokens: list[str]) -> None:
+def test_every_input_is_evaluated_or_rejected_with_a_message(tokens: list[str]) -> None:
     try:
         cel.Selector("".join(tokens)).evaluate(DEVICE)
     except (cel.CompileError, cel.CelError) as e:
@@ -52,18 +52,18 @@ def test_whatever_is_written_is_compiled_and_evaluated_or_refused_with_words(tok
         ("true ? 1 == 1 : false", True),
     ],
 )  # fmt: skip
-def test_libraries_that_no_recorded_case_shows(expression: str, matches: bool) -> None:
+def test_libraries_without_recorded_cases_are_supported(expression: str, matches: bool) -> None:
     assert cel.Selector(expression).matches(DEVICE) is matches
 
 
-def test_an_expression_that_costs_too_much_is_stopped() -> None:
+def test_an_expression_above_the_cost_limit_is_stopped() -> None:
     many = "[" + ",".join(str(i) for i in range(100)) + "]"
     nested = f"{many}.all(a, {many}.all(b, {many}.all(c, a + b + c >= 0)))"
     with pytest.raises(cel.CelError, match="cost limit exceeded"):
         cel.Selector(nested).matches(DEVICE)
 
 
-def test_an_expression_that_could_cost_too_much_is_refused_at_admission() -> None:
+def test_an_expression_with_a_too_high_estimate_is_rejected_at_admission() -> None:
     from dra_kubeletplugin.resourceapi import defaulting
     from dra_kubeletplugin.resourceapi.schemas.decoding import decode_strictly
     from dra_kubeletplugin.resourceapi.schemas.shapes import dra_shape
@@ -81,9 +81,9 @@ def test_an_expression_that_could_cost_too_much_is_refused_at_admission() -> Non
 
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(TOKENS), max_size=12))
-def test_no_evaluation_costs_more_than_was_estimated(tokens: list[str]) -> None:
+def test_no_evaluation_costs_more_than_its_estimate(tokens: list[str]) -> None:
     expression = "".join(tokens)
-    # A presence test is estimated at less than it costs, and a field of an any at nothing, as in Kubernetes.
+    # The estimate of a presence test is below its cost, and the estimate of a field of type any is 0, as in Kubernetes.
     if any(t in expression for t in ("has(", ".model", ".index")):
         return
     try:
@@ -97,7 +97,7 @@ def test_no_evaluation_costs_more_than_was_estimated(tokens: list[str]) -> None:
     assert cost <= selector.max_cost
 
 
-# Expression, most it can cost, what it costs; from the rules of cel-go and of Kubernetes' libraries.
+# Expression, maximum cost, actual cost; by the rules of cel-go and of the Kubernetes libraries.
 COSTS = [
     ("matches('abc', '^a.c$')", 1, 1),
     ("'abc'.matches('^a.c$')", 2, 2),
@@ -119,10 +119,10 @@ COSTS = [
 ]
 
 
-@pytest.mark.parametrize(("expression", "most", "cost"), COSTS)
-def test_costs_are_those_of_kubernetes(expression: str, most: int, cost: int) -> None:
+@pytest.mark.parametrize(("expression", "max_cost", "cost"), COSTS)
+def test_costs_match_kubernetes(expression: str, max_cost: int, cost: int) -> None:
     selector = cel.Selector(expression)
-    assert (selector.max_cost, selector.evaluate(DEVICE)[1]) == (most, cost)
+    assert (selector.max_cost, selector.evaluate(DEVICE)[1]) == (max_cost, cost)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_costs_are_those_of_kubernetes(expression: str, most: int, cost: int) ->
         ("'A'.matches('x|(?i)a')", True),
     ],
 )
-def test_what_kubernetes_knows_is_known(expression: str, matches: bool) -> None:
+def test_functions_of_kubernetes_are_supported(expression: str, matches: bool) -> None:
     assert cel.Selector(expression).matches(DEVICE) is matches
 
 
@@ -165,12 +165,12 @@ def test_what_kubernetes_knows_is_known(expression: str, matches: bool) -> None:
         "cel.bind(t, int, type(1) == t)",
     ],
 )
-def test_what_kubernetes_refuses_is_refused(expression: str) -> None:
+def test_expressions_that_kubernetes_rejects_are_rejected(expression: str) -> None:
     with pytest.raises(cel.CompileError):
         cel.Selector(expression)
 
 
-def test_an_evaluation_error_is_reported_with_what_it_cost() -> None:
-    with pytest.raises(cel.CelError, match="CEL result of type int could not be converted to bool") as told:
+def test_an_evaluation_error_contains_its_cost() -> None:
+    with pytest.raises(cel.CelError, match="CEL result of type int could not be converted to bool") as error:
         cel.Selector('device.attributes["d.example.com"].index').matches(DEVICE)
-    assert told.value.cost == 4
+    assert error.value.cost == 4

@@ -1,4 +1,4 @@
-"""``format`` cannot multiply a text without end: CEL's cost counts the format string alone, not the arguments that it writes."""
+"""``format`` cannot grow a string without limit, although CEL's cost counts only the format string and not the formatted arguments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from dra_kubeletplugin.scheduling import cel
 
 _BYTES = 100 << 20
-_ONE = cel.Device("d.example.com", {"name": "d"})
+_DEVICE = cel.Device("d.example.com", {"name": "d"})
 
 
-def _evaluated(expression: str) -> bool:
+def _evaluate(expression: str) -> bool:
     tracemalloc.start()
     try:
-        found: bool = cel.compile_selector(expression).matches(_ONE)
-        return found
+        result: bool = cel.compile_selector(expression).matches(_DEVICE)
+        return result
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -33,11 +33,11 @@ def _evaluated(expression: str) -> bool:
         ('"%s".format([{x: 1, x + "b": 2, x + "c": 3}])', 19),
     ],
 )
-def test_a_text_that_grows_with_each_format_ends_the_evaluation(step: str, times: int) -> None:
-    grown = '["aaaaaaaaaa"]' + f".map(x, {step})" * times
+def test_a_string_that_grows_with_each_format_ends_the_evaluation(step: str, times: int) -> None:
+    expression = '["aaaaaaaaaa"]' + f".map(x, {step})" * times
     with pytest.raises(cel.CelError, match="actual cost limit exceeded"):
-        _evaluated(f"{grown}[0].size() > 5")
+        _evaluate(f"{expression}[0].size() > 5")
 
 
 def test_an_ordinary_format_is_evaluated() -> None:
-    assert _evaluated('"%s-%d-%x".format([device.driver, 7, "ab"]) == "d.example.com-7-6162"')
+    assert _evaluate('"%s-%d-%x".format([device.driver, 7, "ab"]) == "d.example.com-7-6162"')

@@ -1,4 +1,4 @@
-"""What people are told that a device has, of the part of a selector that keeps it out."""
+"""The reported device value for the part of a selector that rejects the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CARD = Device("gpu.example.com", {"attributes": ATTRIBUTES, "capacity": {"memory
 
 
 @pytest.mark.parametrize(
-    ("expression", "seen"),
+    ("expression", "expected"),
     [
         ('"profile" in device.attributes["gpu.example.com"]', "profile is not published"),
         ('"hbm" in device.capacity["gpu.example.com"] && device.driver != ""', "hbm is not published"),
@@ -22,5 +22,5 @@ CARD = Device("gpu.example.com", {"attributes": ATTRIBUTES, "capacity": {"memory
         ('device.attributes["gpu.example.com"].model in ["b"]', 'model is "a100"'),
     ],
 )
-def test_who_asks_whether_a_key_is_there_is_reported_that_key_and_not_of_the_others(expression: str, seen: str) -> None:
-    assert [part.seen for part in unmet(expression, CARD)] == [seen]
+def test_a_presence_test_reports_only_its_own_key(expression: str, expected: str) -> None:
+    assert [part.seen for part in unmet(expression, CARD)] == [expected]

@@ -19,10 +19,10 @@ def condition(kind: str, value: str, message: str = "m") -> JSON:
 
 
 def result(device: str, share: str = "", conditions: bool = True) -> JSON:
-    found: JSON = {"request": "r", "driver": "d", "pool": "p", "device": device}
+    entry: JSON = {"request": "r", "driver": "d", "pool": "p", "device": device}
     if share:
-        found["shareID"] = share
-    return found | ({"bindingConditions": [READY], "bindingFailureConditions": [BAD]} if conditions else {})
+        entry["shareID"] = share
+    return entry | ({"bindingConditions": [READY], "bindingFailureConditions": [BAD]} if conditions else {})
 
 
 def claim(results: list[JSON], devices: list[JSON], stamp: str = "") -> JSON:
@@ -36,12 +36,12 @@ def status(device: str, conditions: list[JSON], share: str = "") -> JSON:
     )
 
 
-def upstream(found: JSON) -> Readiness:
+def upstream(claim_object: JSON) -> Readiness:
     """The upstream loop, without its timeout."""
-    for r in found["status"]["allocation"]["devices"]["results"]:
+    for r in claim_object["status"]["allocation"]["devices"]["results"]:
         if not r.get("bindingConditions"):
             continue
-        device = next((d for d in found["status"]["devices"] if d["device"] == r["device"]), None)
+        device = next((d for d in claim_object["status"]["devices"] if d["device"] == r["device"]), None)
         if device is None:
             return Readiness.WAITING
         true = {c["type"] for c in device["conditions"] if c["status"] == "True"}
@@ -52,7 +52,7 @@ def upstream(found: JSON) -> Readiness:
     return Readiness.READY
 
 
-def a_claim(draw: random.Random) -> JSON:
+def random_claim(draw: random.Random) -> JSON:
     results = [result(draw.choice("ab"), conditions=draw.random() < 0.8) for _ in range(draw.randint(1, 4))]
     devices = []
     for _ in range(draw.randint(0, 3)):
@@ -65,12 +65,12 @@ def a_claim(draw: random.Random) -> JSON:
 
 def test_the_first_device_that_is_not_ready_decides() -> None:
     draw = random.Random(1)
-    seen = set()
+    results = set()
     for _ in range(2000):
-        found = a_claim(draw)
-        seen.add(upstream(found))
-        assert state_of(found).readiness is upstream(found), found
-    assert seen == {Readiness.READY, Readiness.WAITING, Readiness.FAILED}
+        claim_object = random_claim(draw)
+        results.add(upstream(claim_object))
+        assert state_of(claim_object).readiness is upstream(claim_object), claim_object
+    assert results == {Readiness.READY, Readiness.WAITING, Readiness.FAILED}
 
 
 @pytest.mark.parametrize(("first", "readiness"), [("True", Readiness.READY), ("False", Readiness.WAITING)])
@@ -82,8 +82,8 @@ def test_two_shares_of_a_device_have_the_conditions_of_the_first_entry(first: st
 @pytest.mark.parametrize("ready", [True, False])
 def test_only_a_claim_that_is_not_ready_times_out(ready: bool) -> None:
     entries = [status("a", [condition(READY, "True")])] if ready else []
-    found = state_of(claim([result("a")], entries, "2020-01-01T00:00:00Z"))
-    assert (found.readiness, found.reason) == (
+    state = state_of(claim([result("a")], entries, "2020-01-01T00:00:00Z"))
+    assert (state.readiness, state.reason) == (
         (Readiness.READY, "") if ready else (Readiness.TIMED_OUT, "device binding timeout")
     )
 
@@ -102,5 +102,5 @@ def test_only_a_claim_that_is_not_ready_times_out(ready: bool) -> None:
     ],
 )
 def test_a_failure_quotes_the_message_as_go_does(message: str, quoted: str) -> None:
-    found = state_of(claim([result("a")], [status("a", [condition(BAD, "True", message)])]))
-    assert found.reason == f"device binding failed: claim=c, reason=R, message={quoted}"
+    state = state_of(claim([result("a")], [status("a", [condition(BAD, "True", message)])]))
+    assert state.reason == f"device binding failed: claim=c, reason=R, message={quoted}"

@@ -1,4 +1,4 @@
-"""One look for a node: what each filter says, in Kubernetes' words; scores; who has to go for a pod of higher priority."""
+"""One scheduling cycle: filters with the messages of Kubernetes, scores, and the victims of preemption."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ def pod(name: str, cpu: str = "", labels: JSON | None = None, **spec: Any) -> Po
 def cycle_of(
     p: PodInfo, nodes: Sequence[NodeInfo], claims: PodClaims | None = None, cache: Cache | None = None
 ) -> Cycle:
-    known = cache or Cache()
-    allocations = NodeAllocator(AllocationMemory(), known.devices(), len(nodes), limit=10.0)
+    cache_used = cache or Cache()
+    allocations = NodeAllocator(AllocationMemory(), cache_used.devices(), len(nodes), limit=10.0)
     return Cycle(
         p, CycleSnapshot(nodes, {"default": {}, "other": {"team": "x"}}, {}), claims or PodClaims(), allocations
     )
 
 
-def told(p: PodInfo, *nodes: NodeInfo) -> str:
-    """What the event would say of the nodes, and nothing if one of them takes the pod."""
+def diagnosis(p: PodInfo, *nodes: NodeInfo) -> str:
+    """Returns the message about the rejected nodes, or an empty string if a node is feasible."""
     cycle = cycle_of(p, nodes)
     return "" if cycle.feasible() else str(NodeDiagnosis(len(nodes), cycle.rejected))
 
 
 def anti_affinity(app: str, key: str = "kubernetes.io/hostname", **term: Any) -> JSON:
-    wanted = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key, **term}
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [wanted]}}
+    required_term = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key, **term}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [required_term]}}
 
 
-def near(app: str, key: str = "zone") -> JSON:
-    wanted = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key}
-    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [wanted]}}
+def affinity_to(app: str, key: str = "zone") -> JSON:
+    required_term = {"labelSelector": {"matchLabels": {"app": app}}, "topologyKey": key}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [required_term]}}
 
 
 @pytest.mark.parametrize(
-    ("p", "where", "why"),
+    ("p", "candidate", "reason"),
     [
         pytest.param(pod("p"), node("n", unschedulable=True), "1 node(s) were unschedulable", id="cordoned"),
         pytest.param(
@@ -128,27 +128,27 @@ def near(app: str, key: str = "zone") -> JSON:
         pytest.param(pod("p", cpu="7", overhead={"cpu": "2"}), node("n"), "1 Insufficient cpu", id="overhead"),
         pytest.param(pod("p"), node("n", pods="0"), "1 Too many pods", id="pods"),
         pytest.param(
-            pod("p", affinity=near("db")), node("n", labels={"zone": "a"}), "1 node(s) didn't match pod affinity rules", id="nobody-near"
+            pod("p", affinity=affinity_to("db")), node("n", labels={"zone": "a"}), "1 node(s) didn't match pod affinity rules", id="no-matching-pod-in-zone"
         ),
         pytest.param(
-            pod("p", labels={"app": "db"}, affinity=near("db")), node("n", labels={"zone": "a"}), "", id="first-of-its-kind"
+            pod("p", labels={"app": "db"}, affinity=affinity_to("db")), node("n", labels={"zone": "a"}), "", id="first-pod-of-the-group"
         ),
         pytest.param(
-            pod("p", labels={"app": "db"}, affinity=near("db")),
+            pod("p", labels={"app": "db"}, affinity=affinity_to("db")),
             node("n"),
             "1 node(s) didn't match pod affinity rules",
             id="no-such-topology",
         ),
     ],
 )  # fmt: skip
-def test_a_pod_is_kept_from_a_node_in_the_words_of_kubernetes(p: PodInfo, where: NodeInfo, why: str) -> None:
-    assert told(p, where) == (f"0/1 nodes are available: {why}." if why else "")
+def test_a_filter_rejects_a_node_with_the_message_of_kubernetes(p: PodInfo, candidate: NodeInfo, reason: str) -> None:
+    assert diagnosis(p, candidate) == (f"0/1 nodes are available: {reason}." if reason else "")
 
 
 @pytest.mark.parametrize(
-    ("there", "p", "why"),
+    ("existing", "p", "reason"),
     [
-        pytest.param(pod("a", cpu="5"), pod("b", cpu="4"), "1 Insufficient cpu", id="what-is-taken"),
+        pytest.param(pod("a", cpu="5"), pod("b", cpu="4"), "1 Insufficient cpu", id="cpu-in-use"),
         pytest.param(
             pod("a", container={"ports": [{"containerPort": 80, "hostPort": 80}]}),
             pod("b", container={"ports": [{"containerPort": 81, "hostPort": 80, "hostIP": "127.0.0.1"}]}),
@@ -171,7 +171,7 @@ def test_a_pod_is_kept_from_a_node_in_the_words_of_kubernetes(p: PodInfo, where:
             pod("a", affinity=anti_affinity("x")),
             pod("b", labels={"app": "x"}),
             "1 node(s) didn't satisfy existing pods anti-affinity rules",
-            id="anti-affinity-of-the-other",
+            id="anti-affinity-of-the-existing-pod",
         ),
         pytest.param(
             pod("a", labels={"app": "x"}),
@@ -187,8 +187,8 @@ def test_a_pod_is_kept_from_a_node_in_the_words_of_kubernetes(p: PodInfo, where:
         ),
     ],
 )  # fmt: skip
-def test_pods_that_are_there_keep_another_away(there: PodInfo, p: PodInfo, why: str) -> None:
-    assert told(p, node("n").with_pod(there)) == (f"0/1 nodes are available: {why}." if why else "")
+def test_existing_pods_can_make_a_node_infeasible(existing: PodInfo, p: PodInfo, reason: str) -> None:
+    assert diagnosis(p, node("n").with_pod(existing)) == (f"0/1 nodes are available: {reason}." if reason else "")
 
 
 def test_pods_are_spread_over_zones() -> None:
@@ -199,11 +199,11 @@ def test_pods_are_spread_over_zones() -> None:
         "labelSelector": {"matchLabels": {"app": "x"}},
     }
     new = pod("new", labels={"app": "x"}, topologySpreadConstraints=[constraint])
-    a, b, nowhere = node("a", labels={"zone": "a"}), node("b", labels={"zone": "b"}, cpu="1"), node("c")
+    a, b, without_zone = node("a", labels={"zone": "a"}), node("b", labels={"zone": "b"}, cpu="1"), node("c")
     a = a.with_pod(pod("old", labels={"app": "x"}))
-    assert [n.name for n in cycle_of(new, [a, b, nowhere]).feasible()] == ["b"]
-    cycle = cycle_of(new, [a, nowhere])
-    assert [n.name for n in cycle.feasible()] == ["a"], "one zone alone is even"
+    assert [n.name for n in cycle_of(new, [a, b, without_zone]).feasible()] == ["b"]
+    cycle = cycle_of(new, [a, without_zone])
+    assert [n.name for n in cycle.feasible()] == ["a"], "a single zone has no skew"
     assert cycle.rejected["c"].reasons == (
         "node(s) didn't match pod topology spread constraints (missing required label)",
     )
@@ -218,7 +218,7 @@ OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Near", "")
     st.sampled_from(OPERATORS),
     st.lists(st.sampled_from(["", "1", "2", "x"]), max_size=2),
 )
-def test_an_expression_means_the_same_for_the_labels_of_pods_and_of_nodes(
+def test_an_expression_matches_labels_of_pods_and_nodes_alike(
     labels: dict[str, str], key: str, operator: str, values: list[str]
 ) -> None:
     expression = {"key": key, "operator": operator, "values": values}
@@ -232,13 +232,13 @@ def test_an_expression_means_the_same_for_the_labels_of_pods_and_of_nodes(
 
 def test_reasons_are_counted_and_sorted_as_text() -> None:
     nodes = [node("a", unschedulable=True), node("b", cpu="1"), node("c", cpu="1", pods="0")]
-    assert told(pod("p", cpu="2"), *nodes) == (
+    assert diagnosis(pod("p", cpu="2"), *nodes) == (
         "0/3 nodes are available: 1 Too many pods, 1 node(s) were unschedulable, 2 Insufficient cpu."
     )
 
 
 @pytest.mark.parametrize(
-    ("spec", "what"),
+    ("spec", "feature"),
     [
         ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "x"}}]}, "volume v of kind persistentVolumeClaim"),
         ({"runtimeClassName": "gvisor"}, "runtimeClassName gvisor"),
@@ -248,12 +248,12 @@ def test_reasons_are_counted_and_sorted_as_text() -> None:
         ({"tolerations": [{"key": "a", "operator": "Gt"}]}, "operator Gt of a toleration"),
     ],
 )  # fmt: skip
-def test_what_is_not_implemented_is_reported(spec: JSON, what: str) -> None:
-    assert unsupported.reasons(pod("p", **spec)) == [f"not supported by the local cluster: {what}"]
+def test_an_unsupported_field_is_reported(spec: JSON, feature: str) -> None:
+    assert unsupported.reasons(pod("p", **spec)) == [f"not supported by the local cluster: {feature}"]
 
 
 @pytest.mark.parametrize(
-    ("spec", "what"),
+    ("spec", "messages"),
     [
         ({"schedulingPolicy": {"gang": {"minCount": 2}}}, ["schedulingPolicy gang of PodGroup g: pods are placed one by one; use the policy basic"]),
         ({"schedulingPolicy": {"basic": {}}, "priority": 3}, ["priority of PodGroup g"]),
@@ -262,13 +262,13 @@ def test_what_is_not_implemented_is_reported(spec: JSON, what: str) -> None:
         ({"schedulingPolicy": {"basic": {}}, "disruptionMode": "Pod", "podGroupTemplateRef": {}}, []),
     ],
 )  # fmt: skip
-def test_what_a_group_of_pods_requests_and_nobody_does_is_reported(spec: JSON, what: list[str]) -> None:
+def test_an_unsupported_field_of_a_pod_group_is_reported(spec: JSON, messages: list[str]) -> None:
     group = {"metadata": {"name": "g"}, "spec": spec}
-    told = unsupported.reasons(pod("p", schedulingGroup={"podGroupName": "g"}), group)
-    assert told == [f"not supported by the local cluster: {w}" for w in what]
+    reasons = unsupported.reasons(pod("p", schedulingGroup={"podGroupName": "g"}), group)
+    assert reasons == [f"not supported by the local cluster: {w}" for w in messages]
 
 
-def test_what_every_pod_has_is_implemented() -> None:
+def test_common_pod_fields_are_supported() -> None:
     volumes = [
         {"name": "a", "emptyDir": {}},
         {"name": "b", "configMap": {"name": "x"}},
@@ -287,40 +287,45 @@ def best(p: PodInfo, *nodes: NodeInfo) -> str:
 def test_the_node_with_the_larger_free_share_is_chosen() -> None:
     assert best(pod("p", cpu="2"), node("a"), node("b", cpu="16")) == "b"
     assert best(pod("p", cpu="2"), node("a").with_pod(pod("q", cpu="2")), node("b")) == "b"
-    assert best(pod("p"), node("b"), node("a")) == "a", "the first by name where all are equal"
+    assert best(pod("p"), node("b"), node("a")) == "a", "equal scores select the first name"
 
 
-def test_what_a_pod_prefers_outweighs_a_fuller_node() -> None:
+def test_preferences_outweigh_a_fuller_node() -> None:
     preferred = {"weight": 1, "preference": {"matchExpressions": [{"key": "ssd", "operator": "Exists"}]}}
-    wish = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
     fast = node("z", labels={"ssd": "y"}).with_pod(pod("q", cpu="3"))
-    assert best(pod("p", affinity=wish), node("a"), fast) == "z"
+    assert best(pod("p", affinity=affinity), node("a"), fast) == "z"
     tainted = node("a", taints=[{"key": "k", "effect": "PreferNoSchedule"}])
     assert best(pod("p"), tainted, node("b").with_pod(pod("q", cpu="3"))) == "b"
 
 
-def test_a_pod_goes_where_its_friends_are_and_not_where_its_foes_are() -> None:
-    def wish(kind: str) -> JSON:
+def test_preferred_pod_affinity_and_anti_affinity_select_the_node() -> None:
+    def preferred_affinity(kind: str) -> JSON:
         term = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
         return {kind: {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 10, "podAffinityTerm": term}]}}
 
     a, b = node("a").with_pod(pod("q", labels={"app": "x"})), node("b")
-    assert best(pod("p", affinity=wish("podAffinity")), a, b) == "a"
-    assert best(pod("p", affinity=wish("podAntiAffinity")), a, b) == "b"
+    assert best(pod("p", affinity=preferred_affinity("podAffinity")), a, b) == "a"
+    assert best(pod("p", affinity=preferred_affinity("podAntiAffinity")), a, b) == "b"
 
 
 # --- preemption -------------------------------------------------------------------------------
 
 
-def low(name: str, cpu: str, priority: int = 0, created: str = "2026-01-01T00:00:00Z") -> PodInfo:
+def low_priority_pod(name: str, cpu: str, priority: int = 0, created: str = "2026-01-01T00:00:00Z") -> PodInfo:
     p = pod(name, cpu=cpu, priority=priority)
     p.pod["metadata"]["creationTimestamp"] = created
     return pod_info.read(p.pod)
 
 
-def test_as_few_and_as_unimportant_pods_as_possible_have_to_go() -> None:
-    busy = node("a").with_pod(low("x", "3")).with_pod(low("y", "3", 5)).with_pod(low("z", "2", 5))
-    important = node("b").with_pod(low("w", "8", 50))
+def test_preemption_selects_the_fewest_pods_of_lowest_priority() -> None:
+    busy = (
+        node("a")
+        .with_pod(low_priority_pod("x", "3"))
+        .with_pod(low_priority_pod("y", "3", 5))
+        .with_pod(low_priority_pod("z", "2", 5))
+    )
+    important = node("b").with_pod(low_priority_pod("w", "8", 50))
     cycle = cycle_of(pod("new", cpu="2", priority=100), [busy, important])
     assert not cycle.feasible()
     victims = preempt(cycle)
@@ -329,55 +334,55 @@ def test_as_few_and_as_unimportant_pods_as_possible_have_to_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p", "nodes", "why"),
+    ("p", "nodes", "reason"),
     [
         pytest.param(
             pod("new", cpu="2"),
-            [node("a").with_pod(low("x", "8")), node("b", unschedulable=True)],
+            [node("a").with_pod(low_priority_pod("x", "8")), node("b", unschedulable=True)],
             "0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling.",
-            id="nobody-of-lower-priority",
+            id="no-pod-of-lower-priority",
         ),
         pytest.param(
             pod("new", cpu="9", priority=9),
-            [node("a").with_pod(low("x", "8"))],
+            [node("a").with_pod(low_priority_pod("x", "8"))],
             "0/1 nodes are available: 1 Preemption is not helpful for scheduling.",
             id="too-large-for-the-node",
         ),
         pytest.param(
             pod("new", cpu="2", priority=9, preemptionPolicy="Never"),
-            [node("a").with_pod(low("x", "8"))],
+            [node("a").with_pod(low_priority_pod("x", "8"))],
             "not eligible due to preemptionPolicy=Never.",
-            id="it-never-does",
+            id="policy-never",
         ),
     ],
 )
-def test_nobody_has_to_go_where_it_does_not_help(p: PodInfo, nodes: list[NodeInfo], why: str) -> None:
+def test_preemption_without_benefit_has_no_victims(p: PodInfo, nodes: list[NodeInfo], reason: str) -> None:
     cycle = cycle_of(p, nodes)
     assert not cycle.feasible()
-    assert preempt(cycle) == f"preemption: {why}"
+    assert preempt(cycle) == f"preemption: {reason}"
 
 
-def test_a_pod_that_was_promised_room_keeps_it_from_others_of_its_priority() -> None:
+def test_a_nominated_pod_reserves_resources_against_pods_of_its_priority() -> None:
     full = node("a")
-    promised, late, higher = pod("promised", cpu="6"), pod("late", cpu="4"), pod("higher", cpu="4", priority=1)
+    nominated, late, higher = pod("promised", cpu="6"), pod("late", cpu="4"), pod("higher", cpu="4", priority=1)
     for p, fits in ((late, False), (higher, True)):
         cycle = cycle_of(p, [full])
-        cycle.snapshot = CycleSnapshot([full], {}, {"a": [promised]})
+        cycle.snapshot = CycleSnapshot([full], {}, {"a": [nominated]})
         assert bool(cycle.feasible()) is fits
 
 
 # --- devices ----------------------------------------------------------------------------------
 
 
-def cluster(devices_of: JSON, **classes: JSON) -> Cache:
-    """A cache with local pools by node, and classes."""
+def cache_with(devices_of: JSON, **classes: JSON) -> Cache:
+    """Returns a cache with a local pool for each node, and with device classes."""
     cache = Cache()
-    for name, found in devices_of.items():
+    for name, entries in devices_of.items():
         spec = {
             "driver": DRIVER,
             "nodeName": name,
             "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
-            "devices": found,
+            "devices": entries,
         }
         cache.slice_changed({"metadata": {"name": f"s-{name}", "uid": f"s-{name}"}, "spec": spec}, gone=False)
     for name, spec in {"any": {}, **classes}.items():
@@ -394,8 +399,8 @@ def claim(name: str, version: int = 1, status: JSON | None = None, **exactly: An
     return {"metadata": meta, "spec": {"devices": {"requests": [request]}}, "status": status or {}}
 
 
-def allocated(name: str, device: str, where: str, version: int = 2) -> JSON:
-    results = [{"request": "r", "driver": DRIVER, "pool": where, "device": device}]
+def allocated_claim(name: str, device: str, pool: str, version: int = 2) -> JSON:
+    results = [{"request": "r", "driver": DRIVER, "pool": pool, "device": device}]
     return claim(name, version, {"allocation": {"devices": {"results": results}}})
 
 
@@ -413,13 +418,13 @@ def feasible(p: PodInfo, cache: Cache, *nodes: NodeInfo) -> list[str]:
     return [n.name for n in cycle_of(p, nodes, claims, cache).feasible()]
 
 
-def test_devices_that_are_about_to_be_written_are_taken() -> None:
-    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
+def test_devices_of_reserved_allocations_are_not_available() -> None:
+    cache = cache_with({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
     cache.claims.observe(claim("c"))
     cache.claims.observe(claim("other"))
     nodes = [node("a"), node("b")]
     assert feasible(with_claims("c"), cache, *nodes) == ["a", "b"]
-    cache.claims.reserve("other", allocated("other", "d0", "a"))
+    cache.claims.reserve("other", allocated_claim("other", "d0", "a"))
     assert feasible(with_claims("c"), cache, *nodes) == ["b"]
     rejection = read(with_claims("other"), cache)
     assert isinstance(rejection, Rejection)
@@ -428,48 +433,48 @@ def test_devices_that_are_about_to_be_written_are_taken() -> None:
     assert feasible(with_claims("c"), cache, *nodes) == ["a", "b"]
 
 
-def test_what_was_written_counts_until_the_server_has_stated_something_newer() -> None:
-    cache = cluster({"a": [{"name": "d0"}]})
+def test_a_written_claim_is_used_until_a_newer_version_is_observed() -> None:
+    cache = cache_with({"a": [{"name": "d0"}]})
     cache.claims.observe(claim("c"))
     cache.claims.observe(claim("other"))
-    cache.claims.wrote(allocated("other", "d0", "a", version=5))
+    cache.claims.wrote(allocated_claim("other", "d0", "a", version=5))
     assert feasible(with_claims("c"), cache, node("a")) == []
     cache.claims.observe(claim("other", version=3))
     assert feasible(with_claims("c"), cache, node("a")) == []
     cache.claims.observe(claim("other", version=6))
     assert feasible(with_claims("c"), cache, node("a")) == ["a"]
-    cache.claims.observe(allocated("other", "d0", "a", version=7))
-    cache.claims.forget(allocated("other", "d0", "a", version=8))
+    cache.claims.observe(allocated_claim("other", "d0", "a", version=7))
+    cache.claims.forget(allocated_claim("other", "d0", "a", version=8))
     assert feasible(with_claims("c"), cache, node("a")) == ["a"]
 
 
-def test_what_was_found_for_a_node_holds_only_as_long_as_nothing_changes_there() -> None:
-    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
+def test_results_of_a_node_are_recomputed_after_a_change() -> None:
+    cache = cache_with({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
     cache.claims.observe(claim("c"))
     memory = AllocationMemory()
     nodes = [node("a"), node("b")]
 
-    def found() -> list[str]:
+    def feasible_nodes() -> list[str]:
         claims = read(with_claims("c"), cache)
         assert isinstance(claims, PodClaims)
         allocations = NodeAllocator(memory, cache.devices(), 2)
         return [n.name for n in Cycle(with_claims("c"), CycleSnapshot(nodes, {}, {}), claims, allocations).feasible()]
 
-    assert found() == ["a", "b"]
-    cache.claims.observe(allocated("x", "d0", "a"))
-    assert found() == ["b"]
+    assert feasible_nodes() == ["a", "b"]
+    cache.claims.observe(allocated_claim("x", "d0", "a"))
+    assert feasible_nodes() == ["b"]
     cache.slice_changed({"metadata": {"name": "s-b", "uid": "s-b"}}, gone=True)
-    assert found() == []
-    cache.claims.forget(allocated("x", "d0", "a"))
-    assert found() == ["a"]
+    assert feasible_nodes() == []
+    cache.claims.forget(allocated_claim("x", "d0", "a"))
+    assert feasible_nodes() == ["a"]
     cache.class_changed(
         {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expression": "false"}}]}}, gone=False
     )
-    assert found() == []
+    assert feasible_nodes() == []
 
 
 def test_the_pools_and_results_of_a_removed_node_are_deleted() -> None:
-    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
+    cache = cache_with({"a": [{"name": "d0"}], "b": [{"name": "d0"}]})
     cache.claims.observe(claim("c"))
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
@@ -481,25 +486,27 @@ def test_the_pools_and_results_of_a_removed_node_are_deleted() -> None:
     assert [results.keys() for results in memory.found.values()] == [{"b"}]
 
 
-def test_a_selector_that_fails_fails_the_pod_on_all_nodes() -> None:
-    cache = cluster({"a": [{"name": "d0"}]})
+def test_a_failed_selector_fails_the_pod_on_all_nodes() -> None:
+    cache = cache_with({"a": [{"name": "d0"}]})
     cache.claims.observe(claim("c", selectors=[{"cel": {"expression": f'device.attributes["{DRIVER}"].x == 1'}}]))
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
-    words = 'running "DynamicResources" filter plugin: claim default/c: selector #0: CEL runtime error: no such key: x'
-    with pytest.raises(SchedulerError, match=words):
+    message = (
+        'running "DynamicResources" filter plugin: claim default/c: selector #0: CEL runtime error: no such key: x'
+    )
+    with pytest.raises(SchedulerError, match=message):
         cycle_of(with_claims("c"), [node("a")], claims, cache).feasible()
 
 
-def test_alternatives_that_come_earlier_in_their_list_score_higher() -> None:
-    cache = cluster({"a": [{"name": "d0"}], "b": [{"name": "d0"}, {"name": "d1"}]})
-    wanted = claim("c")
-    lists = [
+def test_earlier_alternatives_have_higher_scores() -> None:
+    cache = cache_with({"a": [{"name": "d0"}], "b": [{"name": "d0"}, {"name": "d1"}]})
+    claim_object = claim("c")
+    alternatives = [
         {"name": "two", "deviceClassName": "any", "count": 2},
         {"name": "one", "deviceClassName": "any", "count": 1},
     ]
-    wanted["spec"]["devices"]["requests"] = [{"name": "r", "firstAvailable": lists}]
-    cache.claims.observe(wanted)
+    claim_object["spec"]["devices"]["requests"] = [{"name": "r", "firstAvailable": alternatives}]
+    cache.claims.observe(claim_object)
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
     assert claims.has_alternatives
@@ -507,18 +514,18 @@ def test_alternatives_that_come_earlier_in_their_list_score_higher() -> None:
     assert [claims.score(n.name) for n in nodes] == [7, 8]
 
 
-def hard_to_place(limit: float, slow_after: float = math.inf) -> Cycle:
-    """A pod whose claim no node can satisfy, which takes long to find out."""
+def cycle_with_long_search(limit: float, slow_after: float = math.inf) -> Cycle:
+    """Returns the cycle of a pod whose claim no node can satisfy, which only a long search shows."""
     hard = [{"name": f"d{i}", "attributes": {"i": {"int": i}, "pair": {"int": i // 2}}} for i in range(24)]
-    cache = cluster({f"n{i}": hard for i in range(3)})
-    wanted = claim("c")
-    wanted["spec"]["devices"]["requests"] = [
+    cache = cache_with({f"n{i}": hard for i in range(3)})
+    claim_object = claim("c")
+    claim_object["spec"]["devices"]["requests"] = [
         {"name": f"r{i}", "exactly": {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 2}}
         for i in range(9)
     ]
     pairs = [{"requests": [f"r{i}"], "matchAttribute": f"{DRIVER}/pair"} for i in range(8)]
-    wanted["spec"]["devices"]["constraints"] = [*pairs, {"requests": ["r8"], "matchAttribute": f"{DRIVER}/i"}]
-    cache.claims.observe(wanted)
+    claim_object["spec"]["devices"]["constraints"] = [*pairs, {"requests": ["r8"], "matchAttribute": f"{DRIVER}/i"}]
+    cache.claims.observe(claim_object)
     claims = read(with_claims("c"), cache)
     assert isinstance(claims, PodClaims)
     nodes = [node(f"n{i}") for i in range(3)]
@@ -527,13 +534,13 @@ def hard_to_place(limit: float, slow_after: float = math.inf) -> Cycle:
 
 
 def test_the_time_for_all_nodes_is_bounded() -> None:
-    cycle = hard_to_place(0.1)
-    assert cycle.feasible() == []  # else it would take hours
+    cycle = cycle_with_long_search(0.1)
+    assert cycle.feasible() == []  # without the limit the search would take hours
     assert {r.reasons for r in cycle.rejected.values()} == {("timed out trying to allocate devices",)}
 
 
-def test_a_search_that_takes_longer_than_a_moment_is_reported_from_one_without_result() -> None:
-    cycle = hard_to_place(0.1, slow_after=0.01)
+def test_a_slow_search_is_reported_before_it_has_a_result() -> None:
+    cycle = cycle_with_long_search(0.1, slow_after=0.01)
     with pytest.raises(AllocationSlow):
         cycle.feasible()
     assert not cycle.rejected
@@ -545,21 +552,25 @@ def test_a_search_that_takes_longer_than_a_moment_is_reported_from_one_without_r
 # --- extended resources -----------------------------------------------------------------------
 
 
-def test_of_classes_with_one_extended_resource_the_latest_counts() -> None:
-    def made(name: str, when: str) -> JSON:
+def test_the_newest_class_of_an_extended_resource_is_used() -> None:
+    def device_class(name: str, created_at: str) -> JSON:
         return {
-            "metadata": {"name": name, "creationTimestamp": when},
+            "metadata": {"name": name, "creationTimestamp": created_at},
             "spec": {"extendedResourceName": "example.com/gpu"},
         }
 
-    old, b, c = made("a", "2026-01-01T00:00:00Z"), made("b", "2026-01-02T00:00:00Z"), made("c", "2026-01-02T00:00:00Z")
+    old, b, c = (
+        device_class("a", "2026-01-01T00:00:00Z"),
+        device_class("b", "2026-01-02T00:00:00Z"),
+        device_class("c", "2026-01-02T00:00:00Z"),
+    )
     assert class_names([old, b, c]) == {"example.com/gpu": "b"}
     assert class_names([old]) == {"example.com/gpu": "a"}
 
 
 def containers(*limits: JSON, init: int = 0) -> PodInfo:
-    made = [{"name": f"c{i}", "resources": {"limits": amounts}} for i, amounts in enumerate(limits)]
-    return pod("p", containers=made[init:], initContainers=made[:init])
+    entries = [{"name": f"c{i}", "resources": {"limits": amounts}} for i, amounts in enumerate(limits)]
+    return pod("p", containers=entries[init:], initContainers=entries[:init])
 
 
 @pytest.mark.parametrize(
@@ -575,31 +586,31 @@ def containers(*limits: JSON, init: int = 0) -> PodInfo:
             containers({"x.com/g": "2"}, {"x.com/g": "1"}, init=1),
             {"container-0-request-0": 1, "container-1-request-0": 1},
             [("c1", "container-1-request-0"), ("c0", "container-1-request-0"), ("c0", "container-0-request-0")],
-            id="an-init-container-uses-what-the-others-get-and-one-more",
+            id="init-container-shares-and-adds-one",
         ),
         pytest.param(
             containers({"x.com/g": "1"}, {"x.com/g": "3"}, {}, init=2),
             {"container-1-request-0": 3},
             [("c0", "container-1-request-0"), ("c1", "container-1-request-0")],
-            id="init-containers-one-after-the-other",
+            id="sequential-init-containers",
         ),
     ],
 )  # fmt: skip
-def test_containers_share_requests_as_they_share_time(
+def test_init_containers_share_requests_with_later_containers(
     p: PodInfo, requests: dict[str, int], mappings: list[tuple[str, str]]
 ) -> None:
-    made, mapped = requests_of(p, {"x.com/g": "gpu"})
-    assert {r["name"]: r["exactly"]["count"] for r in made} == requests
+    created, mapped = requests_of(p, {"x.com/g": "gpu"})
+    assert {r["name"]: r["exactly"]["count"] for r in created} == requests
     assert [(m["containerName"], m["requestName"]) for m in mapped] == mappings
 
 
-def test_a_node_that_has_the_resource_itself_needs_no_devices() -> None:
-    cache = cluster({"b": [{"name": "d0"}]}, gpu={"extendedResourceName": "x.com/g"})
+def test_a_node_with_the_extended_resource_needs_no_devices() -> None:
+    cache = cache_with({"b": [{"name": "d0"}]}, gpu={"extendedResourceName": "x.com/g"})
     p = containers({"x.com/g": "1"})
-    plugin = node("a", more={"x.com/g": "1"})
+    with_resource = node("a", more={"x.com/g": "1"})
     claims = read(p, cache)
     assert isinstance(claims, PodClaims)
-    assert [n.name for n in cycle_of(p, [plugin, node("b"), node("c")], claims, cache).feasible()] == ["a", "b"]
+    assert [n.name for n in cycle_of(p, [with_resource, node("b"), node("c")], claims, cache).feasible()] == ["a", "b"]
     assert "a" not in claims.offers
     offer = claims.offers["b"]
     assert offer.extended is not None
@@ -608,16 +619,16 @@ def test_a_node_that_has_the_resource_itself_needs_no_devices() -> None:
     assert feasible(implicit, cache, node("b"), node("c")) == ["b"]
 
 
-def test_rejections_name_the_plugin_that_decides_what_may_help() -> None:
+def test_rejections_contain_the_plugin_for_requeueing() -> None:
     cycle = cycle_of(pod("p", cpu="9"), [node("a"), node("b", unschedulable=True)])
     cycle.feasible()
     assert NodeDiagnosis(2, cycle.rejected).plugins == {Plugin.FIT, Plugin.NODE_UNSCHEDULABLE}
     assert str(NodeDiagnosis(0)) == "no nodes available to schedule pods"
 
 
-def test_what_is_taken_on_one_node_is_no_news_for_another() -> None:
-    """Counter sets count for all nodes: without care each node would be searched anew after each pod."""
-    cache = cluster({})
+def test_an_allocation_on_one_node_keeps_results_of_other_nodes() -> None:
+    """Counter sets count for all nodes, so a naive cache would search each node again after each pod."""
+    cache = cache_with({})
     for name in ("a", "b"):
         for i, content in enumerate(
             (
@@ -636,7 +647,7 @@ def test_what_is_taken_on_one_node_is_no_news_for_another() -> None:
     memory = AllocationMemory()
     nodes = [node("a"), node("b")]
 
-    def found() -> dict[str, object]:
+    def results_by_node() -> dict[str, object]:
         claims = read(with_claims("c"), cache)
         assert isinstance(claims, PodClaims)
         allocations = NodeAllocator(memory, cache.devices(), 2)
@@ -644,8 +655,8 @@ def test_what_is_taken_on_one_node_is_no_news_for_another() -> None:
         [by_node] = memory.found.values()
         return dict(by_node)
 
-    before = found()
-    cache.claims.observe(allocated("x", "d", "a"))
-    after = found()
+    before = results_by_node()
+    cache.claims.observe(allocated_claim("x", "d", "a"))
+    after = results_by_node()
     assert after["a"] is not before["a"]
     assert after["b"] is before["b"]

@@ -20,10 +20,10 @@ def test_results_of_removed_nodes_are_deleted() -> None:
     memory, slices, classes = AllocationMemory(), Slices(), dict[str, Any]()
     for _ in range(200):
         nodes = [node(f"node-{i}") for i in draw.sample(range(1000), 20)]
-        found = memory.of((), classes)
+        results = memory.of((), classes)
         for n in nodes:
             memory.pools.pools(n, slices)
-            found[n.name] = cast(Any, object())
+            results[n.name] = cast(Any, object())
         memory.keep_only(nodes)
         assert len(memory.pools) == 20
         assert memory.of((), classes).keys() == {n.name for n in nodes}

@@ -1,4 +1,4 @@
-"""For whom a claim is made and reserved where pods are in groups: the cases of upstream's resourceclaim package."""
+"""Ownership and reservation of claims of pods in groups: the cases of upstream's resourceclaim package."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ OF_P = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pod-1", "control
 
 
 def pod(group: str = "", **spec: Any) -> JSON:
-    of = {"schedulingGroup": {"podGroupName": group}} if group else {}
-    return {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-1"}, "spec": of | spec}
+    group_spec = {"schedulingGroup": {"podGroupName": group}} if group else {}
+    return {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-1"}, "spec": group_spec | spec}
 
 
 def claim(*reserved: JSON, owner: JSON | None = None) -> JSON:
@@ -46,7 +46,9 @@ def claim(*reserved: JSON, owner: JSON | None = None) -> JSON:
         ([], False),
     ],
 )
-def test_a_claim_is_the_groups_where_all_fields_of_the_entries_are_the_same(entries: list[JSON], shared: bool) -> None:
+def test_a_claim_belongs_to_the_group_when_all_fields_of_the_entries_are_equal(
+    entries: list[JSON], shared: bool
+) -> None:
     assert pod_groups.shares({"spec": {"resourceClaims": entries}}, BY_NAME) is shared
     assert not pod_groups.shares(None, BY_NAME)
 
@@ -63,14 +65,12 @@ def test_a_claim_is_the_groups_where_all_fields_of_the_entries_are_the_same(entr
         ({**FOR_G, "resource": "others"}, "g", False),
     ],
 )
-def test_a_claim_may_be_used_by_the_pod_or_the_group_that_it_is_reserved_for(
-    reference: JSON, group: str, allowed: bool
-) -> None:
+def test_a_claim_is_usable_by_the_pod_or_group_of_its_reservation(reference: JSON, group: str, allowed: bool) -> None:
     assert pod_groups.is_for(reference, pod(group)) is allowed
 
 
 @pytest.mark.parametrize(
-    ("owner", "group", "made"),
+    ("owner", "group", "expected"),
     [
         (OF_P, "", True),
         ({**OF_P, "uid": "pod-2"}, "", False),
@@ -83,35 +83,38 @@ def test_a_claim_may_be_used_by_the_pod_or_the_group_that_it_is_reserved_for(
         (None, "g", False),
     ],
 )
-def test_a_claim_was_made_for_its_controller_the_pod_or_its_group(owner: JSON | None, group: str, made: bool) -> None:
-    assert pod_groups.made_for(claim(owner=owner), pod(group)) is made
+def test_a_claim_belongs_to_the_pod_or_group_that_controls_it(owner: JSON | None, group: str, expected: bool) -> None:
+    assert pod_groups.made_for(claim(owner=owner), pod(group)) is expected
 
 
-class Server:
-    def __init__(self, known: JSON) -> None:
-        self.known = known
+class FakeClient:
+    def __init__(self, stored_claim: JSON) -> None:
+        self.stored_claim = stored_claim
 
     async def get(self, *_: Any) -> JSON:
-        return self.known
+        return self.stored_claim
 
 
-async def told(known: JSON, group: str, *, groups: bool) -> str:
-    """What a kubelet says of a pod with a claim from a template; empty where it takes it."""
+async def rejection_of(stored_claim: JSON, group: str, *, groups: bool) -> str:
+    """Returns the kubelet's error for a pod with a claim from a template, or an empty string."""
     statuses = [{"name": "c", "resourceClaimName": "made"}]
-    one = pod(group, resourceClaims=[BY_TEMPLATE])
+    pod_object = pod(group, resourceClaims=[BY_TEMPLATE])
     try:
-        await usable_claims(Server(known), one, statuses, groups=groups)  # type: ignore[arg-type]
+        await usable_claims(FakeClient(stored_claim), pod_object, statuses, groups=groups)  # type: ignore[arg-type]
     except PrepareError as e:
         return str(e)
     return ""
 
 
-async def test_a_kubelet_takes_a_claim_of_the_pods_group_only_where_the_gate_is_on() -> None:
-    known = claim(FOR_G, owner=OF_G)
-    made = "ResourceClaim ns/made was not created for"
-    assert await told(known, "g", groups=True) == ""
-    assert await told(known, "g", groups=False) == f"{made} pod ns/p (pod is not owner)"
-    assert await told(known, "h", groups=True) == f"{made} Pod ns/p (neither Pod nor PodGroup h is the owner)"
-    assert await told(known, "", groups=True) == f"{made} pod ns/p (pod is not owner)"
-    unreserved = await told(claim(owner=OF_G), "g", groups=True)
+async def test_a_kubelet_accepts_a_claim_of_the_pods_group_only_when_the_gate_is_on() -> None:
+    stored_claim = claim(FOR_G, owner=OF_G)
+    prefix = "ResourceClaim ns/made was not created for"
+    assert await rejection_of(stored_claim, "g", groups=True) == ""
+    assert await rejection_of(stored_claim, "g", groups=False) == f"{prefix} pod ns/p (pod is not owner)"
+    assert (
+        await rejection_of(stored_claim, "h", groups=True)
+        == f"{prefix} Pod ns/p (neither Pod nor PodGroup h is the owner)"
+    )
+    assert await rejection_of(stored_claim, "", groups=True) == f"{prefix} pod ns/p (pod is not owner)"
+    unreserved = await rejection_of(claim(owner=OF_G), "g", groups=True)
     assert unreserved == "pod p (pod-1) is not allowed to use ResourceClaim made (claim-1)"

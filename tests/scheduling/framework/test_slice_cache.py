@@ -1,4 +1,4 @@
-"""The pools of a node: the same as gathered from all slices, and without reading the counters of all nodes for each node."""
+"""The pools of a node equal the pools gathered from all slices, and the cache does not read the counters of all nodes for each node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def slice_of(r: Random, number: int) -> JSON:
     return {"metadata": {"name": f"s{number}", "uid": f"u{number}"}, "spec": spec}
 
 
-def shown(pools: list[AllocatorPool]) -> list[Any]:
+def comparable(pools: list[AllocatorPool]) -> list[Any]:
     return [
         (
             p.key, p.incomplete, p.invalid, [(c.id, c.for_node) for c in p.candidates],
@@ -57,47 +57,49 @@ def shown(pools: list[AllocatorPool]) -> list[Any]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_pools_are_those_gathered_from_all_slices_after_each_change(seed: int) -> None:
+def test_cached_pools_equal_the_pools_gathered_from_all_slices(seed: int) -> None:
     r, slices, cache = Random(seed), SliceCache(), PoolCache()
     nodes = [node(name) for name in NODES]
     for _ in range(12):
         number = r.randint(0, 6)
         changed = slice_of(r, number)
         slices.forget(changed) if r.random() < 0.2 else slices.observe(changed)
-        now = slices.slices
-        for one in nodes:
-            every = gather(
-                [*now.local.get(one.name, ()), *now.wide], one.node, lambda key, now=now: now.by_pool.get(key, ())
+        observed = slices.slices
+        for current_node in nodes:
+            gathered = gather(
+                [*observed.local.get(current_node.name, ()), *observed.wide],
+                current_node.node,
+                lambda key, observed=observed: observed.by_pool.get(key, ()),
             )
-            expected = [p for p in every if p.candidates or p.invalid or p.incomplete]
-            assert shown(cache.pools(one, now)) == shown(expected)
+            expected = [p for p in gathered if p.candidates or p.invalid or p.incomplete]
+            assert comparable(cache.pools(current_node, observed)) == comparable(expected)
 
 
-def test_each_node_reads_only_its_own_counters_and_keeps_its_pools_when_those_of_another_node_change(
+def test_a_change_of_counters_affects_only_the_pools_of_its_node(
     monkeypatch: Any,
 ) -> None:
     read = 0
 
-    def counted(found: Any, *args: Any) -> list[AllocatorPool]:
+    def count_slices(slices_read: Any, *args: Any) -> list[AllocatorPool]:
         nonlocal read
-        found = list(found)
-        read += len(found)
-        return gather(found, *args)
+        slices_read = list(slices_read)
+        read += len(slices_read)
+        return gather(slices_read, *args)
 
-    monkeypatch.setattr(slice_cache, "gather", counted)
+    monkeypatch.setattr(slice_cache, "gather", count_slices)
     slices, cache = SliceCache(), PoolCache()
     nodes = [node(f"n{i}") for i in range(40)]
-    for i, one in enumerate(nodes):
+    for i, current_node in enumerate(nodes):
         spec = {
             "driver": "d",
-            "nodeName": one.name,
-            "pool": {"name": one.name, "generation": 1, "resourceSliceCount": 2},
+            "nodeName": current_node.name,
+            "pool": {"name": current_node.name, "generation": 1, "resourceSliceCount": 2},
         }
         counters = {"sharedCounters": [{"name": "s", "counters": {"m": {"value": "4"}}}]}
         slices.observe({"metadata": {"name": f"c{i}", "uid": f"c{i}"}, "spec": {**spec, **counters}})
         devices = {"devices": [{"name": "d0"}]}
         slices.observe({"metadata": {"name": f"d{i}", "uid": f"d{i}"}, "spec": {**spec, **devices}})
-    before = [cache.pools(one, slices.slices) for one in nodes]
+    before = [cache.pools(current_node, slices.slices) for current_node in nodes]
     assert read == 3 * len(nodes)  # two slices of each node, and the counters of each pool once for all other nodes
     slices.observe({**slices.slices.wide[7], "metadata": {"name": "c7", "uid": "c7"}})
     read = 0

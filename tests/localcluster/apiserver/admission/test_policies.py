@@ -1,4 +1,4 @@
-"""ValidatingAdmissionPolicies as a real server enforces them: what they match, what their expressions see, and what they say."""
+"""ValidatingAdmissionPolicies as the API server enforces them: matching, the variables of expressions, and messages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def curl() -> AsyncIterator[ApiCaller]:
 async def enforce(
     curl: ApiCaller, *expressions: str | JSON, rule: JSON = ON_MAPS, binding: JSON | None = None, **spec: Any
 ) -> None:
-    """A policy, and a binding that denies."""
+    """Creates a policy and a binding with the action Deny."""
     validations = [e if isinstance(e, dict) else {"expression": e} for e in expressions]
     constraints = {"resourceRules": [rule], **spec.pop("constraints", {})}
     body = {"matchConstraints": constraints, "validations": validations, **spec}
     await curl.make(f"{GROUP}/validatingadmissionpolicies", {"metadata": {"name": "p"}, "spec": body})
-    bound = {"policyName": "p", "validationActions": ["Deny"], **(binding or {})}
-    await curl.make(f"{GROUP}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": bound})
+    binding_spec = {"policyName": "p", "validationActions": ["Deny"], **(binding or {})}
+    await curl.make(f"{GROUP}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": binding_spec})
 
 
 async def make_map(
@@ -40,18 +40,18 @@ async def make_map(
     return await curl("POST", path, {"metadata": {"name": name, **meta}, "data": data or {}})
 
 
-async def test_a_denial_reads_as_kubernetes_words_it(curl: ApiCaller) -> None:
+async def test_a_denial_has_the_message_of_kubernetes(curl: ApiCaller) -> None:
     await enforce(curl, "size(object.data) < 2")
     assert (await make_map(curl, data={"a": "1"})).status == 201
     denied = await make_map(curl, "n", {"a": "1", "b": "2"})
-    said = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed expression: size(object.data) < 2"
+    message = "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: failed expression: size(object.data) < 2"
     assert (denied.status, denied.json["reason"]) == (422, "Invalid")
-    assert denied.message == f'configmaps "n" is forbidden: {said}'
-    assert denied.json["details"] == {"name": "n", "group": "", "kind": "configmaps", "causes": [{"message": said}]}
+    assert denied.message == f'configmaps "n" is forbidden: {message}'
+    assert denied.json["details"] == {"name": "n", "group": "", "kind": "configmaps", "causes": [{"message": message}]}
 
 
 @pytest.mark.parametrize(
-    ("validation", "code", "said"),
+    ("validation", "code", "message"),
     [
         ({"message": "no maps"}, 422, "no maps"),
         ({"messageExpression": "'not ' + object.metadata.name"}, 422, "not m"),
@@ -61,17 +61,17 @@ async def test_a_denial_reads_as_kubernetes_words_it(curl: ApiCaller) -> None:
         ({"reason": "RequestEntityTooLarge"}, 413, "failed expression: false"),
     ],
 )
-async def test_message_and_reason_are_the_validations(curl: ApiCaller, validation: JSON, code: int, said: str) -> None:
+async def test_the_validation_sets_message_and_reason(
+    curl: ApiCaller, validation: JSON, code: int, message: str
+) -> None:
     await enforce(curl, {"expression": "false", **validation})
     denied = await make_map(curl)
     assert denied.status == code
-    assert denied.message.endswith(f"denied request: {said}")
+    assert denied.message.endswith(f"denied request: {message}")
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Fail", 422), ("Ignore", 201)])
-async def test_an_expression_that_fails_is_decided_by_the_failure_policy(
-    curl: ApiCaller, policy: str, code: int
-) -> None:
+async def test_the_failure_policy_decides_about_a_failed_expression(curl: ApiCaller, policy: str, code: int) -> None:
     await enforce(curl, "object.nothing == 1", failurePolicy=policy)
     denied = await make_map(curl)
     assert denied.status == code
@@ -79,48 +79,48 @@ async def test_an_expression_that_fails_is_decided_by_the_failure_policy(
         assert "expression 'object.nothing == 1' resulted in error: no such key: nothing" in denied.message
 
 
-async def test_updates_see_both_objects_and_deletions_the_old_one(curl: ApiCaller) -> None:
+async def test_expressions_see_the_new_and_the_old_object(curl: ApiCaller) -> None:
     rule = {**ON_MAPS, "operations": ["UPDATE", "DELETE"]}
     expression = "request.operation == 'DELETE' ? (object == null && !has(oldObject.data.keep)) : object.data.a == oldObject.data.a"
     await enforce(curl, expression, rule=rule)
     await make_map(curl, data={"a": "1", "keep": "x"})
     for patch in ({"data": {"a": "2"}}, {"data": {"b": "2"}}):
         headers = {"Content-Type": "application/merge-patch+json"}
-        answer = await curl("PATCH", f"{MAPS}/m", patch, headers=headers)
-        assert answer.status == (422 if "a" in patch["data"] else 200)
+        response = await curl("PATCH", f"{MAPS}/m", patch, headers=headers)
+        assert response.status == (422 if "a" in patch["data"] else 200)
     assert (await curl("DELETE", f"{MAPS}/m")).status == 422
     assert (await curl("DELETE", MAPS)).status == 422
     await curl("PATCH", f"{MAPS}/m", {"data": {"keep": None}}, headers={"Content-Type": "application/merge-patch+json"})
     assert (await curl("DELETE", f"{MAPS}/m")).status == 200
 
 
-async def test_a_dry_run_is_judged_too_and_reports_it(curl: ApiCaller) -> None:
+async def test_a_policy_applies_to_a_dry_run(curl: ApiCaller) -> None:
     await enforce(curl, "request.dryRun")
     assert (await make_map(curl)).status == 422
     body = {"metadata": {"name": "m"}}
     assert (await curl("POST", MAPS, body, dryRun="All")).status == 201
 
 
-async def test_what_is_asked_in_another_version_is_judged_in_the_policys(curl: ApiCaller) -> None:
+async def test_a_request_is_converted_to_the_version_of_the_policy(curl: ApiCaller) -> None:
     rule = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],
         "operations": ["CREATE"],
         "resources": ["resourceslices"],
     }
-    seen = "object.apiVersion == 'resource.k8s.io/v1' && request.kind.version == 'v1' && request.requestKind.version == 'v1beta1'"
-    await enforce(curl, seen, rule=rule)
+    expression = "object.apiVersion == 'resource.k8s.io/v1' && request.kind.version == 'v1' && request.requestKind.version == 'v1beta1'"
+    await enforce(curl, expression, rule=rule)
     spec = {"driver": "d.example.com", "nodeName": "n", "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1}}
     device = {"name": "a", "basic": {}}
-    made = await curl(
+    created = await curl(
         "POST", SLICES.format("v1beta1"), {"metadata": {"name": "s"}, "spec": {**spec, "devices": [device]}}
     )
-    assert made.status == 201, made.body
+    assert created.status == 201, created.body
     denied = await curl("POST", SLICES.format("v1"), {"metadata": {"name": "t"}, "spec": spec})
     assert denied.status == 422
 
 
-async def test_an_exact_policy_is_for_its_version_only(curl: ApiCaller) -> None:
+async def test_a_policy_with_match_policy_exact_applies_only_to_its_version(curl: ApiCaller) -> None:
     rule = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],
@@ -145,10 +145,12 @@ async def test_an_exact_policy_is_for_its_version_only(curl: ApiCaller) -> None:
         ({"excludeResourceRules": [{**ON_MAPS, "resourceNames": ["other"]}]}, True),
     ],
 )
-@pytest.mark.parametrize("place", ["policy", "binding"])
-async def test_selectors_choose_what_is_judged(curl: ApiCaller, constraints: JSON, denied: bool, place: str) -> None:
-    given: JSON = {"constraints": constraints} if place == "policy" else {"binding": {"matchResources": constraints}}
-    await enforce(curl, "false", **given)
+@pytest.mark.parametrize("location", ["policy", "binding"])
+async def test_selectors_limit_the_policy(curl: ApiCaller, constraints: JSON, denied: bool, location: str) -> None:
+    arguments: JSON = (
+        {"constraints": constraints} if location == "policy" else {"binding": {"matchResources": constraints}}
+    )
+    await enforce(curl, "false", **arguments)
     assert (await make_map(curl, labels={"a": "b"})).status == (422 if denied else 201)
 
 
@@ -169,30 +171,28 @@ async def test_selectors_choose_what_is_judged(curl: ApiCaller, constraints: JSO
         ({"resourceNames": ["n"]}, False),
     ],
 )
-async def test_rules_name_groups_versions_operations_resources_scope_and_names(
-    curl: ApiCaller, change: JSON, denied: bool
-) -> None:
+async def test_resource_rules_match_every_field(curl: ApiCaller, change: JSON, denied: bool) -> None:
     await enforce(curl, "false", rule={**ON_MAPS, **change})
     assert (await make_map(curl)).status == (422 if denied else 201)
 
 
-async def test_a_rule_of_a_resource_is_not_one_of_its_subresources(curl: ApiCaller) -> None:
+async def test_a_rule_for_a_subresource_does_not_match_the_resource(curl: ApiCaller) -> None:
     rule = {"apiGroups": ["apps"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["deployments/scale"]}
     await enforce(curl, "object.spec.replicas < 3", rule=rule)
     template = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
     spec = {"replicas": 5, "selector": {"matchLabels": {"a": "b"}}, "template": template}
     path = "/apis/apps/v1/namespaces/default/deployments"
-    made = await curl.make(path, {"metadata": {"name": "d"}, "spec": spec})
+    deployment = await curl.make(path, {"metadata": {"name": "d"}, "spec": spec})
     scale = {"metadata": {"name": "d", "namespace": "default"}, "spec": {"replicas": 4}}
     assert (await curl("PUT", f"{path}/d/scale", scale)).status == 422
     scale["spec"]["replicas"] = 2
     assert (await curl("PUT", f"{path}/d/scale", scale)).status == 200
-    made["spec"]["replicas"] = 7
-    made["metadata"].pop("resourceVersion")
-    assert (await curl("PUT", f"{path}/d", made)).status == 200
+    deployment["spec"]["replicas"] = 7
+    deployment["metadata"].pop("resourceVersion")
+    assert (await curl("PUT", f"{path}/d", deployment)).status == 200
 
 
-async def test_a_command_in_a_container_can_be_refused(curl: ApiCaller) -> None:
+async def test_a_policy_can_reject_exec(curl: ApiCaller) -> None:
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CONNECT"], "resources": ["pods/exec"]}
     await enforce(curl, "!('sh' in object.command)", rule=rule)
     await curl.make(
@@ -205,7 +205,7 @@ async def test_a_command_in_a_container_can_be_refused(curl: ApiCaller) -> None:
     assert "does not have a host" in other.message
 
 
-async def test_conditions_skip_a_policy_and_one_that_fails_is_a_failure(curl: ApiCaller) -> None:
+async def test_a_false_match_condition_skips_the_policy_and_a_failed_one_rejects(curl: ApiCaller) -> None:
     condition = {"name": "only-x", "expression": "object.metadata.name == 'x'"}
     await enforce(curl, "false", matchConditions=[condition])
     assert (await make_map(curl)).status == 201
@@ -216,12 +216,12 @@ async def test_conditions_skip_a_policy_and_one_that_fails_is_a_failure(curl: Ap
     assert "no such key: nothing" in (await make_map(curl, "y")).message
     await curl("DELETE", f"{GROUP}/validatingadmissionpolicies/p")
     await curl("DELETE", f"{GROUP}/validatingadmissionpolicybindings/b")
-    outweighed = [{"name": "odd", "expression": "object.nothing"}, {"name": "no", "expression": "false"}]
-    await enforce(curl, "false", matchConditions=outweighed)
+    failed_and_false = [{"name": "odd", "expression": "object.nothing"}, {"name": "no", "expression": "false"}]
+    await enforce(curl, "false", matchConditions=failed_and_false)
     assert (await make_map(curl, "z")).status == 201
 
 
-async def test_variables_see_those_before_them_and_are_computed_only_when_they_are_read(curl: ApiCaller) -> None:
+async def test_variables_can_use_earlier_variables_and_are_evaluated_lazily(curl: ApiCaller) -> None:
     variables = [
         {"name": "odd", "expression": "object.nothing"},
         {"name": "size", "expression": "size(object.data)"},
@@ -233,7 +233,7 @@ async def test_variables_see_those_before_them_and_are_computed_only_when_they_a
     assert 'composited variable "odd" fails to evaluate' in (await make_map(curl, "o", {"odd": "1"})).message
 
 
-async def test_parameters_are_objects_of_any_kind_by_name_or_by_labels(curl: ApiCaller) -> None:
+async def test_parameters_are_selected_by_name_or_by_labels(curl: ApiCaller) -> None:
     reference = {"name": "limit", "parameterNotFoundAction": "Deny"}
     await enforce(
         curl,
@@ -246,8 +246,11 @@ async def test_parameters_are_objects_of_any_kind_by_name_or_by_labels(curl: Api
     assert "no params found for policy binding with `Deny` parameterNotFoundAction" in missing.message
     await curl("DELETE", f"{GROUP}/validatingadmissionpolicybindings/b")
     await make_map(curl, "limit", {"most": "1"}, labels={"limits": "maps"})
-    for given in (reference, {"selector": {"matchLabels": {"limits": "maps"}}, "parameterNotFoundAction": "Deny"}):
-        spec = {"policyName": "p", "validationActions": ["Deny"], "paramRef": given}
+    for parameter_reference in (
+        reference,
+        {"selector": {"matchLabels": {"limits": "maps"}}, "parameterNotFoundAction": "Deny"},
+    ):
+        spec = {"policyName": "p", "validationActions": ["Deny"], "paramRef": parameter_reference}
         await curl.make(f"{GROUP}/validatingadmissionpolicybindings", {"metadata": {"name": "b"}, "spec": spec})
         assert (await make_map(curl, "good", {"a": "1"})).status == 201
         assert (await make_map(curl, "bad", {"a": "1", "b": "2"})).status == 422
@@ -259,18 +262,21 @@ async def test_parameters_are_objects_of_any_kind_by_name_or_by_labels(curl: Api
     assert (await make_map(curl, "free", {"a": "1", "b": "2"})).status == 201
 
 
-async def test_a_kind_of_parameters_that_there_is_not_fails_the_policy(curl: ApiCaller) -> None:
+async def test_an_unknown_parameter_kind_fails_the_policy(curl: ApiCaller) -> None:
     reference = {"name": "limit", "parameterNotFoundAction": "Allow"}
     kind = {"apiVersion": "example.com/v1", "kind": "Limit"}
     await enforce(curl, "true", paramKind=kind, binding={"paramRef": reference})
     assert "paramKind: 'example.com/v1, Kind=Limit'" in (await make_map(curl)).message
 
 
-async def test_the_namespace_and_the_authorizer_can_be_asked(curl: ApiCaller) -> None:
-    may = "authorizer.group('').resource('secrets').namespace(object.metadata.namespace).check('get').allowed()"
-    custom = "authorizer.requestResource.check('maps-of-others').allowed()"
+async def test_expressions_can_use_the_namespace_and_the_authorizer(curl: ApiCaller) -> None:
+    can_get_secrets = (
+        "authorizer.group('').resource('secrets').namespace(object.metadata.namespace).check('get').allowed()"
+    )
+    has_custom_verb = "authorizer.requestResource.check('maps-of-others').allowed()"
     await enforce(
-        curl, f"namespaceObject.metadata.labels['kubernetes.io/metadata.name'] == 'default' && ({may} || {custom})"
+        curl,
+        f"namespaceObject.metadata.labels['kubernetes.io/metadata.name'] == 'default' && ({can_get_secrets} || {has_custom_verb})",
     )
     assert (await make_map(curl)).status == 201
     rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]}]
@@ -286,29 +292,29 @@ async def test_the_namespace_and_the_authorizer_can_be_asked(curl: ApiCaller) ->
     assert (await curl("POST", MAPS, {"metadata": {"name": "n"}}, headers=me)).status == 201
 
 
-async def test_a_warning_is_reported_and_refuses_nothing(curl: ApiCaller) -> None:
+async def test_the_action_warn_returns_a_warning_and_rejects_nothing(curl: ApiCaller) -> None:
     await enforce(
         curl, {"expression": "false", "message": "not like this"}, binding={"validationActions": ["Warn", "Audit"]}
     )
-    made = await make_map(curl)
-    assert made.status == 201
-    said = "Validation failed for ValidatingAdmissionPolicy 'p' with binding 'b': not like this"
-    assert said in made.headers["Warning"]
+    created = await make_map(curl)
+    assert created.status == 201
+    message = "Validation failed for ValidatingAdmissionPolicy 'p' with binding 'b': not like this"
+    assert message in created.headers["Warning"]
 
 
-async def test_an_expression_that_costs_too_much_is_a_failure(curl: ApiCaller) -> None:
+async def test_an_expression_above_the_cost_limit_fails(curl: ApiCaller) -> None:
     await enforce(curl, "lists.range(2000).all(x, lists.range(2000).all(y, x >= 0 && y >= 0))")
     assert "cost limit exceeded" in (await make_map(curl)).message
 
 
-async def test_a_policy_without_a_binding_and_one_that_is_gone_deny_nothing(curl: ApiCaller) -> None:
+async def test_a_policy_without_a_binding_denies_nothing(curl: ApiCaller) -> None:
     await enforce(curl, "false")
     await curl("DELETE", f"{GROUP}/validatingadmissionpolicybindings/b")
     assert (await make_map(curl)).status == 201
 
 
 @pytest.mark.parametrize(
-    ("spec", "field", "said"),
+    ("spec", "field", "message"),
     [
         ({"validations": [{"expression": "object."}]}, "spec.validations[0].expression", "Syntax error"),
         ({"validations": [{"expression": "1 + 1"}]}, "spec.validations[0].expression", "must evaluate to bool"),
@@ -337,11 +343,11 @@ async def test_a_policy_without_a_binding_and_one_that_is_gone_deny_nothing(curl
         ),
     ],
 )
-async def test_a_policy_that_cannot_be_evaluated_is_not_kept(
-    curl: ApiCaller, spec: JSON, field: str, said: str
+async def test_a_policy_with_an_invalid_expression_is_rejected(
+    curl: ApiCaller, spec: JSON, field: str, message: str
 ) -> None:
     body = {"matchConstraints": {"resourceRules": [ON_MAPS]}, "validations": [{"expression": "true"}], **spec}
-    answer = await curl("POST", f"{GROUP}/validatingadmissionpolicies", {"metadata": {"name": "p"}, "spec": body})
-    assert answer.status == 422
-    assert field in [f for _, f in answer.causes]
-    assert said in answer.message
+    response = await curl("POST", f"{GROUP}/validatingadmissionpolicies", {"metadata": {"name": "p"}, "spec": body})
+    assert response.status == 422
+    assert field in [f for _, f in response.causes]
+    assert message in response.message

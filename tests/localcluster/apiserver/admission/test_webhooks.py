@@ -1,4 +1,4 @@
-"""Webhooks are really called: over HTTPS, with what Kubernetes sends, and their answers are followed, whatever they are."""
+"""The API server calls webhooks over HTTPS with the requests of Kubernetes, and handles valid and invalid responses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ RULE = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resource
 
 
 class Hook:
-    """A webhook of ours. ``answer`` makes a response of a request; what came is in ``seen``."""
+    """A webhook server. ``respond`` creates a response from a request; ``seen`` contains the received requests."""
 
     def __init__(self, folder: Path) -> None:
         ca = authority(folder)
         self.bundle = base64.b64encode(ca.cert.read_bytes()).decode()
         self._server = HttpServer(self._handle, tls=server_side(signed(folder, ca, "hook")))
-        self.answer: Callable[[JSON], JSON] = lambda _: {"allowed": True}
+        self.respond: Callable[[JSON], JSON] = lambda _: {"allowed": True}
         self.raw: Response | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -45,7 +45,7 @@ class Hook:
         await self.gate.wait()
         if self.raw is not None:
             return self.raw
-        response = {"uid": review["request"]["uid"], **self.answer(review["request"])}
+        response = {"uid": review["request"]["uid"], **self.respond(review["request"])}
         head = {"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}
         return Response(body=json.dumps({**head, "response": response}).encode())
 
@@ -58,10 +58,10 @@ class Hook:
             self.gate.set()
             await self._server.close()
 
-    def configuration(self, **changed: Any) -> JSON:
+    def configuration(self, **fields: Any) -> JSON:
         client = {"url": f"{self.url}/check", "caBundle": self.bundle}
-        one = {"name": "hook.example.com", "clientConfig": client, "rules": [RULE], "sideEffects": "None"}
-        return {"metadata": {"name": "hooks"}, "webhooks": [{**one, "admissionReviewVersions": ["v1"], **changed}]}
+        webhook = {"name": "hook.example.com", "clientConfig": client, "rules": [RULE], "sideEffects": "None"}
+        return {"metadata": {"name": "hooks"}, "webhooks": [{**webhook, "admissionReviewVersions": ["v1"], **fields}]}
 
 
 def patch(*operations: JSON) -> JSON:
@@ -86,19 +86,19 @@ async def hook(tmp_path: Path) -> AsyncIterator[Hook]:
         yield hook
 
 
-async def validating(curl: ApiCaller, hook: Hook, **changed: Any) -> JSON:
-    return await curl.make(f"{GROUP}/validatingwebhookconfigurations", hook.configuration(**changed))
+async def validating(curl: ApiCaller, hook: Hook, **fields: Any) -> JSON:
+    return await curl.make(f"{GROUP}/validatingwebhookconfigurations", hook.configuration(**fields))
 
 
-async def mutating(curl: ApiCaller, hook: Hook, **changed: Any) -> JSON:
-    return await curl.make(f"{GROUP}/mutatingwebhookconfigurations", hook.configuration(**changed))
+async def mutating(curl: ApiCaller, hook: Hook, **fields: Any) -> JSON:
+    return await curl.make(f"{GROUP}/mutatingwebhookconfigurations", hook.configuration(**fields))
 
 
 async def make_map(curl: ApiCaller, name: str = "m", **query: str) -> ApiResponse:
     return await curl("POST", MAPS, {"metadata": {"name": name}, "data": {"a": "1"}}, **query)
 
 
-async def test_a_webhook_gets_what_kubernetes_sends(curl: ApiCaller, hook: Hook) -> None:
+async def test_a_webhook_gets_the_request_of_kubernetes(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook)
     assert (await make_map(curl)).status == 201
     (request,) = hook.seen
@@ -131,7 +131,7 @@ async def test_a_webhook_gets_what_kubernetes_sends(curl: ApiCaller, hook: Hook)
 
 
 @pytest.mark.parametrize(
-    ("response", "code", "said"),
+    ("response", "code", "message"),
     [
         ({"allowed": False}, 400, 'admission webhook "hook.example.com" denied the request without explanation'),
         (
@@ -144,43 +144,41 @@ async def test_a_webhook_gets_what_kubernetes_sends(curl: ApiCaller, hook: Hook)
         ({"allowed": "yes"}, 400, "denied the request without explanation"),
     ],
 )
-async def test_a_denial_has_the_webhooks_words_and_code(
-    curl: ApiCaller, hook: Hook, response: JSON, code: int, said: str
+async def test_a_denial_has_the_message_and_code_of_the_webhook(
+    curl: ApiCaller, hook: Hook, response: JSON, code: int, message: str
 ) -> None:
     await validating(curl, hook)
-    hook.answer = lambda _: response
+    hook.respond = lambda _: response
     denied = await make_map(curl)
     assert denied.status == code
-    assert said in denied.message
+    assert message in denied.message
 
 
-async def test_warnings_are_handed_on(curl: ApiCaller, hook: Hook) -> None:
+async def test_warnings_of_a_webhook_are_returned(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook)
-    hook.answer = lambda _: {"allowed": True, "warnings": ["think again"]}
+    hook.respond = lambda _: {"allowed": True, "warnings": ["think again"]}
     assert "think again" in (await make_map(curl)).headers["Warning"]
 
 
-async def test_a_patch_changes_the_object_before_its_rules_and_the_policies_look(curl: ApiCaller, hook: Hook) -> None:
+async def test_a_webhooks_patch_is_applied_before_validation(curl: ApiCaller, hook: Hook) -> None:
     await mutating(curl, hook)
-    hook.answer = lambda _: patch(
+    hook.respond = lambda _: patch(
         {"op": "add", "path": "/data/b", "value": "2"}, {"op": "add", "path": "/metadata/labels", "value": {"x": "y"}}
     )
-    made = await make_map(curl)
-    assert (made.json["data"], made.json["metadata"]["labels"]) == ({"a": "1", "b": "2"}, {"x": "y"})
-    hook.answer = lambda _: patch({"op": "add", "path": "/metadata/labels", "value": {"not a label": "!"}})
+    created = await make_map(curl)
+    assert (created.json["data"], created.json["metadata"]["labels"]) == ({"a": "1", "b": "2"}, {"x": "y"})
+    hook.respond = lambda _: patch({"op": "add", "path": "/metadata/labels", "value": {"not a label": "!"}})
     assert (await make_map(curl, "n")).status == 422
-    hook.answer = lambda _: patch({"op": "replace", "path": "/metadata/name", "value": 7})
+    hook.respond = lambda _: patch({"op": "replace", "path": "/metadata/name", "value": 7})
     assert (await make_map(curl, "o")).status == 400
 
 
-async def test_a_webhook_that_wants_it_is_asked_again_when_a_later_one_changed_the_object(
-    curl: ApiCaller, hook: Hook
-) -> None:
+async def test_a_webhook_is_reinvoked_after_a_later_webhook_changed_the_object(curl: ApiCaller, hook: Hook) -> None:
     configuration = hook.configuration(reinvocationPolicy="IfNeeded")
     first = configuration["webhooks"][0]
     configuration["webhooks"].append({**first, "name": "later.example.com", "reinvocationPolicy": "Never"})
     await curl.make(f"{GROUP}/mutatingwebhookconfigurations", configuration)
-    hook.answer = lambda r: (
+    hook.respond = lambda r: (
         patch({"op": "add", "path": "/data/late", "value": "x"}) if len(hook.seen) == 2 else {"allowed": True}
     )
     await make_map(curl)
@@ -201,7 +199,7 @@ async def test_a_webhook_that_wants_it_is_asked_again_when_a_later_one_changed_t
     ],
 )
 @pytest.mark.parametrize("kind", ["validating", "mutating"])
-async def test_an_answer_that_is_none_is_decided_by_the_failure_policy(
+async def test_the_failure_policy_decides_about_an_invalid_response(
     curl: ApiCaller, hook: Hook, raw: Response, kind: str
 ) -> None:
     hook.raw = raw
@@ -227,22 +225,20 @@ async def test_an_answer_that_is_none_is_decided_by_the_failure_policy(
         patch({"op": "dance"}),
     ],
 )
-async def test_a_patch_that_cannot_be_applied_fails_the_call(curl: ApiCaller, hook: Hook, response: JSON) -> None:
+async def test_an_invalid_patch_fails_the_call(curl: ApiCaller, hook: Hook, response: JSON) -> None:
     await mutating(curl, hook)
-    hook.answer = lambda _: response
+    hook.respond = lambda _: response
     assert (await make_map(curl)).status == 500
 
 
-async def test_one_that_does_not_answer_in_time_is_not_waited_for(curl: ApiCaller, hook: Hook) -> None:
+async def test_a_webhook_call_ends_at_its_timeout(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook, timeoutSeconds=1)
     hook.gate.clear()
     denied = await make_map(curl)
     assert (denied.status, "context deadline exceeded" in denied.message) == (500, True)
 
 
-async def test_a_certificate_of_nobody_that_the_bundle_names_is_not_believed(
-    curl: ApiCaller, hook: Hook, tmp_path: Path
-) -> None:
+async def test_a_certificate_of_another_authority_is_rejected(curl: ApiCaller, hook: Hook, tmp_path: Path) -> None:
     other = authority(tmp_path, "other")
     client = {"url": hook.url, "caBundle": base64.b64encode(other.cert.read_bytes()).decode()}
     await validating(curl, hook, clientConfig=client)
@@ -252,25 +248,25 @@ async def test_a_certificate_of_nobody_that_the_bundle_names_is_not_believed(
 
 
 @pytest.mark.parametrize(("policy", "code"), [("Fail", 500), ("Ignore", 201)])
-async def test_a_service_cannot_be_reached_and_that_is_reported(
+async def test_a_webhook_with_a_service_is_reported_as_unreachable(
     curl: ApiCaller, hook: Hook, policy: str, code: int
 ) -> None:
     client = {"service": {"namespace": "default", "name": "hook"}}
     body = hook.configuration(clientConfig=client, failurePolicy=policy)
-    made = await curl("POST", f"{GROUP}/validatingwebhookconfigurations", body)
-    assert "no service network" in made.headers["Warning"]
-    answer = await make_map(curl)
-    assert answer.status == code
+    created = await curl("POST", f"{GROUP}/validatingwebhookconfigurations", body)
+    assert "no service network" in created.headers["Warning"]
+    response = await make_map(curl)
+    assert response.status == code
     if code != 201:
-        assert "cannot reach service default/hook" in answer.message
+        assert "cannot reach service default/hook" in response.message
 
 
-async def test_selectors_and_conditions_choose_what_it_is_asked(curl: ApiCaller, hook: Hook) -> None:
-    only = {"name": "only", "expression": "object.metadata.name.startsWith('x')"}
+async def test_selectors_and_match_conditions_limit_the_requests(curl: ApiCaller, hook: Hook) -> None:
+    condition = {"name": "only", "expression": "object.metadata.name.startsWith('x')"}
     await validating(
         curl,
         hook,
-        matchConditions=[only],
+        matchConditions=[condition],
         objectSelector={"matchExpressions": [{"key": "no", "operator": "DoesNotExist"}]},
     )
     await make_map(curl)
@@ -280,14 +276,14 @@ async def test_selectors_and_conditions_choose_what_it_is_asked(curl: ApiCaller,
     assert [r["name"] for r in hook.seen] == ["x1"]
 
 
-async def test_a_dry_run_is_reported(curl: ApiCaller, hook: Hook) -> None:
+async def test_a_webhook_request_contains_dry_run(curl: ApiCaller, hook: Hook) -> None:
     await validating(curl, hook)
     assert (await make_map(curl, dryRun="All")).status == 201
     assert hook.seen[0]["dryRun"] is True
     assert (await curl("GET", f"{MAPS}/m")).status == 404
 
 
-async def test_an_object_that_changed_while_a_webhook_thought_is_judged_again(curl: ApiCaller, hook: Hook) -> None:
+async def test_a_patch_is_reviewed_again_after_a_change_during_the_webhook_call(curl: ApiCaller, hook: Hook) -> None:
     await make_map(curl)
     await validating(curl, hook)
     hook.gate.clear()
@@ -301,17 +297,19 @@ async def test_an_object_that_changed_while_a_webhook_thought_is_judged_again(cu
     assert old is not None
     storage.put("configmaps", {**old, "data": {"quick": "1"}})
     hook.gate.set()
-    answer = await slow
-    assert answer.status == 200
-    assert answer.json["data"] == {"quick": "1", "slow": "1"}
+    response = await slow
+    assert response.status == 200
+    assert response.json["data"] == {"quick": "1", "slow": "1"}
     assert [sorted(r["object"]["data"]) for r in hook.seen] == [["a", "slow"], ["quick", "slow"]]
 
 
-async def test_a_put_that_names_a_version_conflicts_with_what_changed_meanwhile(curl: ApiCaller, hook: Hook) -> None:
-    made = (await make_map(curl)).json
+async def test_a_put_with_a_version_conflicts_with_a_change_during_the_webhook_call(
+    curl: ApiCaller, hook: Hook
+) -> None:
+    created = (await make_map(curl)).json
     await validating(curl, hook)
     hook.gate.clear()
-    slow = asyncio.create_task(curl("PUT", f"{MAPS}/m", {**made, "data": {"slow": "1"}}))
+    slow = asyncio.create_task(curl("PUT", f"{MAPS}/m", {**created, "data": {"slow": "1"}}))
     async with asyncio.timeout(30):
         while not hook.seen:
             await asyncio.sleep(0)
@@ -321,7 +319,7 @@ async def test_a_put_that_names_a_version_conflicts_with_what_changed_meanwhile(
 
 
 @pytest.mark.parametrize(
-    ("changed", "field"),
+    ("fields", "field"),
     [
         ({"clientConfig": {"url": "http://127.0.0.1/"}}, "webhooks[0].clientConfig.url"),
         ({"clientConfig": {"url": "https://me@127.0.0.1/"}}, "webhooks[0].clientConfig.url"),
@@ -334,9 +332,7 @@ async def test_a_put_that_names_a_version_conflicts_with_what_changed_meanwhile(
         ({"matchConditions": [{"name": "x", "expression": "1"}]}, "webhooks[0].matchConditions[0].expression"),
     ],
 )
-async def test_a_configuration_that_cannot_work_is_not_kept(
-    curl: ApiCaller, hook: Hook, changed: JSON, field: str
-) -> None:
-    answer = await curl("POST", f"{GROUP}/mutatingwebhookconfigurations", hook.configuration(**changed))
-    assert answer.status == 422, answer.body
-    assert field in [f for _, f in answer.causes]
+async def test_an_invalid_configuration_is_rejected(curl: ApiCaller, hook: Hook, fields: JSON, field: str) -> None:
+    response = await curl("POST", f"{GROUP}/mutatingwebhookconfigurations", hook.configuration(**fields))
+    assert response.status == 422, response.body
+    assert field in [f for _, f in response.causes]

@@ -1,4 +1,4 @@
-"""What the API server refuses of a pod before anything else sees it. Source: the validation package of the core API group."""
+"""Pods that the API server rejects at creation. Source: the validation package of the core API group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = "kubernetes.io/hostname"
 TERM = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
-def faults(container: JSON | None = None, **spec: Any) -> list[str]:
+def validation_errors(container: JSON | None = None, **spec: Any) -> list[str]:
     containers = [{"name": "main", "image": "busybox", **(container or {})}]
     body = {"restartPolicy": "Never", "dnsPolicy": "ClusterFirst", "containers": containers, **spec}
     pod_defaults(body)
@@ -29,7 +29,7 @@ def spread(**constraint: Any) -> JSON:
     return {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": HOST, "whenUnsatisfiable": "DoNotSchedule", **constraint}]}  # fmt: skip
 
 
-_OF_PODS: list[tuple[JSON, str]] = [
+_INVALID_PODS: list[tuple[JSON, str]] = [
     (volume(secret={}), "spec.volumes[0].secret.secretName: Required value"),
     (volume(configMap={}), "spec.volumes[0].configMap.name: Required value"),
     (volume(persistentVolumeClaim={}), "spec.volumes[0].persistentVolumeClaim.claimName: Required value"),
@@ -60,14 +60,14 @@ _OF_PODS: list[tuple[JSON, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("spec", "text"), _OF_PODS, ids=[t[:60] for _, t in _OF_PODS])
-def test_a_pod_that_no_cluster_takes_is_refused(spec: JSON, text: str) -> None:
-    found = faults(**spec)
-    assert any(text in f for f in found), found
+@pytest.mark.parametrize(("spec", "text"), _INVALID_PODS, ids=[t[:60] for _, t in _INVALID_PODS])
+def test_an_invalid_pod_is_rejected(spec: JSON, text: str) -> None:
+    errors = validation_errors(**spec)
+    assert any(text in f for f in errors), errors
 
 
 _PROBE = {"tcpSocket": {"port": 1}}
-_OF_CONTAINERS: list[tuple[JSON, str]] = [
+_INVALID_CONTAINERS: list[tuple[JSON, str]] = [
     ({"volumeDevices": [{"name": "none", "devicePath": "/x"}]}, 'volumeDevices[0].name: Not found: "none"'),
     ({"volumeDevices": [{"name": "v", "devicePath": "/x"}]}, "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode"),
     ({"volumeMounts": [{"name": "v", "mountPath": "/x", "subPath": "../y"}]}, "subPath: Invalid value: \"../y\": must not contain '..'"),
@@ -93,28 +93,28 @@ _OF_CONTAINERS: list[tuple[JSON, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("container", "text"), _OF_CONTAINERS, ids=[t[:60] for _, t in _OF_CONTAINERS])
-def test_a_container_that_no_cluster_takes_is_refused(container: JSON, text: str) -> None:
-    found = faults(container, **volume(emptyDir={}))
-    assert any(text in f for f in found), found
+@pytest.mark.parametrize(("container", "text"), _INVALID_CONTAINERS, ids=[t[:60] for _, t in _INVALID_CONTAINERS])
+def test_an_invalid_container_is_rejected(container: JSON, text: str) -> None:
+    errors = validation_errors(container, **volume(emptyDir={}))
+    assert any(text in f for f in errors), errors
 
 
-def test_a_port_of_a_pod_in_the_hosts_network_is_the_hosts() -> None:
-    assert faults({"ports": [{"containerPort": 80}]}, hostNetwork=True) == []
-    [found] = faults({"ports": [{"containerPort": 80, "hostPort": 81}]}, hostNetwork=True)
-    assert "must match `hostPort` when `hostNetwork` is true" in found
+def test_the_ports_of_a_host_network_pod_are_host_ports() -> None:
+    assert validation_errors({"ports": [{"containerPort": 80}]}, hostNetwork=True) == []
+    [error] = validation_errors({"ports": [{"containerPort": 80, "hostPort": 81}]}, hostNetwork=True)
+    assert "must match `hostPort` when `hostNetwork` is true" in error
 
 
-def test_a_pod_as_a_whole_requests_no_less_than_its_containers() -> None:
+def test_pod_level_requests_are_at_least_the_requests_of_the_containers() -> None:
     resources = {"resources": {"requests": {"cpu": "500m"}}}
-    [found] = faults(resources, resources={"requests": {"cpu": "100m"}})
-    assert found == (
+    [error] = validation_errors(resources, resources={"requests": {"cpu": "100m"}})
+    assert error == (
         'spec.resources.requests[cpu]: Invalid value: "100m": must be greater than or equal to aggregate container '
         "requests of 500m"
     )
 
 
-def test_a_pod_with_most_that_there_is_passes() -> None:
+def test_a_valid_pod_with_most_fields_is_accepted() -> None:
     mounts = {"volumeMounts": [{"name": "s", "mountPath": "/s", "subPath": "a/b"}, {"name": "h", "mountPath": "/h", "mountPropagation": "Bidirectional"}]}  # fmt: skip
     references = [{"fieldRef": {"fieldPath": "metadata.labels['a']"}}, {"resourceFieldRef": {"resource": "limits.cpu"}}]
     references += [{"secretKeyRef": {"name": "s", "key": "k"}}]
@@ -138,7 +138,7 @@ def test_a_pod_with_most_that_there_is_passes() -> None:
         {"name": "h", "hostPath": {"path": "/h", "type": "DirectoryOrCreate"}},
         {"name": "p", "projected": projected},
     ]
-    found = faults(
+    errors = validation_errors(
         container,
         volumes=volumes,
         resources={"requests": {"cpu": "2"}},
@@ -148,4 +148,4 @@ def test_a_pod_with_most_that_there_is_passes() -> None:
             minDomains=2, labelSelector={"matchLabels": {"a": "b"}}, matchLabelKeys=["c"], nodeTaintsPolicy="Honor"
         ),
     )
-    assert found == []
+    assert errors == []
