@@ -403,10 +403,7 @@ class HardwareUnknownError(ClaimError):
 
     code = "DRA-E128"
     reason = "HARDWARE_UNKNOWN"
-    help = (
-        "recover() of the driver fails or hangs, or claims are still prepared under a former name of the node. See /readyz and the "
-        "log. The kubelet retries; until then no claim is prepared, and no shared state is changed."
-    )
+    help = "recover() fails or hangs, or claims of the node's former name are still prepared. See /readyz and the log; the kubelet retries."
 
 
 class MetadataUpdateError(ClaimError):
