@@ -1,4 +1,4 @@
-"""What happens to pods and their claims when a node stops and returns. Upstream: test/e2e/node/taints.go, podgc."""
+"""Pods and their claims while a node is unreachable and after it returns. Upstream: test/e2e/node/taints.go, podgc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pools of a node equal the pools gathered from all slices, and the cache does not read the counters of all nodes for each node."""
+"""The pools of a node equal the pools gathered from all slices. The cache does not read the counters of all nodes for each node."""
 
 from __future__ import annotations
 
