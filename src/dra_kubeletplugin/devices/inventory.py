@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -124,9 +125,7 @@ class Inventory:
             states = await compute(count, lambda: self._updated_states(result, held))
             before, after = ([s.described() for s in known.values()] for known in (self._states, states))
             changed = not self.known or after != before
-            decisions = {
-                k: d for k, d in self._decisions.items() if k.pool in states and k.device in states[k.pool].devices
-            }
+            decisions = {k: d for k, d in self._decisions.items() if k.device in states.get(k.pool, _NO_POOL).devices}
             published = changed or self.update_pending
             await self._apply(states, decisions, self.gates_off, published=published, from_driver=True)
         return changed
@@ -341,11 +340,8 @@ class Inventory:
         """Returns the unhealthy devices with the driver's texts."""
         return {key: d.reason for key, d in self._decisions.items() if d.fault}
 
-    def health_of(self, key: DeviceKey) -> DeviceHealth:
-        """Returns a device's health now; unknown if the last report has expired."""
-        if key.device in self._state(key.pool).gone:
-            message = "the device vanished while a claim uses it"
-            return self._known(False, message, self._discovered_at, self.result_timeout)
+    def _reported(self, key: DeviceKey) -> DeviceHealth:
+        """Returns a present device's health now; unknown if the last report has expired."""
         decision = self._decisions.get(key)
         if decision is None:
             return DeviceHealth(None, "the driver has not reported its health yet", timeout=self.health_timeout)
@@ -370,9 +366,13 @@ class Inventory:
     def health(self) -> Iterator[tuple[DeviceKey, DeviceHealth]]:
         """Yields every device with its health, also devices that vanished in use."""
         for state in self._states.values():
-            for name in [*state.devices, *state.gone]:
+            for name in state.devices:
                 key = DeviceKey(state.name, name)
-                yield key, self.health_of(key)
+                yield key, self._reported(key)
+            for name in state.gone:
+                message = "the device vanished while a claim uses it"
+                health = self._known(False, message, self._discovered_at, self.result_timeout)
+                yield DeviceKey(state.name, name), health
 
     def health_age(self) -> float | None:
         """Returns the age of the driver's last report in seconds; None before the first."""
@@ -380,10 +380,8 @@ class Inventory:
 
     def health_counts(self) -> dict[str, int]:
         """Returns how many devices are ``healthy``, ``unhealthy`` and ``unknown`` now."""
-        out = {"healthy": 0, "unhealthy": 0, "unknown": 0}
-        for _, health in self.health():
-            out["unknown" if health.healthy is None else "healthy" if health.healthy else "unhealthy"] += 1
-        return out
+        counts = Counter(health.healthy for _, health in self.health())
+        return {"healthy": counts[True], "unhealthy": counts[False], "unknown": counts[None]}
 
     async def set_health(self, report: object, at: float) -> None:
         """Processes a result of ``health()``. Names of unknown devices are ignored; devices that it does not name count as healthy.

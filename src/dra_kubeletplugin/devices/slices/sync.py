@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,6 @@ from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_Age = tuple[str, str]  # creation time and UID of a slice; the smaller value is the older slice
 
 
 class SupersededError(Exception):
@@ -131,7 +130,8 @@ class Syncer:
             ApiError: the slices cannot be listed, or the response is malformed.
         """
         out: list[ExistingSlice] = []
-        others: dict[str, tuple[_Age, str]] = {}
+        # pool → creation time and UID of its oldest slice, and another publisher to which this slice belongs
+        oldest: dict[str, tuple[str, str, str]] = {}
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
             try:
@@ -141,11 +141,14 @@ class Syncer:
                     out.append(known)
                     continue
                 obj = in_v1(decoded(item), resource)
-                if self._scope.owns(obj, pools):
+                owned = self._scope.owns(obj, pools)
+                by = "" if owned else self._scope.rival(obj)
+                if owned:
                     out.append(existing_slice(obj))
-                elif by := self._scope.rival(obj):
-                    pool, age = str(obj["spec"]["pool"]["name"]), _age(obj["metadata"])
-                    others[pool] = min(others.get(pool, (age, by)), (age, by))
+                if owned or by:
+                    created, uid = (str(obj["metadata"].get(k) or "~") for k in ("creationTimestamp", "uid"))
+                    pool = str(obj["spec"]["pool"]["name"])
+                    oldest[pool] = min(oldest.get(pool, (created, uid, by)), (created, uid, by))
             except (KeyError, TypeError, AttributeError, ValueError) as e:
                 raise ApiError(
                     f"list resourceslices: the response contains an object that is not a ResourceSlice ({describe(e)})"
@@ -154,11 +157,7 @@ class Syncer:
             await asyncio.sleep(0)
         self._found = {s.name: s for s in out}
         # If two publishers publish a pool, the older publication stays. Both decide by the same rule, so exactly one stays.
-        own_ages: dict[str, _Age] = {}
-        for slice_ in out:
-            age = _age(slice_.metadata)
-            own_ages[slice_.pool] = min(own_ages.get(slice_.pool, age), age)
-        return out, {p: by for p, (age, by) in others.items() if p not in own_ages or age < own_ages[p]}
+        return out, {pool: by for pool, (_, _, by) in oldest.items() if by}
 
     def _plan_pools(
         self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
@@ -344,7 +343,3 @@ class Syncer:
         self._found, self._accepted = {}, {}
         self.dropped.clear()
         self.settled_at = -1  # then the next write does not count as a conflict with another writer
-
-
-def _age(metadata: Mapping[str, Any]) -> _Age:
-    return str(metadata.get("creationTimestamp") or "~"), str(metadata.get("uid") or "")
