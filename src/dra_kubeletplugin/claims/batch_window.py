@@ -6,7 +6,7 @@ import asyncio
 
 
 class BatchWindow:
-    """A barrier for ``count`` tasks. It opens when each task waits or has left, and ``max_wait`` seconds after the first wait."""
+    """A barrier for ``count`` tasks. It opens when each task waits or has left, or ``max_wait`` seconds after the first wait."""
 
     def __init__(self, count: int, max_wait: float = 0.25) -> None:
         self._missing = count

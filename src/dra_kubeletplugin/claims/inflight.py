@@ -110,7 +110,7 @@ class ClaimTasks:
         return self._logs.get(task)
 
     async def end(self, grace: float) -> None:
-        """Waits up to ``grace`` seconds for work in flight, then cancels the rest, which the next process rolls back.
+        """Waits up to ``grace`` seconds for work in flight, then cancels the remaining work. The next process rolls it back.
 
         After the cancellation it waits at most one second, also if a driver's method ignores its cancellation.
         """

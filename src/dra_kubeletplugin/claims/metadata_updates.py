@@ -40,7 +40,7 @@ class MetadataUpdates:
         self._thread: int
 
     def open(self) -> None:
-        """Call it on the event loop, before any method of the driver is called."""
+        """Call it on the event loop. Until then, updates raise :class:`StoppingError`."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def begin(self, update: MetadataUpdate) -> Awaitable[int]:

@@ -61,7 +61,7 @@ class AllocatedDevice:
         config: typed parameters of the request, of a kind for this device (:attr:`Config.DEVICES`). If the request has none: the
             defaults of the first kind for this device; None if a field has no default, or no kind is for this device.
         config_source: where the parameters come from: ``FromClass``, ``FromClaim``, or empty for the defaults.
-        device: the device as the driver published it, with its ``data``.
+        device: the device as the driver published it, with its ``data``, which is None if another process published the device.
         tolerations: tolerations of the request, as in the claim.
     """
 
@@ -284,8 +284,8 @@ class Claim:
         - ``setup_<step>`` raises: the prepare fails, also if you catch the error, and the framework calls ``teardown_<step>``.
         - The process dies during ``setup_<step>``: the framework calls ``teardown_<step>``, and the next claim sets the state up.
         - ``teardown_<step>`` raises, or the process dies during the call: the devices of the last claim stay reserved, and the framework
-          calls it again, like an undo step. If another claim needs the state first, the framework calls ``teardown_<step>`` and then
-          ``setup_<step>``.
+          calls it again later, without ``unprepare`` and the undo steps. If another claim needs the state first, the framework calls
+          ``teardown_<step>`` and then ``setup_<step>``.
         - The node is rebooted: the framework relies on no state of the earlier boot. After the last of the old claims, or before a new
           claim sets the state up, it calls ``teardown_<step>``, because some state survives a reboot.
         - Records are lost: the framework may call ``setup_<step>`` for state that is already set up. It does not call ``teardown_<step>``

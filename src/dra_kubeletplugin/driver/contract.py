@@ -69,8 +69,9 @@ class Driver:
     and slices. One driver object lives as long as the process. During a rolling update, two plugin processes run, each with its own
     driver object.
 
-    The framework calls ``__init__`` without arguments. Then, before any other method, it sets ``host``, ``settings``, ``log``, ``role``
-    and ``gates_off``. A subclass sets ``name``, and the other class attributes if it needs them.
+    The framework calls ``__init__`` without arguments. Then, before any other method, it sets ``host``, ``settings``, ``log`` and
+    ``role``. It sets ``gates_off`` whenever it learns other gates. A subclass sets ``name``, and the other class attributes if it needs
+    them.
 
     Attributes:
         name: DNS subdomain of at most 63 bytes, in the vendor's own domain, e.g. ``gpu.example.com``.
@@ -94,9 +95,9 @@ class Driver:
         settings: the options of this process, e.g. ``settings.node_name``.
         log: the driver's logger.
         role: ``Role.NODE``, or ``Role.CONTROLLER`` under ``dra controller``.
-        gates_off: feature gates that are off in the API server, as far as the framework knows. The API server drops fields whose gate is
-            off, so the framework does not publish devices that need such fields, for example partitions. When this set changes,
-            ``pools`` is called again and may return a simpler layout, such as whole devices.
+        gates_off: feature gates that are off in the API server, as far as the framework knows; empty at first. The API server drops fields
+            whose gate is off, so the framework does not publish devices that need such fields, for example partitions. When this set
+            changes, ``pools`` is called again and may return a simpler layout, such as whole devices.
     """
 
     name: ClassVar[str] = ""
@@ -238,8 +239,9 @@ class Driver:
         Raises:
             DriverError: a metadata file cannot contain the value, the claim does not have the request or device, or :attr:`metadata`
                 is off.
-            MetadataUpdateError: the claim is not prepared, or is no longer prepared.
+            MetadataUpdateError: the claim is not prepared, is no longer prepared, or has no device metadata.
             ClaimBusyError: another operation on the claim takes too long.
+            StoppingError: the plugin stops, or :meth:`start` has not returned yet.
             RecordsError: the record or the file cannot be written. If only the file cannot be written, the record contains the update,
                 and the framework writes the file later; the message says so.
         """
@@ -330,16 +332,17 @@ class Driver:
         ResourceClaim object may be gone; ``claim`` comes from the framework's record.
 
         Afterwards the framework runs the undo steps of the claim, also if ``unprepare`` raised. If all succeed, it ends the use of shared
-        steps. No other claim gets the devices until all of this has succeeded. If one of them raises, the devices stay reserved, and
-        the framework later calls ``unprepare`` and all undo steps again.
+        steps. No other claim gets the devices until all of this has succeeded. If ``unprepare`` or an undo step raises, the devices stay
+        reserved, and the framework later calls ``unprepare`` and all undo steps again. If only a ``teardown_<step>`` raises, the framework
+        later calls only that method again.
         """
 
     def bind(self, claim: Claim) -> Awaitable[None] | None:
         """Makes devices with binding conditions ready for the node where they were allocated, while the scheduler waits (KEP-5007).
 
-        Called in the controller role, for each allocation with devices whose binding conditions are not all true. ``claim.devices``
-        contains these devices, and ``claim.node`` the node. When the method returns, the framework sets all binding conditions to True
-        and the scheduler binds the pod.
+        Called in the controller role, for each allocation with binding conditions that are not true yet. ``claim.devices`` contains all
+        devices of the claim that have binding conditions, and ``claim.node`` the node. When the method returns, the framework sets all
+        binding conditions to True and the scheduler binds the pod.
 
         Raise :class:`PermanentError` if the devices cannot be made ready. The framework then sets the first binding failure condition
         of each device to True, with the exception's text as message. The scheduler deallocates the claim and tries again. Without a

@@ -24,7 +24,7 @@ class Check:
         blocking: whether the plugin is not ready while the problem exists. An update of the DaemonSet then stops at this node.
 
     Raises:
-        DriverError: the name is invalid, or a text is not text.
+        DriverError: ``name`` is invalid, or ``problem`` or ``todo`` is not text.
     """
 
     name: str

@@ -126,7 +126,7 @@ class Host:
         return (n for n in sysfs.names(f"{self.sysfs}/bus/pci/drivers/{driver}") if ADDRESS.fullmatch(n.lower()))
 
     def major(self, name: str, *, block: bool = False) -> int | None:
-        """Returns the major number of a kernel driver's device nodes, from ``/proc/devices``; None if it has no number.
+        """Returns the major number of a kernel driver's device nodes, from ``/proc/devices``; None if the driver has no number.
 
         Use it for device nodes that the driver must describe with their numbers, because nothing creates them on the host.
 

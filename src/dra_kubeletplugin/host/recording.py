@@ -33,7 +33,7 @@ _RECORDED = ("dev", "operstate", "size")  # the recorded attributes of class dev
 def record(host: Host, chosen: Sequence[Path] = ()) -> Machine:
     """Reads a machine into a description, as far as the format allows.
 
-    The description of a physical function contains its virtual functions. Of ``/proc``, it contains ``devices``, and
+    The description of a physical function contains its virtual functions. From ``/proc``, it contains ``devices``, and
     ``driver/<name>`` for the driver of each function.
 
     Args:

@@ -1,6 +1,6 @@
 """Writes Events about claims, pods and nodes. Events are best effort: no other part depends on them.
 
-The same fault of the same object is one Event with a growing count. The Event's name contains a hash of its content, so neither
+A repeated fault of one object is one Event with a growing count. The Event's name contains a hash of its content, so neither
 a retry nor another process creates a second Event. Writes are rate limited per object and in total, as in client-go.
 After a 403, no Event is written to that namespace for an hour. Causes are missing permissions, a quota, or a namespace that
 is being deleted. Events of other namespaces are still written.
@@ -138,7 +138,7 @@ class EventRecorder:
         self._add(self._entry(about, reason, message, type="Normal"))
 
     def warn_claim(self, claim: Subject, reason: str, message: str) -> None:
-        """Queues a warning about a claim. The pods and pod groups for which the claim is then reserved get the same warning.
+        """Queues a warning about a claim. The pods and pod groups for which the claim is reserved at that time get the same warning.
 
         Does nothing if the claim's name or namespace is unknown.
         """

@@ -2,8 +2,8 @@
 
 A connection is closed only while the server waits for its client, or if its client sends requests without waiting for responses.
 The server first closes connections that were unfinished for ``SLOW`` seconds, then idle ones, then other unfinished ones.
-Of each group it closes the oldest first. A new client has ``GRACE`` seconds for its request, however many clients connect, unless the
-process has no file descriptor left.
+In each group, it closes the oldest connection first. A new client has ``GRACE`` seconds for its request, however many clients connect,
+unless the process has no file descriptor left.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Connections:
         while most is not None and self._buffered > most:
             now = asyncio.get_running_loop().time()
             holders = [c for c in self._open if c.buffered and c.may_be_closed]
-            if connection.phase is Phase.RESPONDING:  # a response that has just been made is sent in any case
+            if connection.phase is Phase.RESPONDING:  # a response that is ready is always sent
                 holders = [c for c in holders if c is not connection]
                 if not holders:
                     return

@@ -178,7 +178,7 @@ class LocalRunner:
         self._exits.pop(process.pid, None)
 
     def reap(self, pids: Iterable[int]) -> None:
-        """Notes how children ended, and lets the kernel forget them. Other processes are ignored."""
+        """Notes how children ended, and removes them from the kernel's process table. Other processes are ignored."""
         for pid in pids:
             with contextlib.suppress(ChildProcessError):
                 self._note(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG))

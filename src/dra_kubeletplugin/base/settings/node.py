@@ -165,7 +165,10 @@ class Settings:
         to=Audience.NODE,
     )
     rescan_interval: float = duration(
-        "--rescan-interval", "RESCAN_INTERVAL", 60.0, "Interval between rescans; hardware events cause further ones."
+        "--rescan-interval",
+        "RESCAN_INTERVAL",
+        60.0,
+        "Interval between calls of the driver's devices(); hardware events cause further calls.",
     )
     health_interval: float = duration(
         "--health-interval",

@@ -43,7 +43,7 @@ class RecordJob(NamedTuple):
 
     ``first`` and ``then`` work on files. If ``first`` or ``then`` raises, the exception is the job's result. If ``first`` raises, the
     rest of the job does not run. If ``then`` raises, the operation is already committed. ``then`` gets the operation's result. It
-    returns the job's result, or another job, which runs in a later transaction together with such jobs of the same batch.
+    returns the job's result, or another job. Such jobs of a batch run together in a later transaction.
     """
 
     operation: Operation[Any] | None = None

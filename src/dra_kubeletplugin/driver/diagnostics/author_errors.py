@@ -134,7 +134,8 @@ def author_code(
 
 
 def own_traceback(e: BaseException) -> BaseException | None:
-    """Removes the framework's frames from the traceback. Returns the exception if the rest shows more than :func:`place`; else None.
+    """Removes the framework's frames from the traceback. Returns the exception if the remaining frames show more than :func:`place`; else
+    None.
 
     If only one function of the author is involved, the message already contains its line.
     """

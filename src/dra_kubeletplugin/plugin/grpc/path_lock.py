@@ -1,4 +1,4 @@
-"""A lock on a path for the life of a process: of several processes that want to serve there, exactly one does.
+"""A lock on a path for the life of a process. Of several processes that want to serve at the path, only one gets the lock.
 
 The kernel releases the lock when the process ends, also after a kill. Source: flock(2).
 """

@@ -60,7 +60,7 @@ class Registration(pb_grpc.RegistrationServicer):
         pb_grpc.add_RegistrationServicer_to_server(self, server)
 
     def lost(self) -> None:
-        """Records that the registration socket was removed: the kubelet then forgets the plugin."""
+        """Records that the registration socket was removed: the kubelet then deregisters the plugin."""
         self.unregistered()
         self.error = "the registration socket was removed"
         self._since = time.monotonic()
