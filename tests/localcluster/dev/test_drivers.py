@@ -243,7 +243,7 @@ async def test_a_plugin_whose_readiness_probe_fails_is_not_ready(
         assert json.loads(file.read_text())["waits"] == ["records.journal has schema 9"]
         plugin.has_damaged_records = False
         await reporting
-    assert json.loads(file.read_text()) == {"waits": [], "hopeless": False, "notes": ["no device"]}
+    assert json.loads(file.read_text()) == {"waits": [], "failed_for_good": False, "notes": ["no device"]}
 
 
 def running_pids(pids: Path) -> list[int]:
