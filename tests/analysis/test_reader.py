@@ -12,7 +12,7 @@ import pytest
 from bench import fleet_cluster
 from dra_kubeletplugin.analysis import Snapshot, explain, overview, take, waiting
 from dra_kubeletplugin.analysis.explanation.explain import objects_of
-from dra_kubeletplugin.analysis.reader import all_selecting
+from dra_kubeletplugin.analysis.reader import objects_with_selectors
 from dra_kubeletplugin.kube import KubeClient, paging
 from dra_kubeletplugin.kube.resource import CLASSES, TAINT_RULES
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
@@ -45,7 +45,7 @@ def whole() -> Snapshot:
 
 
 async def test_each_waiting_pod_is_explained_as_from_whole_objects(client: KubeClient) -> None:
-    found = await take(client, selecting=all_selecting)
+    found = await take(client, find_selectors=objects_with_selectors)
     assert len(fleet_cluster.WAITING) == 20
     assert waiting(found) == waiting(whole())
     for name in fleet_cluster.WAITING:
@@ -56,14 +56,14 @@ async def test_each_waiting_pod_is_explained_as_from_whole_objects(client: KubeC
 async def test_a_pod_is_explained_from_the_attributes_that_its_own_selectors_name(
     client: KubeClient, name: str
 ) -> None:
-    found = await take(client, selecting=lambda snapshot: objects_of(snapshot, "pod", name, "research"))
+    found = await take(client, find_selectors=lambda snapshot: objects_of(snapshot, "pod", name, "research"))
     assert explain(found, name, "research") == explain(whole(), name, "research")
     named = {n for sl in found.slices for d in sl["spec"]["devices"] for n in d["attributes"]}
     assert named == {"model", *(["serial"] if name == "one-serial" else [])}
 
 
 async def test_a_pod_that_runs_has_its_devices(client: KubeClient) -> None:
-    found = await take(client, selecting=all_selecting)
+    found = await take(client, find_selectors=objects_with_selectors)
     pod = next(p["metadata"] for p in found.pods if p["metadata"]["name"].startswith("train-"))
     expected = explain(whole(), pod["name"], pod["namespace"])
     assert explain(found, pod["name"], pod["namespace"]) == expected
@@ -80,7 +80,7 @@ async def test_each_page_is_requested_once(
     server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(paging.read_all.__kwdefaults__, "limit", 50)
-    await take(client, selecting=all_selecting)
+    await take(client, find_selectors=objects_with_selectors)
     requests = Counter(path.rpartition("/")[2] for _, path in server.injected_faults.calls)
     namespaces = server.storage.list("namespaces")
     assert requests == {
@@ -90,7 +90,7 @@ async def test_each_page_is_requested_once(
 
 
 async def test_equal_parts_are_one_object_in_memory(client: KubeClient) -> None:
-    found = await take(client, selecting=lambda snapshot: snapshot.classes)
+    found = await take(client, find_selectors=lambda snapshot: snapshot.classes)
     devices = {id(d) for sl in found.slices for d in sl["spec"]["devices"]}
     assert len(devices) == 8 * len(fleet_cluster.MODELS)
     assert len({id(p["spec"]["containers"]) for p in found.pods if p["status"]["phase"] == "Running"}) == 2
@@ -101,14 +101,14 @@ async def test_the_reason_of_bad_health_is_always_read(server: ApiServer, client
     device = stored["spec"]["devices"][0]
     sick = {**device, "attributes": {**device["attributes"], ATTRIBUTE: {"string": "fan"}}}
     server.storage.put("resourceslices.resource.k8s.io", {**stored, "spec": {**stored["spec"], "devices": [sick]}})
-    found = await take(client, selecting=all_selecting)
+    found = await take(client, find_selectors=objects_with_selectors)
     assert found.slices[0]["spec"]["devices"][0]["attributes"][ATTRIBUTE] == {"string": "fan"}
 
 
 async def test_all_attributes_are_read_if_a_selector_may_read_any(client: KubeClient) -> None:
     any_attribute = [{"cel": {"expression": 'device.attributes["a"].exists(k, true)'}}]
     await client.create(CLASSES, {"metadata": {"name": "any"}, "spec": {"selectors": any_attribute}})
-    found = await take(client, selecting=all_selecting)
+    found = await take(client, find_selectors=objects_with_selectors)
     assert len(found.slices[0]["spec"]["devices"][0]["attributes"]) == 10
 
 

@@ -42,7 +42,7 @@ def test_a_kubeconfig_of_another_cluster_is_refused_with_the_options_to_use(
     with pytest.raises(SettingsError) as raised:
         dev_client._state(None)
     assert str(raised.value) == (
-        f"KUBECONFIG {other} is not that of a running `dra dev`: use --state-dir {running}, or unset KUBECONFIG"
+        f"KUBECONFIG {other} does not belong to a running `dra dev`: use --state-dir {running}, or unset KUBECONFIG"
     )
     assert dev_client._state("elsewhere") == Path("elsewhere")
     monkeypatch.setenv("KUBECONFIG", f"{other}:{running / 'kubeconfig'}")

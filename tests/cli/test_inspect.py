@@ -40,7 +40,7 @@ def test_what_is_left_out_is_not_shown_as_if_it_were_published(
         "pool node-1 on node-1: 1 device, 1 counter set, health is not reported",
         "  counter set s: n=2",
         "  b",
-        "      consumes of s: n=1",
+        "      consumes from s: n=1",
         "not published: a: counter set 's' has no counter 'm'",
     ]
 
@@ -89,7 +89,7 @@ def test_people_read_each_device_with_its_health_and_programs_get_the_same(
     assert "      taints: old:NoSchedule, a.b/c=d:NoSchedule" in lines
     assert "      allowMultipleAllocations: true" in lines
     assert "  half  unhealthy: its fan stopped" in lines
-    assert "      consumes of card: memory=32Gi, slot-2..3=1 each" in lines
+    assert "      consumes from card: memory=32Gi, slot-2..3=1 each" in lines
     assert "  lost  health unknown: no sensor" in lines
     assert max(map(len, lines)) <= 118
     assert "{" not in shown  # no JSON for people

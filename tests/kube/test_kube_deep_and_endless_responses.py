@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_kubeletplugin.analysis.doctor.redaction import tidy
+from dra_kubeletplugin.analysis.doctor.redaction import redact_object
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Reflector
@@ -200,7 +200,7 @@ def test_a_deep_object_is_gathered_as_far_as_it_can_be_shown(depth: int, wrap: C
     value: Any = "end"
     for _ in range(depth):
         value = wrap(value)
-    shown = json.dumps(tidy(value))
+    shown = json.dumps(redact_object(value))
     assert (TOO_DEEP in shown) is (depth > 100)
 
 

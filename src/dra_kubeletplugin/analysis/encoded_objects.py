@@ -1,7 +1,7 @@
 """Decodes objects of an API server with only the fields that the analysis reads, and stores equal parts once.
 
 A cluster of 5,000 nodes has 200 MB of objects. Most of it is never read: images of nodes, variables of containers, field managers.
-An object that does not have the expected form is decoded whole, so that its error is reported as before.
+An object that does not have the expected form is decoded with all fields, so that the error of its validation is reported.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _PodStatus(TypedDict, total=False):
 
 
 class _Pod(TypedDict, total=False):
-    """A pod that runs or has ended. Only what it takes from its node is read."""
+    """A pod that runs or has ended. Only its use of the node is read."""
 
     metadata: Required[_Metadata]
     spec: Required[_PodSpec]
@@ -165,7 +165,7 @@ class ObjectDecoder:
         return read(obj, replace(self.resource, version="v1"))
 
     def _share(self, obj: JSON) -> None:
-        """Replaces parts that many objects have by one object in memory."""
+        """Stores parts that many objects have in common only once in memory."""
         meta: JSON = obj["metadata"]
         spec: JSON = obj.get("spec") or {}
         status: JSON = obj.get("status") or {}
@@ -199,7 +199,7 @@ class ObjectDecoder:
 
 
 def _is_placed(pod: JSON) -> bool:
-    """Returns whether the pod waits for nothing, so that only what it takes from its node matters."""
+    """Returns whether the pod runs or has ended and is not being deleted. Of such a pod, only its use of the node matters."""
     phase = (pod.get("status") or {}).get("phase")
     return phase in _PLACED and not pod["metadata"].get("deletionTimestamp")
 

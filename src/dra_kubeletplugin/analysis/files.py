@@ -31,7 +31,7 @@ def from_files(paths: Iterable[Path]) -> list[JSON]:
 def snapshot_of(objects: Iterable[JSON]) -> Snapshot:
     """Returns the snapshot of objects that `kubectl get` wrote.
 
-    It has a gap if a pod waits for the claim of a template and no template was written, because the list of kinds was probably too short.
+    It has a gap if a pod waits for a claim from a template and the objects contain no template: probably, templates were not exported.
 
     Raises:
         QuestionError: an object has no kind or no name.

@@ -1,6 +1,6 @@
 """Finds misspelt names of classes, claims, templates and device attributes in objects.
 
-A name without a similar one in the same files is not reported, because the object may exist in the cluster.
+A name is reported only if the same files contain a similar name, because the object may exist in the cluster.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def _check_rule(rule: JSON) -> None:
     """Checks that a DeviceTaintRule has a taint, and no selector of an old alpha version.
 
     Raises:
-        one of :data:`FAULTS`: it is not so.
+        one of :data:`FAULTS`: the rule has another form.
     """
     spec = rule["spec"]
     if unknown := sorted((spec.get("deviceSelector") or {}).keys() - SELECTED_BY):

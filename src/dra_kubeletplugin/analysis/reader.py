@@ -23,9 +23,9 @@ from .waiting_pods import waiting_pods
 JSON = dict[str, Any]
 _MAX_EVENTS_OF = 50  # maximum number of pods whose events are read
 Progress = Callable[[str, int], None]
-Selecting = Callable[[Snapshot], Iterable[Mapping[str, Any]]]
+SelectorSource = Callable[[Snapshot], Iterable[Mapping[str, Any]]]
 EVERYTHING: Sequence[Resource] = (PODS, NODES, NAMESPACES, CLAIMS, TEMPLATES, CLASSES, SLICES, TAINT_RULES)
-_SELECTING = {CLAIMS.plural, TEMPLATES.plural, CLASSES.plural}
+_KINDS_WITH_SELECTORS = {CLAIMS.plural, TEMPLATES.plural, CLASSES.plural}
 _CONSEQUENCES = {
     PODS.plural: "pods of nodes are not known: nodes look emptier than they are",
     NODES.plural: "labels, taints and free resources of nodes are not known",
@@ -56,7 +56,7 @@ async def served(client: KubeClient) -> str:
 
 
 async def served_rules(client: KubeClient) -> Resource | None:
-    """Returns DeviceTaintRules in the version that the server has; None if it does not serve them.
+    """Returns the resource of DeviceTaintRules in the served version; None if the server does not serve them.
 
     A user without permission gets 403 also for a list of an unserved resource. So this reads the server's lists of resources.
 
@@ -76,15 +76,16 @@ async def take(
     namespace: str = "",
     kinds: Collection[Resource] = EVERYTHING,
     progress: Progress = lambda plural, count: None,
-    selecting: Selecting | None = None,
+    find_selectors: SelectorSource | None = None,
 ) -> Snapshot:
     """Reads the cluster's current objects. ``gaps`` of the snapshot has the kinds that may not be read.
 
     Args:
         namespace: read this namespace only if a list of all namespaces is refused.
         progress: called with the plural name of a resource and the number of objects read.
-        selecting: returns claims, templates and classes from the cluster without its slices. Only the attributes of devices that
-            their selectors and constraints name are read. None reads all attributes, which needs four times the memory.
+        find_selectors: a function that gets a snapshot without slices, and returns the claims, templates and classes to consider.
+            Only device attributes that their selectors and constraints name are read. None reads all attributes, which needs four
+            times the memory.
 
     Raises:
         QuestionError: the cluster has no DRA.
@@ -92,13 +93,15 @@ async def take(
     """
     version = await served(client)
     reader = _Reader(client, version, namespace, progress)
-    if selecting is None:
+    if find_selectors is None:
         await asyncio.gather(*map(reader.read, kinds))
     else:
         await asyncio.gather(*(reader.read(r) for r in kinds if r is not SLICES))
         without_slices = Snapshot.by_plural(reader.found, reader.gaps.values(), live=True)
         # If selectors cannot be read, any attribute may matter.
-        attributes = None if reader.gaps.keys() & _SELECTING else selected_attributes(selecting(without_slices))
+        attributes = (
+            None if reader.gaps.keys() & _KINDS_WITH_SELECTORS else selected_attributes(find_selectors(without_slices))
+        )
         if SLICES in kinds:
             await reader.read(SLICES, attributes)
     return Snapshot.by_plural(reader.found, reader.gaps.values(), live=True)
@@ -172,7 +175,7 @@ class _Reader:
         )
 
 
-def all_selecting(snapshot: Snapshot) -> Iterable[JSON]:
+def objects_with_selectors(snapshot: Snapshot) -> Iterable[JSON]:
     """Returns all objects with selectors, for :func:`take`."""
     return (*snapshot.claims, *snapshot.templates, *snapshot.classes)
 

@@ -68,7 +68,7 @@ class SchedulerView:
         for name, infos in by_node.items():
             self.cache.place_all(list(infos.values()), name)
 
-    def seen_with(self, snapshot: Snapshot) -> SchedulerView:
+    def with_snapshot(self, snapshot: Snapshot) -> SchedulerView:
         """Returns a view with the same caches for a snapshot that differs only in events."""
         out = copy.copy(self)
         out.snapshot = snapshot

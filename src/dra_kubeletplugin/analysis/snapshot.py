@@ -32,8 +32,16 @@ _FIELDS: Mapping[str, Resource] = {
     "pods": PODS, "nodes": NODES, "namespaces": NAMESPACES, "events": EVENTS, "claims": CLAIMS, "templates": TEMPLATES,
     "classes": CLASSES, "slices": SLICES, "rules": TAINT_RULES,
 }  # fmt: skip
-_UNREAD = ("managedFields",)
-_UNREAD_OF_NODES = ("images", "volumesInUse", "volumesAttached", "nodeInfo", "conditions", "addresses", "config")
+_IGNORED_METADATA = ("managedFields",)
+_IGNORED_STATUS_OF_NODES = (
+    "images",
+    "volumesInUse",
+    "volumesAttached",
+    "nodeInfo",
+    "conditions",
+    "addresses",
+    "config",
+)
 
 
 @dataclass(frozen=True)
@@ -178,8 +186,8 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
             obj = convert(obj, "v1")
         except (TypeError, KeyError, ValueError, AttributeError) as e:
             raise QuestionError(f"{obj['kind']} {obj['metadata'].get('name')} cannot be read: {describe(e)}") from None
-    # Without null, which an empty `namespace:` in a file means.
-    meta = {k: v for k, v in obj["metadata"].items() if k not in _UNREAD and v is not None}
+    # Fields with null are removed, because an empty `namespace:` in a file is read as null.
+    meta = {k: v for k, v in obj["metadata"].items() if k not in _IGNORED_METADATA and v is not None}
     if resource.namespaced:
         meta.setdefault("namespace", "default")
     name = meta.setdefault("name", f"{meta.get('generateName', '')}0")
@@ -187,5 +195,5 @@ def read(obj: Mapping[str, Any], resource: Resource) -> JSON:
         meta["uid"] = f"{resource.plural}/{meta.get('namespace', '')}/{name}"
     out = {**obj, "metadata": meta}
     if resource is NODES and isinstance(out.get("status"), dict):
-        out["status"] = {k: v for k, v in out["status"].items() if k not in _UNREAD_OF_NODES}
+        out["status"] = {k: v for k, v in out["status"].items() if k not in _IGNORED_STATUS_OF_NODES}
     return out

@@ -23,8 +23,8 @@ from .snapshot import Gap, Snapshot, kind_named
 JSON = dict[str, Any]
 _MALFORMED = (QuestionError, ApiError, TypeError, KeyError, ValueError, AttributeError)
 _REFUSED = (ForbiddenError, NotFoundError)
-# Finished pods have no devices and wait for none, and a cluster may keep thousands of them. Pods that run are most of the objects
-# of a cluster. Only reasons of waiting pods need them, so they are listed last.
+# Finished pods are not listed, because they neither have nor wait for devices. Running pods are most of the objects of a cluster.
+# They are listed last, because only the reasons of waiting pods need them.
 _WAITING = "status.phase!=Running,status.phase!=Succeeded,status.phase!=Failed"
 _RUNNING = "status.phase=Running"
 _FIRST = 60.0  # timeout in seconds for the other lists, after which running pods are listed
@@ -100,7 +100,7 @@ class ClusterWatcher:
         return Snapshot.by_plural(found, self.gaps, live=True)
 
     def objects(self, resource: Resource) -> Mapping[str, JSON]:
-        """Returns the current objects of one kind, by UID. A pod that started a moment ago is the running pod."""
+        """Returns the current objects of one kind, by UID. If a pod has just started, both lists may have it; the running pod is used."""
         parts = [k.objects for k in self._kinds if k.resource.plural == resource.plural]
         return parts[0] if len(parts) == 1 else ChainMap(*reversed(parts))
 

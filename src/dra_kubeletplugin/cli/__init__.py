@@ -1,4 +1,4 @@
-"""The ``dra`` command: runs drivers, develops with them, and shows their records."""
+"""The ``dra`` command: its subcommands run drivers, help to develop them, and examine nodes and clusters."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def _without_command(words: Sequence[str]) -> int:
     if words[:1] != ["--version"]:
         top = parser()
         if words and words[0] in VERBS:
-            top.error(f"{words[0]} changes a running cluster: did you mean `dra dev {words[0]}`?")
+            top.error(f"{words[0]} is a verb of `dra dev`: did you mean `dra dev {words[0]}`?")
         command = next((word for word in words if word in COMMANDS), None)
         if command and words[0].startswith("-") and words[0] not in top.flags:
             top.error(f"a command precedes its options: did you mean `dra {command} {words[0]}`?")
-        # Without the words after a misspelt command, because its options would be reported instead of the command.
+        # Only the first word of a misspelt command is parsed. Otherwise the error would name its options, not the command.
         if not top.parse_args(words if not words or words[0].startswith("-") else words[:1]).version:
             top.error("a COMMAND is needed")
     print(f"dra {__version__}")
@@ -91,7 +91,10 @@ def _without_command(words: Sequence[str]) -> int:
 
 
 def _with_own_flags(command: Parser, words: Sequence[str]) -> Mapping[str, type[Driver]]:
-    """Loads the drivers and adds flags for the options that they define. Does nothing if the words have no such flag, as in a pod."""
+    """Loads the drivers and adds flags for the options that they define.
+
+    Does nothing if the words contain neither an unknown flag nor ``--help``. In a pod, environment variables set a driver's options.
+    """
     unknown, targets, candidates = command.classify_words(words)
     if not unknown and {"-h", "--help"}.isdisjoint(words):
         return {}

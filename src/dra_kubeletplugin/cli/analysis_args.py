@@ -18,10 +18,13 @@ def add_explain(explain: Parser) -> None:
         "Works with any cluster and driver, and only reads."
     )
     explain.epilog = (
-        "Exit code: 0 the pod runs, is scheduled or would fit now; 1 the pod waits; 2 the question cannot be answered; "
+        "Exit code: 0 the pod runs, has ended, is scheduled or would fit now; 1 the pod waits; 2 the question cannot be answered; "
         "3 objects that decide the result could not be read, or the search took too long."
     )
-    text = "pod or claim; a name alone is the name of a pod; by default all pods that wait for devices, in all namespaces without -n"
+    text = (
+        "pod or claim; NAME without pod/ or claim/ is a pod; by default, all pods that wait for devices in the namespace of -n, "
+        "or in all namespaces"
+    )
     explain.add_argument("what", metavar="pod/NAME|claim/NAME", nargs="?", help=text)
     _add_cluster(explain)
     text = "file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; may be repeated"
@@ -40,11 +43,15 @@ def add_simulate(simulate: Parser) -> None:
     add_repeated(simulate, "-f", "--file", metavar="FILE", dest="files", type=Path, required=True, help=text)
     _add_cluster(simulate)
     text = (
-        "described host (a YAML file, or the name of one in the package) and number of such nodes, used instead of a cluster; "
+        "described host (a YAML file, or the name of a description in the package) and number of such nodes, used instead of a "
+        "cluster; "
         "may be repeated"
     )
     add_repeated(simulate, "--host", metavar="HOST=NUMBER", dest="hosts", help=text)
-    text = "driver of the described hosts: a Python file, a package's folder, or module:Class; its deploy/ has the DeviceClasses"
+    text = (
+        "driver of the described hosts: a Python file, a package's folder, or module:Class; its folder deploy/ contains the "
+        "DeviceClasses"
+    )
     add_repeated(simulate, "--driver", metavar="DRIVER", dest="drivers", help=text)
     text = "allocatable resources of a described host, such as cpu=64,memory=512Gi"
     simulate.add_argument("--allocatable", metavar="NAME=QUANTITY,...", help=text)
@@ -61,10 +68,18 @@ def add_top(top: Parser) -> None:
         "Works with any cluster and driver, and only reads. ? shows the keys."
     )
     top.add_argument("--node", metavar="NAME", default="", help="name of a node; by default all nodes")
-    text = "words that a device must contain; !word: a word that it must not contain"
+    text = (
+        "show only devices whose names, holders, taints, health or attributes contain all these words; "
+        "!word hides devices that contain the word"
+    )
     top.add_argument("--filter", metavar="WORDS", default="", help=text)
-    top.add_argument("--once", action="store_true", help="print a table once and exit, as -o json does")
-    text = "read the cluster from files with its objects instead, such as `kubectl get -o yaml` prints, and print a table once"
+    top.add_argument(
+        "--once", action="store_true", help="print a table once and exit; -o json, -o yaml and -f also print once"
+    )
+    text = (
+        "file or folder with the output of `kubectl get ... -o yaml`, used instead of a cluster; prints a table once and exits; "
+        "may be repeated"
+    )
     add_repeated(top, "-f", "--file", metavar="FILE", dest="files", type=Path, help=text)
     _add_cluster(top)
     add_output(top)
@@ -72,7 +87,7 @@ def add_top(top: Parser) -> None:
 
 def _add_cluster(parser: Parser) -> None:
     """Adds the options that select the cluster."""
-    text = "path of a kubeconfig (KUBECONFIG, or ~/.kube/config); in a pod without one, its service account is used"
+    text = "path of a kubeconfig (KUBECONFIG, or ~/.kube/config); in a pod without a kubeconfig, the pod's service account is used"
     parser.add_argument("--kubeconfig", metavar="FILE", help=text)
     text = "context of the kubeconfig; by default its current context"
     parser.add_argument("--context", metavar="NAME", default="", help=text)
@@ -103,7 +118,7 @@ def add_gather(gather: Parser) -> None:
 
 def _add_examination(command: Parser) -> None:
     add_output(command)
-    text = "check this machine too; by default if it has a kubelet's folder"
+    text = "check this machine too; by default, if NODE_NAME is set or the machine has a kubelet's folder"
     command.add_argument("--host", action=argparse.BooleanOptionalAction, default=None, help=text)
     text = "folder where the host's root file system is mounted (/)"
     command.add_argument("--host-root", metavar="DIR", type=Path, help=text)

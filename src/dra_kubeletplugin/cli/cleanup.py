@@ -31,7 +31,7 @@ def cleanup(args: argparse.Namespace) -> int:
     settings = load(given(args))
     needed = {"--driver-name (DRIVER_NAME)": settings.driver_name, "--node-name (NODE_NAME)": settings.node_name}
     if missing := [name for name, value in needed.items() if not value]:
-        raise SettingsError(*(f"{name} is required: it names the driver to clean up" for name in missing))
+        raise SettingsError(*(f"{name} is required: the command cleans up one driver on one node" for name in missing))
     if faults := settings.name_faults():  # a name such as ../x would select a folder of another program
         raise SettingsError(*faults)
     sockets = list(_sockets(settings))

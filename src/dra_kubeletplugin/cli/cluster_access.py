@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Callable
 
 from ..analysis import Snapshot, take
-from ..analysis.reader import Selecting
+from ..analysis.reader import SelectorSource
 from ..base.files import at_home
 from ..base.gc_tuning import without_collections
 from ..kube import ApiConfig, KubeClient, load_config
@@ -35,12 +35,12 @@ def read_cluster(
     namespace: str,
     progress: Progress,
     then: Callable[[KubeClient, Snapshot], Awaitable[Snapshot]] | None = None,
-    selecting: Selecting | None = None,
+    find_selectors: SelectorSource | None = None,
 ) -> Snapshot:
     """Reads the cluster's objects. ``then`` may read more with the same client. Raises :class:`DraError`.
 
     Args:
-        selecting: see :func:`take`.
+        find_selectors: see :func:`take`.
     """
 
     async def read() -> Snapshot:
@@ -49,7 +49,7 @@ def read_cluster(
                 client,
                 namespace,
                 progress=lambda plural, count: progress(f"reading {plural}: {count}"),
-                selecting=selecting,
+                find_selectors=find_selectors,
             )
             return await then(client, found) if then else found
 

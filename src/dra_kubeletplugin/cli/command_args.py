@@ -10,7 +10,7 @@ from .shell.output import add_output
 from .shell.parsing import Parser, command
 
 KINDS = ("pci", "chardev", "sdk")
-HOST = "described host to use instead of this machine: a YAML file, or the name of one in the package"
+HOST = "described host to use instead of this machine: a YAML file, or the name of a description in the package"
 DRIVER = "driver: a Python file, a package's folder, or module:Class"
 
 
@@ -90,7 +90,7 @@ def add_inspect(inspect: Parser) -> None:
     )
     inspect.add_argument(
         "--describe-file", metavar="PATH", action="append", default=[], type=Path,
-        help="with --describe-host: a further file or folder below /proc or /sys that the description contains; may be repeated",
+        help="with --describe-host: additional file or folder below /proc or /sys to include in the description; may be repeated",
     )  # fmt: skip
     inspect.add_argument("--controller", action="store_true", help="show what `dra controller` would publish")
     add_output(inspect)
@@ -130,7 +130,7 @@ def add_schema(schema: Parser) -> None:
     )
     schema.add_argument("driver", metavar="DRIVER", help=DRIVER)
     add_output(schema, "json")
-    schema.add_argument("--kind", metavar="KIND", help="kind or apiVersion, to print the schema of only this one")
+    schema.add_argument("--kind", metavar="KIND", help="print only the schema of this kind or apiVersion")
 
 
 @command("new", "create a driver's package, with tests, image, manifests and CI", "new:new")
@@ -149,7 +149,7 @@ def add_new(new: Parser) -> None:
     new.add_argument("--vendor-id", metavar="ID", help="with --kind pci: the cards' PCI vendor id, four hex digits")
     text = "with --kind pci: the cards' PCI device id, four hex digits; `lspci -nn` shows both ids"
     new.add_argument("--device-id", metavar="ID", help=text)
-    text = "folder in which the package's folder is created (.); it is created too"
+    text = "parent of the package's folder (.); created if it does not exist"
     new.add_argument("-C", "--directory", metavar="DIR", type=Path, default=Path(), help=text)
     add_output(new)
 
@@ -162,7 +162,7 @@ def add_deploy(deploy: Parser) -> None:
     )
     deploy.add_argument("values", metavar="VALUES", nargs="?", help="values.yaml of a driver, or its folder")
     text = "file with values that replace values of VALUES, as in Helm; may be repeated"
-    add_repeated(deploy, "-f", "--values", dest="above", metavar="FILE", help=text)
+    add_repeated(deploy, "-f", "--values", dest="override_files", metavar="FILE", help=text)
     text = (
         "; the command validates the driver's options in VALUES; with --shared-dir, the Helm chart validates them. "
         "By default, the driver of the package that contains VALUES"

@@ -127,7 +127,10 @@ def _reporter(progress: Progress, style: Style, selected: Sequence[ConformanceCh
 
 
 def _rules(files: Sequence[str]) -> Sequence[Mapping[str, Any]] | None:
-    """Returns the rules of all Roles and ClusterRoles in the files; None without files. Raises :class:`ManifestError`."""
+    """Returns the rules of all Roles and ClusterRoles in the files; None without files.
+
+    Raises :class:`ManifestError`, and :class:`SettingsError` if the files have no rules.
+    """
     if not files:
         return None
     found = [m.value for m in objects([Path(f) for f in files]) if isinstance(m.value, dict)]

@@ -33,7 +33,7 @@ async def exit_when_lease_lost(process: Controller, stop: StopSignal) -> None:
     finally:
         trim.cancel()
         if process.elector.lost.is_set():
-            stop.cut_ending(Exit.NEGATIVE, process.times.slack)
+            stop.exit_after(process.times.slack, Exit.NEGATIVE)
 
 
 def controller_command(args: argparse.Namespace) -> NoReturn:

@@ -30,23 +30,23 @@ def deploy(args: argparse.Namespace) -> int:
     if args.shared_dir:
         refuse(
             args,
-            {"above": "-f", "directory": "--directory", "kustomize_base": "--kustomize-base"},
+            {"override_files": "-f", "directory": "--directory", "kustomize_base": "--kustomize-base"},
             "is for one driver's VALUES and cannot be combined with --shared-dir",
         )
     source = load()
     try:
         if args.shared_dir:
-            driver, out = _given(args.driver) if args.driver else None, Path(args.shared_dir)
+            driver, out = _load_driver(args.driver) if args.driver else None, Path(args.shared_dir)
             written = write_shared(source.with_defaults_of(driver), out, driver)
             command = f"helm install NAME {shlex.quote(str(out))}/helm/dra-driver --namespace NAMESPACE --create-namespace -f VALUES"
         else:
             first = Path(args.values)
-            paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.above)]
+            paths = [first / "values.yaml" if first.is_dir() else first, *map(Path, args.override_files)]
             out, warnings = Path(args.directory or paths[0].parent), list[str]()
             if Path(args.kustomize_base).is_absolute():
-                seen = os.path.relpath(args.kustomize_base, out)
+                relative = os.path.relpath(args.kustomize_base, out)
                 raise SettingsError(
-                    f"--kustomize-base {args.kustomize_base}: kustomize refuses absolute paths: use {seen}, which is relative to {out}"
+                    f"--kustomize-base {args.kustomize_base}: kustomize refuses absolute paths: use {relative}, which is relative to {out}"
                 )
             driver = _driver(args.driver, paths[0], warnings)
             source = source.with_defaults_of(driver)
@@ -78,16 +78,17 @@ def _driver(target: str | None, values: Path, warnings: list[str]) -> type[Drive
     If the driver of the package cannot be loaded, adds the cause to ``warnings``.
     """
     if target:
-        return _given(target)
+        return _load_driver(target)
     if folder := driver_beside(values):
         try:
-            return _given(str(folder))
+            return _load_driver(str(folder))
         except DriverError as e:
             warnings.append(f"the driver of this package cannot be loaded: {e.message}")
     return None
 
 
-def _given(target: str) -> type[Driver]:
+def _load_driver(target: str) -> type[Driver]:
+    """Loads a driver and checks its options."""
     driver = load_driver(target)
     declared(driver)
     return driver

@@ -54,7 +54,7 @@ def host_kinds(given: Sequence[str]) -> list[HostKind]:
 
 
 def allocatable(text: str) -> dict[str, str]:
-    """Parses ``cpu=64,memory=512Gi``; resources that are not named are unlimited. Raises :class:`SettingsError`."""
+    """Parses ``cpu=64,memory=512Gi``. Other amounts are too large to matter, except for 110 pods. Raises :class:`SettingsError`."""
     out = dict(_UNLIMITED)
     for part in filter(None, text.split(",")):
         name, sign, amount = part.partition("=")

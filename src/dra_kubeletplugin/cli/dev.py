@@ -111,7 +111,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
         runtime = await factory(plan.images) if plan.containers else simulated
 
         def build_runtime(name: str, folder: Path, cdi_dirs: Sequence[Path]) -> ContainerRuntime:
-            """Builds the host before the kubelet starts, because the kubelet may start pods of an earlier run at once."""
+            """Builds a node's host and runtime before its kubelet starts, because the kubelet may at once start pods of an earlier run."""
             given_host = plan.hosts[plan.nodes.index(name)] if plan.hosts else ""
             real = NodeHost.real(plan.settings.sysfs_root, plan.settings.dev_root)
             hosts[name] = NodeHost.build(folder.parent / "host", given_host) if given_host else real

@@ -39,15 +39,15 @@ _OF_NODE = frozenset({
 _OF_DRIVER = frozenset({"set-health", "kill-driver", "upgrade-driver"})
 
 
-@command("dev", "run a local cluster with drivers, or change a running one", "dev:dev")
+@command("dev", "run a local cluster with drivers, or change a running cluster", "dev:dev")
 def add_dev(dev: Parser) -> None:
     dev.description = "Starts a local cluster in one process, with drivers on its nodes, or changes a running cluster."
-    dev.epilog = "Verbs that change a cluster in another shell (`dra dev VERB --help`): " + ", ".join(VERBS)
+    dev.epilog = "Verbs for a cluster that runs in another shell (`dra dev VERB --help`): " + ", ".join(VERBS)
     text = DRIVER + "; without a DRIVER, start a driver in any language yourself"
     dev.add_argument("drivers", metavar="DRIVER", nargs="*", help=text)
     text = "number of nodes, named node-1 and so on; every driver runs on each"
     dev.add_argument("--nodes", metavar="N", type=int, default=1, help=text)
-    text = HOST + "; give it once for all nodes, or once for each node"
+    text = HOST + "; use it once for all nodes, or once for each node"
     add_repeated(dev, "--host", metavar="HOST", dest="hosts", help=text)
     text = "release of Kubernetes to behave as: 1.34, 1.35, 1.36 (default) or 1.37"
     dev.add_argument("--kubernetes", metavar="RELEASE", default="", help=text)
@@ -96,9 +96,9 @@ def add_conformance(conformance: Parser) -> None:
     )
     text = "id or group of a check, such as SLC-004 or SLC; by default all checks"
     conformance.add_argument("checks", metavar="CHECK", nargs="*", default=[], help=text)
-    text = "command that starts the driver, without a shell; $NAME is replaced with a variable of its environment"
+    text = "command that starts the driver; runs without a shell; $NAME is replaced with that variable of the driver's environment"
     conformance.add_argument("--driver-cmd", metavar="COMMAND", default="", help=text)
-    text = "facts about the driver, skipped checks and expected failures, in TOML (docs/conformance.md)"
+    text = "TOML file with facts about the driver, checks to skip, and expected failures (docs/conformance.md)"
     conformance.add_argument("--profile", metavar="FILE", help=text)
     conformance.add_argument(
         "--host", metavar="HOST", default="", help=f"{HOST}; the driver gets its sysfs as SYSFS_ROOT"

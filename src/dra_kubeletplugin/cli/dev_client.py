@@ -55,7 +55,7 @@ def _function(text: str) -> str:
 def _state(given: str | None) -> Path:
     """Returns the state folder of the chosen cluster.
 
-    Raises :class:`SettingsError` if the choice is ambiguous, or if KUBECONFIG is for a cluster that is not a running ``dra dev``.
+    Raises :class:`SettingsError` if no ``dra dev`` runs, if several run, or if KUBECONFIG does not belong to a running ``dra dev``.
     """
     if given:
         return Path(given)
@@ -67,7 +67,7 @@ def _state(given: str | None) -> Path:
     if configs and found:
         listed = " or ".join(f"--state-dir {folder}" for folder in found)
         raise SettingsError(
-            f"KUBECONFIG {configs} is not that of a running `dra dev`: use {listed}, or unset KUBECONFIG"
+            f"KUBECONFIG {configs} does not belong to a running `dra dev`: use {listed}, or unset KUBECONFIG"
         )
     if len(found) == 1:
         return found[0]

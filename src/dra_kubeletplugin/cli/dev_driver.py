@@ -1,4 +1,4 @@
-"""Runs a driver for ``dra dev``, like ``dra run`` or ``dra controller``. The process ends with its parent, and verbs set its health.
+"""Runs a driver for ``dra dev``, like ``dra run`` or ``dra controller``. The process ends with its parent. Verbs set its devices' health.
 
 ``python -m dra_kubeletplugin.cli.dev_driver node|controller DRIVER [OPTIONS]``
 """
@@ -29,7 +29,7 @@ from ..plugin.node import Plugin
 from ..resourceapi.types import Taint
 from ..testing.health_override import with_health_overrides
 from .controller import controller, exit_when_lease_lost
-from .run import run, tidy
+from .run import run, trim_memory
 from .shell.driver_options import add_own_options
 from .shell.exit_handling import report
 from .shell.options import add_settings
@@ -114,7 +114,7 @@ async def _report_readiness(process: _DriverProcess, health: HealthMonitor | Non
         temporary = file.with_suffix(".tmp")
         temporary.write_bytes(
             msgspec.json.encode(
-                {"waits": why, "hopeless": failed_for_good, "notes": [] if why else await process.notes()}
+                {"waits": why, "failed_for_good": failed_for_good, "notes": [] if why else await process.notes()}
             )
         )
         temporary.rename(file)
@@ -125,7 +125,7 @@ async def _report_readiness(process: _DriverProcess, health: HealthMonitor | Non
 
 async def _beside_plugin(plugin: Plugin, stop: StopSignal) -> None:
     await _report_readiness(plugin, plugin.health if plugin.driver.reports_health else None)
-    await tidy(plugin, stop)
+    await trim_memory(plugin, stop)
 
 
 async def _beside_controller(process: Controller, stop: StopSignal) -> None:

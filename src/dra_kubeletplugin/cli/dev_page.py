@@ -106,7 +106,7 @@ class DevPage:
     # --- overview -------------------------------------------------------------------------------
 
     async def _live_overview(self) -> LiveOverview | None:
-        """Returns the overview; None if the API server does not respond, with the cause in ``_fault``."""
+        """Returns the overview; None if the cluster cannot be watched, with the cause in ``_fault``."""
         loop = asyncio.get_running_loop()
         if self._idle_timeout is not None and self._idle_timeout.expired():  # the task of `_follow` is ending
             self._live = self._idle_timeout = None
@@ -148,6 +148,6 @@ async def _explained(live: LiveOverview, request: Request) -> Response:
     if pod is None:
         return usage_page.text(f"pod {namespace}/{name} no longer waits for devices", 404)
     try:
-        return usage_page.text("\n".join(explanation(await live.reasons.whole(pod), Style(coloured=False))))
+        return usage_page.text("\n".join(explanation(await live.reasons.full_explanation(pod), Style(coloured=False))))
     except QuestionError as e:
         return usage_page.text(str(e), 404)

@@ -27,7 +27,7 @@ from .shell.driver_options import given_own
 from .shell.exit_handling import report
 from .shell.options import given
 
-_HEALTH = "1s"  # short, because a developer waits for it
+_HEALTH_INTERVAL = "1s"  # short, because a developer waits for it
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\s]*):(\d{1,5})")
 _MAX_NODES = 100
 _MAX_SOCKET = 107  # bytes of a Unix socket's path
@@ -158,7 +158,7 @@ def _loaded(target: str) -> type[Driver]:
         # The name of a module may resemble a verb (`driver`, `kill-driver`), so only a name that is not a module gets the hint.
         known = not re.fullmatch("[a-z-]+", target) or Path(target).exists() or find_spec(target) is not None
         if not known and target in VERBS:
-            raise SettingsError(f"{target} is a verb, which precedes all other words: dra dev {target}") from None
+            raise SettingsError(f"{target} is a verb, so write it directly after `dra dev`: dra dev {target}") from None
         if not known and (verb := did_you_mean(target, VERBS, cutoff=0.4)):
             raise SettingsError(f"{target!r} is neither a driver nor a verb{verb}") from None
         raise
@@ -211,7 +211,7 @@ def _plugin(
     argv = [sys.executable, "-m", dev_driver.__name__, dev_driver.NODE, target]
     flags = _flags(Settings, options, OWN_SETTINGS | {"node_name"})
     if "health_interval" not in options and "HEALTH_INTERVAL" not in os.environ:
-        flags += ["--health-interval", _HEALTH]
+        flags += ["--health-interval", _HEALTH_INTERVAL]
     health = driver.health is not Driver.health
     return DriverProgram(settings.driver_name or driver.name, [*argv, *flags, *own], _ENV, _files(driver), health)
 

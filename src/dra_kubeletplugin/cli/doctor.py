@@ -59,7 +59,7 @@ def doctor(args: argparse.Namespace) -> int:
 
 @without_log("dra_kubeletplugin")
 def gathered(args: argparse.Namespace) -> int:
-    what = _examination(args)
+    examination = _examination(args)
     path = Path(args.file or time.strftime("dra-%Y%m%d-%H%M%S.tar.gz"))
     try:
         archive = Archive(path)
@@ -67,8 +67,8 @@ def gathered(args: argparse.Namespace) -> int:
         raise SettingsError(f"{path} cannot be written: {e.strerror}") from None
 
     async def run(progress: Progress) -> list[Finding]:
-        findings = await _collect_findings(what, progress)
-        await gather(what, findings, archive, progress)
+        findings = await _collect_findings(examination, progress)
+        await gather(examination, findings, archive, progress)
         return findings
 
     done = False
@@ -152,19 +152,19 @@ def _of_checks(driver: str, checks: Sequence[Check]) -> Iterator[Finding]:
             yield level("driver", f"{driver}: {check.name}: {check.problem}", check.todo)
 
 
-async def _collect_findings(what: Examination, progress: Progress) -> list[Finding]:
+async def _collect_findings(examination: Examination, progress: Progress) -> list[Finding]:
     findings = []
-    async for finding in examine(what):
+    async for finding in examine(examination):
         findings.append(finding)
         progress(f"checked {finding.topic}")
     return findings
 
 
-async def _print_findings(what: Examination) -> int:
+async def _print_findings(examination: Examination) -> int:
     style = Style.of(sys.stdout)
     paint = {Level.OK: style.green, Level.UNKNOWN: style.dim, Level.WARNING: style.yellow, Level.FAILURE: style.red}
     findings = []
-    async for f in examine(what):
+    async for f in examine(examination):
         findings.append(f)
         print(f"{paint[f.level](f'{f.level:8}')} {style.bold(f'{f.topic:13}')} {indented(f.text)}", flush=True)
         if f.todo:

@@ -11,13 +11,13 @@ from typing import Any
 from ..analysis import Explanation, ExplanationState, Snapshot, explain, waiting, with_events
 from ..analysis.explanation.explain import objects_of, parse
 from ..analysis.files import snapshot_of
-from ..analysis.reader import all_selecting, with_events_of_waiting
+from ..analysis.reader import objects_with_selectors, with_events_of_waiting
 from ..base.terminal import on_one_line
 from ..base.text import counted, natural
 from ..kube import KubeClient
 from .cluster_access import config_of, namespace_of, read_cluster
 from .explain_text import text
-from .manifest_args import from_files
+from .object_files import from_files
 from .shell.exit_codes import Exit
 from .shell.options import refuse
 from .shell.output import columns, put
@@ -99,7 +99,7 @@ def _of_cluster(args: argparse.Namespace, progress: Progress) -> tuple[Snapshot,
                 return await with_events(client, snapshot, namespace, str(meta["uid"]))
         return snapshot
 
-    def selecting(snapshot: Snapshot) -> Iterable[JSON]:
-        return objects_of(snapshot, *parse(args.what), namespace) if args.what else all_selecting(snapshot)
+    def find_selectors(snapshot: Snapshot) -> Iterable[JSON]:
+        return objects_of(snapshot, *parse(args.what), namespace) if args.what else objects_with_selectors(snapshot)
 
-    return read_cluster(config, namespace, progress, then=read_events, selecting=selecting), namespace
+    return read_cluster(config, namespace, progress, then=read_events, find_selectors=find_selectors), namespace

@@ -41,7 +41,7 @@ def text(found: Explanation, style: Style) -> list[str]:
         number = sum(len(g.nodes) for g in rest)
         lines += [
             "",
-            f"{counted(number, 'more node')} for {counted(len(rest), 'other set')} of reasons: -o json lists them",
+            f"{counted(number, 'more node')} with {counted(len(rest), 'other set')} of reasons: -o json lists them",
         ]
     lines += _changes(found, style)
     if found.state is ExplanationState.FITS and found.message:
@@ -97,9 +97,9 @@ def _group(group: NodeGroup, style: Style) -> Iterator[str]:
         return
     yield from _wrapped(f"{style.bold(number)}: {join_names(group.nodes)}", 0)
     for reason in group.reasons:
-        yield from _wrapped(reason.text + _examples(reason.examples), 2, "- ")
+        yield from _wrapped(reason.text + _examples(reason.examples, "node"), 2, "- ")
     if not group.reasons and not any(r.reasons for r in group.requests):
-        yield "  - no reason of its own: the error ends the search on all nodes"
+        yield "  - no reason of their own: the error above ends the search on all nodes"
     for alike, requests in groupby((r for r in group.requests if r.reasons), lambda r: replace(r, request="")):
         yield from _request(alike, [r.request for r in requests])
 
@@ -119,17 +119,21 @@ def _request(request: RequestOnNodes, names: list[str]) -> Iterator[str]:
     for reason in request.reasons[:_REASONS]:
         yield from _wrapped(_of_devices(reason), 6)
     if more := request.reasons[_REASONS:]:
-        yield f"      {counted(sum(r.devices for r in more), 'device')} for {counted(len(more), 'other reason')}: -o json lists them"
+        yield f"      {counted(sum(r.devices for r in more), 'device')} with {counted(len(more), 'other reason')}: -o json lists them"
 
 
 def _of_devices(reason: Reason) -> str:
     number = f"{reason.devices}x " if reason.devices else ""
-    return f"{number}{reason.text}{_examples(reason.examples, 1 if reason.kind in _TAKEN else _EXAMPLES)}"
+    most = 1 if reason.kind in _TAKEN else _EXAMPLES
+    return f"{number}{reason.text}{_examples(reason.examples, 'device' if reason.devices else 'node', most)}"
 
 
-def _examples(examples: Iterable[Example], most: int = _EXAMPLES) -> str:
+def _examples(examples: Iterable[Example], place: str, most: int = _EXAMPLES) -> str:
+    """Formats examples of a reason. ``place``: where the reason was found, ``node`` or ``device``."""
     texts = [
-        f"{e.where}: {e.detail}" + (f", as on {e.count - 1} more" if e.count > 1 else "") for e in examples if e.detail
+        f"{e.where}: {e.detail}" + (f", and {counted(e.count - 1, f'more {place}')}" if e.count > 1 else "")
+        for e in examples
+        if e.detail
     ]
     shown = [*texts[:most], *(["..."] if texts[most:] else [])]
     return f" ({'; '.join(shown)})" if texts else ""

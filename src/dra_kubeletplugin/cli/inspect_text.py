@@ -1,4 +1,4 @@
-"""Formats what a driver would publish for people: each pool with its counter sets, and each device with its health on a few lines."""
+"""Formats the result of ``dra inspect`` as text: each pool with its counter sets, and each device with its health on a few lines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _device(device: JSON) -> Iterator[str]:
                 yield "capacity: " + _amounts(value)
             case "consumesCounters":
                 for consumed in value:
-                    yield f"consumes of {consumed['counterSet']}: {_amounts(consumed['counters'])}"
+                    yield f"consumes from {consumed['counterSet']}: {_amounts(consumed['counters'])}"
             case "taints":
                 yield "taints: " + ", ".join(map(_taint, value))
             case _:

@@ -52,8 +52,8 @@ class ClaimFile:
 
 @dataclass(frozen=True)
 class SharedState:
-    """State of a piece of hardware that several claims share, by the records. ``key`` is the hardware's name. ``ready`` is False while
-    the state is set up or torn down, and after a failure. ``claims`` are the claims that use the state, as namespace/name.
+    """State of a piece of hardware that several claims share, according to the records. ``key`` is the hardware's name. ``ready`` is
+    False while the state is set up or torn down, and after a failure. ``claims`` are the claims that use the state, as namespace/name.
     """
 
     driver: str
@@ -72,7 +72,8 @@ class Claims:
 
 @dataclass(frozen=True)
 class Function:
-    """A PCI function. Ids are hexadecimal. ``published`` has the names of its published devices, ``faults`` why others are missing."""
+    """A PCI function. Ids are hexadecimal. ``published`` has the names of its published devices, ``faults`` has the reasons
+    why other devices are not published."""
 
     address: str
     vendor: str

@@ -23,7 +23,7 @@ def settings_for(driver: type[Driver], options: Mapping[str, Any]) -> Settings:
     return settings if settings.driver_name else dataclasses.replace(settings, driver_name=driver.name)
 
 
-async def tidy(plugin: Plugin, stop: StopSignal) -> None:
+async def trim_memory(plugin: Plugin, stop: StopSignal) -> None:
     """Returns unused memory to the kernel after the start and after peaks of work, so that an idle plugin is small."""
     await plugin.ready()
     await keep_trimmed()
@@ -36,7 +36,7 @@ def run_command(args: argparse.Namespace) -> NoReturn:
 def run(
     target: str | type[Driver],
     args: argparse.Namespace,
-    beside: Callable[[Plugin, StopSignal], Awaitable[object]] = tidy,
+    beside: Callable[[Plugin, StopSignal], Awaitable[object]] = trim_memory,
 ) -> NoReturn:
     """Runs the plugin and exits the process.
 

@@ -25,7 +25,7 @@ from .shell.exit_codes import Exit
 from .shell.exit_handling import report
 from .shell.loop_watchdog import watch
 from .shell.open_files import need_files
-from .shell.signals import StopSignal
+from .shell.signals import MARGIN, StopSignal
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def serve(
 
 
 def misspelt(settings: Settings, environment: Iterable[str], own: Iterable[str] = ()) -> list[str]:
-    """Returns a warning for each environment variable whose name resembles the variable of an option. It has no effect otherwise."""
+    """Returns a warning for each environment variable whose name resembles the variable of an option, because it has no effect."""
     known = [*(f.metadata["env"] for f in fields(settings)), *own]
     out = []
     for name in environment:
@@ -105,7 +105,7 @@ async def _until_signal(process: P, stop: StopSignal, beside: Callable[[P, StopS
     await asyncio.wait({body})
     stopping.cancel()
     code = _code(body, serving=serving.is_set(), stopping=stop.requested)
-    stop.cut_ending(code)  # a time limit, because asyncio.run waits for remaining tasks and threads
+    stop.exit_after(MARGIN, code)  # a time limit, because asyncio.run waits for remaining tasks and threads
     return code
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..analysis import Fit, Simulation, Snapshot, simulate
-from ..analysis.reader import all_selecting
+from ..analysis.reader import objects_with_selectors
 from ..base.settings import load
 from ..base.text import counted, join_names, natural
 from ..driver import Driver, load_driver, make
@@ -18,7 +18,7 @@ from ..errors import SettingsError, printable
 from .cluster_access import config_of, namespace_of, read_cluster
 from .described_cluster import allocatable, cluster_of, host_kinds
 from .explain_text import text
-from .manifest_args import from_files
+from .object_files import from_files
 from .shell.exit_codes import Exit
 from .shell.options import given, refuse
 from .shell.output import columns, put, wrapped
@@ -35,7 +35,7 @@ def simulate_command(args: argparse.Namespace) -> int:
             "use --host and --driver together: --host names the described hosts, --driver the driver that publishes their devices"
         )
     if args.hosts and (args.kubeconfig or args.context):
-        raise SettingsError("give either --host and --driver, or a cluster with --kubeconfig, not both")
+        raise SettingsError("use either --host and --driver, or --kubeconfig and --context, not both")
     manifests = from_files(args.files)
     if not args.hosts:
         refuse(args, {"allocatable": "--allocatable"}, "is for described hosts: add --host and --driver")
@@ -85,10 +85,10 @@ def _live(
     config = config_of(args)
     namespace = namespace_of(args, config)
 
-    def selecting(snapshot: Snapshot) -> Iterable[JSON]:
-        return (*all_selecting(snapshot), *manifests)
+    def find_selectors(snapshot: Snapshot) -> Iterable[JSON]:
+        return (*objects_with_selectors(snapshot), *manifests)
 
-    return read_cluster(config, namespace, progress, selecting=selecting), namespace, ()
+    return read_cluster(config, namespace, progress, find_selectors=find_selectors), namespace, ()
 
 
 def shown(found: Simulation, style: Style) -> Iterator[str]:

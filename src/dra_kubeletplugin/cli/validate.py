@@ -84,23 +84,23 @@ def validate(args: argparse.Namespace) -> int:
         raise SettingsError(f"no object in {', '.join(args.files)}")
     found, of_a_cluster = _split(args.files, found)
     objects = [j.value for j in of_a_cluster if not j.manifest.faults]
-    beside = {str(c["metadata"].get("name")): c for c in _classes(args.drivers, files, unreadable)}
+    driver_classes = {str(c["metadata"].get("name")): c for c in _classes(args.drivers, files, unreadable)}
     slices = [o for o in objects if o["kind"] == "ResourceSlice"]
     published = near_names.KnownNames([*slices, *_slices(drivers, readers, args.host)])
     for checked in of_a_cluster:
         _check(checked, readers)
-    right = [
+    valid = [
         j for j in of_a_cluster if not j.manifest.faults and not j.faults and j.value["apiVersion"].startswith(_GROUP)
     ]
-    classes = beside | {
-        str(j.value["metadata"].get("name")): j.value for j in right if j.value["kind"] == "DeviceClass"
+    classes = driver_classes | {
+        str(j.value["metadata"].get("name")): j.value for j in valid if j.value["kind"] == "DeviceClass"
     }
-    for checked in right:
+    for checked in valid:
         for text in opaque.faults_with_classes(checked.value, classes, readers):
             checked.fault(text)
     for checked in of_a_cluster:
         if not checked.manifest.faults:
-            for path, warning in near_names.near_name_warnings(checked.value, objects, published, beside):
+            for path, warning in near_names.near_name_warnings(checked.value, objects, published, driver_classes):
                 checked.warn(f"{path}: {warning}")
     _warn_duplicates(of_a_cluster)
     report = Validation(tuple(j.shown() for j in found), tuple(unreadable))
@@ -114,7 +114,7 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
     """Returns the objects to report, and the objects to validate.
 
     A document in a folder may be no object, such as values of Helm: it gets a warning. A file that the user named is always validated.
-    Of a folder that `dra deploy` rendered, values.yaml and the kustomize files are left out: `dra deploy` validates them.
+    In a folder that `dra deploy` rendered, values.yaml and the kustomize files are left out: `dra deploy` validates them.
     """
     folders = [Path(f) for f in given if Path(f).is_dir()]
     in_folders = {str(file) for folder in folders for file in stream.files([folder])}.difference(given)

@@ -26,7 +26,7 @@ from ..resourceapi.gated_fields import Gate
 from ..resourceapi.nodes import Where
 from ..resourceapi.pools import Pool
 from ..resourceapi.types import Device
-from ..resourceapi.validation.slices import MAX_DEVICES
+from ..resourceapi.validation.slices import MAX_DEVICES_IN_SLICE
 from .background import compute
 from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
@@ -67,7 +67,7 @@ class Inventory:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         role: Role = Role.NODE,
-        slice_size: int = MAX_DEVICES,
+        slice_size: int = MAX_DEVICES_IN_SLICE,
     ) -> None:
         if policy.taint is not None and (fault := taint_fault(policy.taint)):
             raise DriverError(f"unhealthy_taint of the driver's class: {fault}")
@@ -317,8 +317,8 @@ class Inventory:
         found: dict[tuple[str, ...], list[str]] = {}
         for content in self._contents.values():
             for name, device in content.rendered.items():
-                if device.lost:
-                    found.setdefault(tuple(device.lost), []).append(self.shown(content.name, name))
+                if device.removed_fields:
+                    found.setdefault(tuple(device.removed_fields), []).append(self.shown(content.name, name))
         gates = ", ".join(sorted(g.value for g in self.gates_off))
         return [
             f"{join_names(names, 1)} published without {', '.join(map(printable, fields))}: the API server's feature gate is off ({gates})"

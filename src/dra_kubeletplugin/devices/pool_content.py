@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..resourceapi.gated_fields import Gate, lost, options_without, without
+from ..resourceapi.gated_fields import Gate, options_without, removed_fields, without
 from ..resourceapi.nodes import Nodes, Where
 from ..resourceapi.types import Taint
 from ..resourceapi.unhealthy_reason import with_reason
@@ -34,7 +34,7 @@ class RenderedDevice(NamedTuple):
     off: frozenset[Gate]
     published: DeviceEntry | None
     reason: str
-    lost: Sequence[str]  # fields that it is published without
+    removed_fields: Sequence[str]  # fields that it is published without
 
 
 class PoolContent(NamedTuple):
@@ -110,7 +110,7 @@ def _render_device(entry: DeviceEntry, mark: HealthMark | None, off: frozenset[G
     found = without(device, off)
     if isinstance(found, str):
         return RenderedDevice(entry, mark, off, None, found, ())
-    return RenderedDevice(entry, mark, off, entry.with_json(found), "", lost(device, found) if off else ())
+    return RenderedDevice(entry, mark, off, entry.with_json(found), "", removed_fields(device, found) if off else ())
 
 
 def _marked(device: JSON, mark: HealthMark) -> JSON:

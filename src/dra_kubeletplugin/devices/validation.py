@@ -20,7 +20,7 @@ from ..errors import DraError, DriverError, describe, printable
 from ..resourceapi.decoding import read_device
 from ..resourceapi.gated_fields import Gate, gates_of
 from ..resourceapi.nodes import NODE_FIELDS, Nodes, Where
-from ..resourceapi.pools import MAX_DEVICES, Pool
+from ..resourceapi.pools import MAX_DEVICES_READ, Pool
 from ..resourceapi.types import CounterSet, Device, Taint, counter_set_faults, device_faults
 from ..resourceapi.validation.common import pool_name
 from ..resourceapi.validation.slices import max_devices, slice_options
@@ -192,13 +192,13 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
         if name in out:
             raise DriverError(f"{method}() returned two pools named {printable(name)!r}: names must be unique")
         names = set[str]()
-        for device in _items(pool.devices, Device, devices_subject, MAX_DEVICES):
+        for device in _items(pool.devices, Device, devices_subject, MAX_DEVICES_READ):
             if device.name in names:
                 raise DriverError(
                     f"{method}() returned two devices named {printable(device.name)!r}: names must be unique in a pool"
                 )
             names.add(device.name)
-        for _ in _items(pool.counter_sets, CounterSet, f"{where} whose counter_sets are", MAX_DEVICES):
+        for _ in _items(pool.counter_sets, CounterSet, f"{where} whose counter_sets are", MAX_DEVICES_READ):
             pass
         out[name] = pool
     return out

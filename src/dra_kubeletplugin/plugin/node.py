@@ -38,7 +38,7 @@ from ..errors import NotReadyError, SettingsError, describe, printable
 from ..host import Host
 from ..kube import ApiConfig, KubeClient, load_config
 from ..kube.event_recorder import EventRecorder
-from ..resourceapi.validation.slices import MAX_DEVICES, MAX_DEVICES_WITH_EXTRAS
+from ..resourceapi.validation.slices import MAX_DEVICES_IN_SLICE, MAX_DEVICES_WITH_EXTRAS
 from .driver_checks import DriverChecks
 from .grpc import (
     NodeService,
@@ -335,7 +335,7 @@ class Plugin:
 def _inventory(driver: Driver, settings: Settings) -> Inventory:
     """Creates the driver's inventory with the health policy of its class and of the settings."""
     # A device that may get a taint needs a slice with the lower device limit; otherwise devices would have to move later.
-    slice_size = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES
+    slice_size = MAX_DEVICES_WITH_EXTRAS if driver.reports_health else MAX_DEVICES_IN_SLICE
     policy = HealthPolicy(
         taint=driver.unhealthy_taint,
         effect=settings.unhealthy_effect,

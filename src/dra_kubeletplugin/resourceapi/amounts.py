@@ -136,7 +136,7 @@ def _read_quantity(value: object) -> Quantity:
 
 
 class NodeResource(Immutable):
-    """How much of one of its node's resources, such as ``cpu``, a device uses, and the overhead of each use (KEP-5517).
+    """The amount of a node's resource, such as ``cpu``, that a device uses, and the overhead of each use (KEP-5517).
 
     Args:
         per_device: the amount of the node's resource that each allocated device uses.

@@ -202,7 +202,7 @@ def options_without(options: JSON, off: Collection[Gate], *, of_this_node: bool)
     return {name: value for name, value in options.items() if _OPTIONS[name] not in off}
 
 
-def lost(device: JSON, published: JSON) -> list[str]:
+def removed_fields(device: JSON, published: JSON) -> list[str]:
     """Returns the fields and attributes of a device that :func:`without` removed."""
     removed = [
         f"attributes[{n}]" for n in device.get("attributes") or {} if n not in (published.get("attributes") or {})

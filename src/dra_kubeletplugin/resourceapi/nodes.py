@@ -20,6 +20,16 @@ NODE_FIELDS = ("nodeName", "nodeSelector", "allNodes")
 _HOSTNAME = "kubernetes.io/hostname"
 
 
+_WRONG_ARGUMENTS = {
+    "matching": ("the labels are not valid", '{"rack": ["r1", "r2"]}'),
+    "selector": (
+        "the argument is not a NodeSelector",
+        '{"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}',
+    ),
+}
+"""By method of :class:`Nodes`, the error for an argument of a wrong type, and an example of a valid argument."""
+
+
 class Where(Enum):
     """The kinds of :class:`Nodes`."""
 
@@ -106,14 +116,14 @@ class Nodes:
 
     @classmethod
     def _selected(cls, value: object, method: str) -> Nodes:
-        example = '{"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["r1"]}]}]}'
+        wrong, example = _WRONG_ARGUMENTS[method]
         try:
             selector = msgspec.to_builtins(msgspec.convert(value, _Selector))
             faults = "; ".join(str(f) for f in node_selector(selector, "nodeSelector", one_term=True))
             text = _text(selector)
         except Exception as e:  # the argument comes from the driver and may contain any type
             raise InvalidObjectError(
-                f"Nodes.{method}(): this is not a NodeSelector, such as {example}: {printable(describe(e))}"
+                f"Nodes.{method}(): {wrong}: {printable(describe(e))}. A valid argument is {example}"
             ) from None
         if not faults and not selector["nodeSelectorTerms"][0]:
             faults = (

@@ -10,8 +10,8 @@ from typing import Any
 from .nodes import Nodes
 from .types import CounterSet, Device
 
-__all__ = ["MAX_DEVICES", "Nodes", "Pool"]
-MAX_DEVICES = 65_536  # reading stops one after it, because a generator may never end
+__all__ = ["MAX_DEVICES_READ", "Nodes", "Pool"]
+MAX_DEVICES_READ = 65_536  # at most one more device is read, because a generator may never end
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ class Pool:
         for name in ("devices", "counter_sets"):
             value = getattr(self, name)
             if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
-                object.__setattr__(self, name, tuple(itertools.islice(value, MAX_DEVICES + 1)))
+                object.__setattr__(self, name, tuple(itertools.islice(value, MAX_DEVICES_READ + 1)))

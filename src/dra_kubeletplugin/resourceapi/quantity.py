@@ -55,7 +55,7 @@ class QuantityError(ValueError):
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(
             f"{_shortened(text)!r} is not a quantity: write a number such as 16, 1.5 or 80Gi; suffixes are {' '.join(_BINARY)} and "
-            f"{' '.join(filter(None, _DECIMAL))}{_meant(text)}"
+            f"{' '.join(filter(None, _DECIMAL))}{_hint(text)}"
         )
         self.reason = reason
 
@@ -72,7 +72,7 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _meant(text: str) -> str:
+def _hint(text: str) -> str:
     """Returns a hint for texts such as ``80GB``, ``80gib`` or ``80 gi``."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]+)", text.strip())
     suffix = _LOOSE.get(found[2].lower().removesuffix("b")) if found else None

@@ -44,7 +44,7 @@ _DRA = {"DeviceClass", "ResourceClaim", "ResourceClaimTemplate", "ResourceSlice"
 
 
 class FaultError(RuntimeError):
-    """Raised for a fault or a test step that is not possible in this cluster. The text says how to make it possible."""
+    """Raised for a fault or a test step that is not possible in this cluster. The text describes how to make it possible."""
 
 
 class AsyncApi:

@@ -140,7 +140,7 @@ class SubprocessDriver:
         path = os.pathsep.join(p for p in sys.path if p)
         self._environment = {**os.environ, **_environment(settings), **extra_environment, "PYTHONPATH": path}
         self._process: asyncio.subprocess.Process | None = None
-        self._ended_by_us = False
+        self._stop_requested = False
         self._watcher: Watcher | None = None
 
     async def start(self) -> None:
@@ -168,7 +168,7 @@ class SubprocessDriver:
 
     async def stop(self) -> None:
         if self._process and self._process.returncode is None:
-            self._ended_by_us = True
+            self._stop_requested = True
             signal_child(self._process, signal.SIGTERM)
             try:
                 async with asyncio.timeout(_STOP):
@@ -179,7 +179,7 @@ class SubprocessDriver:
 
     async def kill(self) -> None:
         if self._process and self._process.returncode is None:
-            self._ended_by_us = True
+            self._stop_requested = True
             signal_child(self._process, signal.SIGKILL)
             await self._process.wait()
         self._close_watcher()
@@ -218,7 +218,7 @@ class SubprocessDriver:
         )
 
     def check(self) -> None:
-        if self._process and self._process.returncode is not None and not self._ended_by_us:
+        if self._process and self._process.returncode is not None and not self._stop_requested:
             raise NotReadyError(f"the plugin has ended with exit code {self._process.returncode}:\n{self._tail()}")
 
     async def _not_ready(self) -> str:
@@ -248,7 +248,7 @@ def _target(driver: type[Driver]) -> str:
     """
     if "<locals>" in driver.__qualname__:
         raise FaultError(
-            f"{driver.__qualname__} is made within a function: another process cannot load it; define it in a module"
+            f"{driver.__qualname__} is defined within a function: another process cannot load it; define it in a module"
         )
     return f"{Path(inspect.getfile(driver)).absolute()}:{driver.__qualname__}"
 

@@ -153,7 +153,7 @@ class Node(_Handle[DriverNode[D]], Generic[D]):
 
     @property
     def host(self) -> Host:
-        """The host of the driver, also with ``process=True``: a test reads with it what the driver wrote."""
+        """The host of the driver, also with ``process=True``. With it, a test can read the files that the driver wrote."""
         return self.inner.host
 
     start = both(_Node.start)

@@ -3,7 +3,7 @@
     # pyproject.toml
     [tool.pytest.ini_options]
     dra_driver = "driver.py"              # in any form that `dra run` accepts
-    dra_host = "hosts/two-fpgas.yaml"     # a described host, or the name of one in the package
+    dra_host = "hosts/two-fpgas.yaml"     # a YAML file, or the name of a description in the package
 
     def test_a_pod_gets_its_fpga(node):
         pod = node.run_pod(parameters={"image": "a.bit"})

@@ -1,4 +1,4 @@
-"""Adds injected health reports to the reports of a driver, for tests and for the commands at the prompt of ``dra dev``."""
+"""Adds injected health reports to the reports of a driver, for tests and for ``dra dev set-health``."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class DriverNode(Generic[D]):
         if isinstance(self._running, InProcessDriver):
             return self._running.plugin
         raise FaultError(
-            "a test has the driver's object only without process=True and while the driver runs; use node.host to read the host"
+            "the driver's object exists only while the driver runs, and only without process=True; use node.host to read the host"
         )
 
     @property
@@ -149,7 +149,7 @@ class DriverNode(Generic[D]):
     async def reboot(self) -> None:
         """Simulates a reboot of the node: every process ends, CDI files are deleted, and the boot id changes.
 
-        Sysfs, ``/dev`` and ``/proc`` of a described host become as described again. Functions that were plugged or unplugged stay so. With
+        Sysfs, ``/dev`` and ``/proc`` of a described host get the described content again, except for plugged and unplugged functions. With
         ``process=True`` the plugin and the processes that it started are killed; otherwise the plugin stops in order.
         """
         if self._process:
@@ -425,7 +425,7 @@ async def node_with(
 
     Args:
         driver: the class to test.
-        host: a described host: a YAML file, the name of one in the package (``virtual-machine``), or an object. None
+        host: a described host: a YAML file, the name of a description in the package (``virtual-machine``), or an object. None
             means this machine's hardware.
         timers: intervals of the kubelet.
         process: whether the driver runs in a separate process, which can be killed.

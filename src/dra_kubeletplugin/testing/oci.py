@@ -1,4 +1,4 @@
-"""What a container of a local cluster got: its OCI spec and its environment, as the runtime received them."""
+"""Reads the OCI spec and the environment of a container of a local cluster, as the runtime received them."""
 
 from __future__ import annotations
 

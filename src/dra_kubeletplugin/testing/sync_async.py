@@ -82,7 +82,7 @@ class LoopThread:
         return result
 
 
-class Placed(Protocol[S_co]):
+class LoopThreadHandle(Protocol[S_co]):
     """An object with an inner object that is used in a :class:`LoopThread` only."""
 
     @property
@@ -126,7 +126,7 @@ class both(Generic[S, P, T]):
         self.__doc__ = method.__doc__
 
         @functools.wraps(method)
-        def blocking(instance: Placed[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def blocking(instance: LoopThreadHandle[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
             __tracebackhide__ = True
             return self.__get__(instance, type(instance))(*args, **kwargs)
 
@@ -136,12 +136,12 @@ class both(Generic[S, P, T]):
         self._blocking.__module__, self._blocking.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
 
     @overload
-    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Placed[S], P], T]: ...
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[LoopThreadHandle[S], P], T]: ...
     @overload
-    def __get__(self, instance: Placed[S], owner: type) -> SyncAsyncCall[P, T]: ...
+    def __get__(self, instance: LoopThreadHandle[S], owner: type) -> SyncAsyncCall[P, T]: ...
     def __get__(
-        self, instance: Placed[S] | None, owner: type
-    ) -> Callable[Concatenate[Placed[S], P], T] | SyncAsyncCall[P, T]:
+        self, instance: LoopThreadHandle[S] | None, owner: type
+    ) -> Callable[Concatenate[LoopThreadHandle[S], P], T] | SyncAsyncCall[P, T]:
         if instance is None:
             return self._blocking
         call: SyncAsyncCall[P, T] = SyncAsyncCall(instance.thread, functools.partial(self._method, instance.inner))
@@ -149,11 +149,11 @@ class both(Generic[S, P, T]):
         return call
 
 
-def in_loop(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[Placed[S], P], T]:
+def in_loop(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[LoopThreadHandle[S], P], T]:
     """Exposes a plain method of the inner object as a method of the outer object. It runs in the loop's thread."""
 
     @functools.wraps(method)
-    def blocking(self: Placed[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def blocking(self: LoopThreadHandle[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
         __tracebackhide__ = True
 
         async def call() -> T:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin.analysis.doctor import Finding, Level, kubelet, machine, published, runtimes, specs
 from dra_kubeletplugin.analysis.doctor.processes import Process, running
-from dra_kubeletplugin.analysis.doctor.redaction import REMOVED, text, tidy
+from dra_kubeletplugin.analysis.doctor.redaction import REMOVED, redact_object, redact_text
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.localcluster.apiserver import ApiServer
@@ -179,7 +179,7 @@ def test_tainted_devices_are_named_with_their_node_and_a_command_that_shows_why(
         "node n0: 1 device with a taint, so no new pod gets it: a of d.example.com has d.example.com/ecc=fatal:NoExecute"
     )
     assert others[0].text.endswith("a of d.example.com has d.example.com/ecc=fatal:NoExecute (the fan stands still)")
-    assert first.todo == "see the driver's events about it: kubectl describe node n0"
+    assert first.todo == "see the driver's events: kubectl describe node n0"
     assert [f.todo.rpartition(" ")[2] for f in others] == [f"n{i}" for i in range(1, 8)]
     assert (last.text, last.todo) == (
         "2 more nodes with tainted devices",
@@ -215,7 +215,7 @@ _places = st.recursive(
 
 @given(_places)
 def test_no_secret_is_left_wherever_it_stands(obj: Any) -> None:
-    assert SECRET not in json.dumps(tidy(obj))
+    assert SECRET not in json.dumps(redact_object(obj))
 
 
 def test_a_log_keeps_its_words_and_loses_tokens_keys_and_passwords() -> None:
@@ -223,7 +223,7 @@ def test_a_log_keeps_its_words_and_loses_tokens_keys_and_passwords() -> None:
         f"prepared gpu-1 with Authorization: Bearer {_TOKEN}\nhttps://user:{SECRET}@host/x password={SECRET}\n"
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nend"
     )
-    said = text(log)
+    said = redact_text(log)
     assert SECRET not in said
     assert "eyJ" not in said
     assert "abc" not in said
@@ -233,9 +233,11 @@ def test_a_log_keeps_its_words_and_loses_tokens_keys_and_passwords() -> None:
 
 def test_what_only_refers_to_a_secret_stays() -> None:
     obj = {"secretName": "tls", "tokenExpirationSeconds": 3600, "volumes": [{"secret": {"secretName": "x"}}]}
-    assert tidy(obj)["secretName"] == "tls"
-    assert tidy(obj)["volumes"] == obj["volumes"]
-    assert REMOVED not in json.dumps(tidy({"imagePullSecrets": [{"name": "x"}], "automountServiceAccountToken": False}))
+    assert redact_object(obj)["secretName"] == "tls"
+    assert redact_object(obj)["volumes"] == obj["volumes"]
+    assert REMOVED not in json.dumps(
+        redact_object({"imagePullSecrets": [{"name": "x"}], "automountServiceAccountToken": False})
+    )
 
 
 def test_the_driver_s_own_checks_are_findings_also_if_its_devices_fail(

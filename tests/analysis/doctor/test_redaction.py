@@ -12,7 +12,7 @@ import pytest
 
 from dra_kubeletplugin.analysis.doctor.examination import Examination
 from dra_kubeletplugin.analysis.doctor.gathering import Archive, gather
-from dra_kubeletplugin.analysis.doctor.redaction import text, tidy
+from dra_kubeletplugin.analysis.doctor.redaction import redact_object, redact_text
 
 SECRET = "hunter2Hunter2"  # noqa: S105 nobody's
 PEM = "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t" + SECRET
@@ -36,7 +36,7 @@ PEM = "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t" + SECRET
     ],
 )
 def test_no_secret_of_an_object_is_left(obj: Any) -> None:
-    assert SECRET not in json.dumps(tidy(obj))
+    assert SECRET not in json.dumps(redact_object(obj))
 
 
 @pytest.mark.parametrize(
@@ -66,21 +66,21 @@ def test_no_secret_of_an_object_is_left(obj: Any) -> None:
     ],
 )
 def test_no_secret_of_a_text_is_left(line: str) -> None:
-    assert SECRET not in text(line)
+    assert SECRET not in redact_text(line)
 
 
 def test_what_else_is_reported_stays() -> None:
     log = (
         "prepared claim default/a\nunix:///run/x.sock, https://example.com:8080/v1@sha256:0123, basic checks\n[1] list"
     )
-    assert text(log) == log
+    assert redact_text(log) == log
     pod = {
         "volumes": [{"secret": {"secretName": "s"}}],
         "imagePullSecrets": [{"name": "r"}],
         "args": ["--secret-name", "x"],
     }
-    assert tidy(pod) == pod
-    assert tidy({"automountServiceAccountToken": True}) == {"automountServiceAccountToken": True}
+    assert redact_object(pod) == pod
+    assert redact_object({"automountServiceAccountToken": True}) == {"automountServiceAccountToken": True}
 
 
 @pytest.mark.cases(4)
@@ -88,7 +88,7 @@ def test_what_else_is_reported_stays() -> None:
     "piece", ["a", "-", "token", "://", "://a:", "token='", "token ", "\\", "--token ", "basic a", "eyJaaaaaaaaa"]
 )
 def test_a_line_without_end_is_read_in_the_time_of_its_length(piece: str) -> None:
-    text("token=" + piece * (300_000 // len(piece)))  # hours, where it is the square of it
+    redact_text("token=" + piece * (300_000 // len(piece)))  # hours, where it is the square of it
 
 
 def bomb() -> str:

@@ -142,7 +142,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     "a taint": (
         [node("a"), pool("a", gpu("g0", taints=[UNHEALTHY])), claim(), pod("c")],
         ReasonKind.DEVICE_TAINT,
-        "gpu.example.com/unhealthy:NoSchedule, which is not tolerated",
+        "the taint gpu.example.com/unhealthy:NoSchedule is not tolerated",
         "tolerate gpu.example.com/unhealthy:NoSchedule",
     ),
     "a counter": (
@@ -194,7 +194,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         ],
         ReasonKind.CONSTRAINT,
         f"no choice of devices satisfies matchAttribute {DRIVER}/numa",
-        f"without the constraint matchAttribute {DRIVER}/numa of claim c the devices would do (on a)",
+        f"remove the constraint matchAttribute {DRIVER}/numa from claim c (on a)",
     ),
     "two claims for one device": (
         [node("a"), pool("a", gpu("g0")), claim(), claim("d"), pod("c", "d")],
@@ -274,7 +274,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         [node("a"), held("c", "a", "g0", users=tuple(f"u{i}" for i in range(256))), pod("c")],
         ReasonKind.RESERVATION,
         "reserved for 256 pods",
-        "one of them has to end",
+        "one of these pods has to end",
     ),
     "binding conditions": (
         [node("a"), held("c", "a", "g0", users=("pods/default/p",), bindingConditions=["Attached"]), pod("c")],

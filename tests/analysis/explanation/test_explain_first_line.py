@@ -26,7 +26,7 @@ CAUSES: dict[str, tuple[list[JSON], str]] = {
     "no device matches": ([node("a"), pool("a", gpu("g0"))], "too few devices for request r (its selector is false"),
     "held": ([node("a"), pool("a", gpu("g0", attributes=OTHER)), held("h", "a", "g0")], "too few devices for request r (another claim holds it)"),
     "cordoned": ([node("a", unschedulable=True), pool("a", gpu("g0", attributes=OTHER))], "the node is unschedulable"),
-    "tainted": ([node("a"), pool("a", gpu("g0", attributes=OTHER, taints=[WORN]))], "too few devices for request r (it has the taint"),
+    "tainted": ([node("a"), pool("a", gpu("g0", attributes=OTHER, taints=[WORN]))], "too few devices for request r (the taint"),
     "counters": ([node("a"), pool("a", part("g0", "80Gi") | {"attributes": OTHER}, part("g1", "80Gi"), **COUNTERS), held("h", "a", "g1")], "too few devices for request r (counters"),
 }  # fmt: skip
 
@@ -199,7 +199,7 @@ def test_a_node_that_only_the_error_refuses_says_so() -> None:
     found = asked(node("a"), node("b"), pool("a", fine), pool("b", gpu("g0")), claim(**fails), pod("c"))
     lines = text(found, Style(coloured=False))
     at = lines.index("1 node: a")
-    assert lines[at + 1] == "  - no reason of its own: the error ends the search on all nodes"
+    assert lines[at + 1] == "  - no reason of their own: the error above ends the search on all nodes"
 
 
 # --- DeviceTaintRules -----------------------------------------------------------------------------

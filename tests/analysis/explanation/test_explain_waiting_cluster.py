@@ -77,8 +77,7 @@ READ = {
           - the node is unschedulable
 
         each of these changes alone would be enough (tried with the allocator):
-          - without the constraint matchAttribute resource.kubernetes.io/pcieRoot of claim root-c-vd496 the devices would do
-            (on node-1)
+          - remove the constraint matchAttribute resource.kubernetes.io/pcieRoot from claim root-c-vd496 (on node-1)
           - ask for 2 instead of 3 in request r (on node-1)
 
         Kubernetes says: 0/2 nodes are available: 1 cannot allocate all claims, 1 node(s) were unschedulable. still not
@@ -96,7 +95,7 @@ READ = {
           - the node has no nimbus.example.com/n5, and no DeviceClass provides it (there is nimbus.example.com/n4)
 
         no single change that was tried is enough; on node-1 each of these removes a reason:
-          - a DeviceClass with extendedResourceName nimbus.example.com/n5, or a device plugin that has it
+          - a DeviceClass with extendedResourceName nimbus.example.com/n5, or a device plugin that provides it
 
         Kubernetes says: 0/2 nodes are available: 1 Insufficient nimbus.example.com/n5, 1 node(s) were unschedulable. no new
           claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.

@@ -187,7 +187,7 @@ def _change_requests(objects: list[JSON], wanted: str) -> bool:
                 amounts.pop(m["name"], None)
             elif m["name"] not in amounts or parse(amounts[m["name"]]) > parse(m["most"]):
                 amounts[m["name"]] = m["most"]
-    elif m := re.fullmatch(r"without the constraint (\w+) (\S+) of claim (\S+) the devices would do", wanted):
+    elif m := re.fullmatch(r"remove the constraint (\w+) (\S+) from claim (\S+)", wanted):
         for devices in (c["spec"]["devices"] for c in _claims(objects) if c["metadata"]["name"] == m[3]):
             devices["constraints"] = [k for k in devices["constraints"] if k.get(m[1]) != m[2]]
     else:

@@ -544,7 +544,7 @@ def test_a_slow_search_is_reported_before_it_has_a_result() -> None:
     with pytest.raises(AllocationSlow):
         cycle.feasible()
     assert not cycle.rejected
-    cycle.allocations.take_time()
+    cycle.allocations.remove_slow_limit()
     assert cycle.feasible() == []
     assert len(cycle.rejected) == 3
 

@@ -88,10 +88,10 @@ def _clock(date: str, before: float, after: float) -> Finding:
         before, after: this machine's time before and after the request. The duration of the request is not drift.
     """
     try:
-        there = email.utils.parsedate_to_datetime(date).timestamp()
+        server_time = email.utils.parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
         return unknown("clock", "the API server sent no valid Date header", "compare `date` on both machines by hand")
-    drift = before - there if there < before else min(after - there, 0.0)
+    drift = before - server_time if server_time < before else min(after - server_time, 0.0)
     if abs(drift) > _DRIFT_WARNING:
         text = f"{abs(drift):.0f} s {'ahead of' if drift > 0 else 'behind'} the API server's clock"
         todo = "synchronize the clock with chrony or systemd-timesyncd: tokens, Leases and taints depend on it"

@@ -60,17 +60,17 @@ async def examine(what: Examination) -> AsyncIterator[Finding]:
     for driver in sorted(what.devices.keys() - devices.keys()):
         yield unknown(
             "slices",
-            f"the devices that {driver} finds here are not compared with its slices, which are of the cluster's nodes",
+            f"the devices that {driver} finds here are not compared with its slices, because no node of the cluster is checked here",
             "on a node, add --node-name NODE",
         )
     async with KubeClient(what.api, what.timeout) as client:
-        looks: list[tuple[str, Callable[[], AsyncIterator[Finding]]]] = [
+        checks: list[tuple[str, Callable[[], AsyncIterator[Finding]]]] = [
             ("API server", lambda: cluster.look(client, what.permissions)),
             ("slices", lambda: published.look(client, what.node, devices)),
         ]
         if what.host:
-            looks.append(("records", lambda: records.look(what.kubelet_root, what.cdi_root, client)))
-        for topic, look in looks:
+            checks.append(("records", lambda: records.look(what.kubelet_root, what.cdi_root, client)))
+        for topic, look in checks:
             async for finding in _safely(topic, look):
                 yield finding
 
@@ -79,14 +79,14 @@ async def _of_host(what: Examination) -> AsyncIterator[Finding]:
     root = what.host_root
     seen = await asyncio.to_thread(lambda: list(processes.running(root)))
     folders = list(dict.fromkeys([*(root / str(f).lstrip("/") for f in runtimes.DEFAULT_FOLDERS), what.cdi_root]))
-    looks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+    checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("kernel", lambda: machine.look(root, what.sysfs_root, what.dev_root)),
         ("kubelet", lambda: kubelet.look(root, what.kubelet_root, seen)),
         ("sockets", lambda: kubelet.drivers(root, what.kubelet_root)),
         ("runtime", lambda: runtimes.look(root, what.cdi_root, seen)),
         ("CDI", lambda: specs.look(folders)),
     ]
-    for topic, look in looks:
+    for topic, look in checks:
         async for finding in _safely(topic, lambda look=look: _in_thread(look)):  # type: ignore[misc]
             yield finding
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """The severity of a finding. ``UNKNOWN``: this user cannot check it from here; the finding names who can."""
+    """The severity of a finding. ``UNKNOWN``: the check could not decide; ``todo`` describes what helps, if anything does."""
 
     OK = "ok"
     UNKNOWN = "unknown"

@@ -26,12 +26,12 @@ from ...kube.resource import CLAIMS, CLASSES, EVENTS, NODES, PODS, SLICES, TEMPL
 from ...resourceapi.conversion import GROUP
 from .examination import Examination
 from .findings import Finding
-from .redaction import text, tidy
+from .redaction import redact_object, redact_text
 
 JSON = Mapping[str, Any]
 _LOG_LINES = "5000"
 _LOG_BYTES = str(4 << 20)
-# Replaced in a name within the archive, because the name becomes a path when the archive is unpacked.
+# These characters are replaced in names within the archive, because a name becomes a path when the archive is unpacked.
 _UNSAFE = re.compile(r"[^\w.@:+/-]|\.\.+(?=/|$)|^/")
 
 
@@ -50,7 +50,7 @@ class Archive:
         self._tar.addfile(info, io.BytesIO(data))
 
     def add_json(self, name: str, content: object) -> None:
-        self.add(name, json.dumps(tidy(content), indent=1, default=str))
+        self.add(name, json.dumps(redact_object(content), indent=1, default=str))
 
     def close(self) -> None:
         self._tar.close()
@@ -76,7 +76,7 @@ async def gather(
         progress("CDI specs and records")
         _host(what, archive)
     if isinstance(what.api, str):
-        archive.add("cluster.error", text(what.api))
+        archive.add("cluster.error", redact_text(what.api))
         return
     async with KubeClient(what.api, what.timeout) as client:
         for resource in (SLICES, CLAIMS, TEMPLATES, CLASSES, NODES, EVENTS):
@@ -91,7 +91,7 @@ async def _listed(archive: Archive, resource: Resource, client: KubeClient) -> N
         served = await client.dra(name) if resource.group == GROUP else resource
         archive.add_json(f"cluster/{name}.json", await read_all(client, served, as_json))
     except ApiError as e:
-        archive.add(f"cluster/{name}.error", text(e.message))
+        archive.add(f"cluster/{name}.error", redact_text(e.message))
 
 
 async def _drivers(client: KubeClient, node: str, archive: Archive, progress: Callable[[str], None]) -> None:
@@ -99,7 +99,7 @@ async def _drivers(client: KubeClient, node: str, archive: Archive, progress: Ca
     try:
         pods = [p for p in await read_all(client, PODS, as_json) if not node or _at(p) in ("", node)]
     except ApiError as e:
-        archive.add("cluster/pods.error", text(e.message))
+        archive.add("cluster/pods.error", redact_text(e.message))
         return
     archive.add_json(
         "cluster/pods.json", [p for p in pods if (p.get("spec") or {}).get("resourceClaims") or is_driver(p)]
@@ -140,9 +140,9 @@ async def _logs(client: KubeClient, pod: JSON) -> AsyncIterator[tuple[str, str]]
             name = f"{container}{'_previous' if previous else ''}"
             try:
                 response = await client.raw(path, query)
-                yield f"{name}.log", text(response.body.decode(errors="replace"))
+                yield f"{name}.log", redact_text(response.body.decode(errors="replace"))
             except ApiError as e:
-                yield f"{name}.error", text(e.message)
+                yield f"{name}.error", redact_text(e.message)
 
 
 def _host(what: Examination, archive: Archive) -> None:
@@ -158,16 +158,16 @@ def _host(what: Examination, archive: Archive) -> None:
         try:
             rows = read_rows(path)
         except DraError as e:
-            archive.add(f"records/{name}.error", text(e.message))
+            archive.add(f"records/{name}.error", redact_text(e.message))
             continue
         archive.add_json(f"records/{name}.json", [_row(r) for r in rows])
 
 
 def _spec(raw: str) -> str:
     try:
-        return json.dumps(tidy(parse(raw)), indent=1, default=str)
+        return json.dumps(redact_object(parse(raw)), indent=1, default=str)
     except (SpecFileError, RecursionError):
-        return text(raw)
+        return redact_text(raw)
 
 
 def _row(row: Any) -> JSON:

@@ -121,7 +121,9 @@ def _driver(root: Path, path: Path, owner: str, info: pb.PluginInfo) -> Iterator
         yield failure("sockets", f"{shown}: no process listens at its endpoint {endpoint}", "restart that driver")
     elif info.type == "DRAPlugin" and not any(s.endswith(".DRAPlugin") for s in info.supported_versions):
         yield failure(
-            "sockets", f"{shown}: it offers no DRA service", "kubelets from 1.34 on need the service v1.DRAPlugin"
+            "sockets",
+            f"{shown}: it offers no DRA service",
+            "update the driver: it must offer v1.DRAPlugin or v1beta1.DRAPlugin",
         )
     else:
         yield ok("sockets", shown)

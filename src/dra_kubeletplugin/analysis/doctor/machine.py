@@ -29,7 +29,9 @@ def _kernel(release: Path) -> Iterator[Finding]:
     try:
         text = release.read_text(errors="replace").strip()
     except OSError:
-        yield unknown("kernel", f"{release} does not exist, so this is not Linux", "run `dra doctor` on the node")
+        yield unknown(
+            "kernel", f"{release} cannot be read, so the release is not known", "run `dra doctor` on the node"
+        )
         return
     numbers = text.split("-")[0].split(".")[:2]
     if len(numbers) == 2 and all(n.isdigit() for n in numbers) and tuple(map(int, numbers)) < _MIN_KERNEL:
@@ -79,4 +81,4 @@ def _iommu(sysfs: Path, dev: Path) -> Iterator[Finding]:
             "check dmesg, and whether the whole /dev of the host is mounted",
         )
     else:
-        yield ok("VFIO", f"vfio-pci is loaded, bound to it: {counted(len(bound), 'function')}")
+        yield ok("VFIO", f"vfio-pci is loaded and bound to {counted(len(bound), 'function')}")

@@ -1,4 +1,4 @@
-"""Checks published ResourceSlices: incomplete pools, slices of deleted nodes, devices that their driver has not published.
+"""Checks published ResourceSlices: incomplete pools, slices of deleted nodes, tainted devices, and devices that are not published.
 Source: KEP-4381, ``ResourcePool``: the scheduler uses a pool only if all slices of its newest generation exist.
 """
 
@@ -23,7 +23,7 @@ from ..reader import served_rules
 from .findings import Finding, failure, ok, unknown, warning
 
 JSON = Mapping[str, Any]
-_RULE = "deviceTaintRule"  # a field of taints; taints of slices do not have it
+_RULE = "deviceTaintRule"  # a field that this module adds to the taints of DeviceTaintRules
 _BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 _TAINTED_NODES = 8  # maximum number of nodes with a finding of their own
 
@@ -72,7 +72,7 @@ async def look(
 
 
 async def _rules(client: KubeClient) -> list[dict[str, Any]]:
-    """Returns the DeviceTaintRules, whose taints name the rule; none if this account may not list them."""
+    """Returns the DeviceTaintRules, with the name of the rule added to its taint; none if this account may not list them."""
     resource = await served_rules(client)
     try:
         rules = await read_all(client, resource, as_json) if resource is not None else []
@@ -121,14 +121,14 @@ def faults(slices: Sequence[JSON], nodes: set[str] | None, others: Sequence[JSON
             yield failure(
                 "slices",
                 f"pool {name} of {driver}: {len(now)} of {wanted} slices of generation {generation_of(now[0])} exist, "
-                "so none of its devices is allocated",
+                "so the scheduler allocates none of its devices",
                 "its driver corrects this; if this stays, see the driver's log for rejected slices",
             )
         if old := len(members) - len(now):
             yield warning(
                 "slices",
                 f"pool {name} of {driver}: {counted(old, 'slice')} of older generations",
-                "its driver removes them; if this stays, it does not run",
+                "its driver removes them; if they stay, the driver does not run",
             )
         seen: dict[str, int] = {}
         for s in now:
@@ -178,7 +178,7 @@ def _tainted(slices: Sequence[JSON]) -> Iterator[Finding]:
         them = "it" if number == 1 else "them"
         text = f"{where}: {counted(number, 'device')} with a taint, so no new pod gets {them}: {join_names(groups)}"
         look = f"kubectl describe node {node}" if node else "kubectl get events -A"
-        yield warning("slices", text, f"see the driver's events about it: {look}")
+        yield warning("slices", text, f"see the driver's events: {look}")
     if (more := len(nodes) - _TAINTED_NODES) > 0:
         text = f"{counted(more, 'more node')} with tainted devices"
         yield warning("slices", text, "list the devices: dra top --once --filter tainted")

@@ -85,7 +85,7 @@ def _check_records(
         elif r.state is not State.PREPARED and age > _LONG:
             yield failure(
                 "records",
-                f"{driver}: claim {r.shown} is {r.state} for {age / 60:.0f} min{f': {r.error}' if r.error else ''}",
+                f"{driver}: claim {r.shown} has been {r.state} for {age / 60:.0f} min{f': {r.error}' if r.error else ''}",
                 "see the driver's log for what it waits for",
             )
     known = {r.uid for r in rows}
@@ -129,15 +129,15 @@ def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
     if claim is None or claim["metadata"]["uid"] != r.uid:
         return level("records", f"{driver}: claim {r.shown} is prepared and no longer exists", todo)
     found = results_of(claim)
-    given = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in found if x.get("driver") == driver}
+    allocated = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in found if x.get("driver") == driver}
     held = {(d["pool"], d["device"], d.get("shareID")) for d in r.devices}
-    if not given:
+    if not allocated:
         return level("records", f"{driver}: claim {r.shown} is prepared and no longer allocated", todo)
-    if given != held:
+    if allocated != held:
         return failure(
             "records",
-            f"{driver}: claim {r.shown} holds {_names(held)} and is allocated {_names(given)}",
-            "delete its pods: the next prepare starts again",
+            f"{driver}: claim {r.shown} holds {_names(held)}, but its allocation has {_names(allocated)}",
+            "delete its pods: the kubelet then unprepares the claim, and prepares it again for new pods",
         )
     return None
 

@@ -1,7 +1,7 @@
 """Removes secrets from text and objects that leave the cluster in a file: values of environment variables, tokens, keys, passwords.
 
 It finds secrets by the name of a field, flag, assignment or header, and by their form (JWT, PEM block, credentials in a URL).
-If in doubt, it removes the value: a removed word costs a question, but a leaked password costs its rotation.
+If in doubt, it removes the value, because a leaked password must be changed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _HINT = re.compile(
 """Text that does not match contains no secret. Nearly every line is of this kind, so the check saves time."""
 
 
-def text(value: str) -> str:
+def redact_text(value: str) -> str:
     """Returns a log or another text without the parts that look like a secret. Handles a line of JSON as an object."""
     if not _HINT.search(value):
         return value
@@ -85,7 +85,7 @@ def _json(line: str) -> str | None:
     if not _HINT.search(line):
         return line
     try:
-        return json.dumps(tidy(json.loads(line)), ensure_ascii=False)
+        return json.dumps(redact_object(json.loads(line)), ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
 
@@ -105,10 +105,10 @@ def _without_value(match: re.Match[str]) -> str:
     return f"{name}{quote}{REMOVED}{quote}"
 
 
-def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
+def redact_object(obj: Any, name: str = "", depth: int = 0) -> Any:
     """Returns a copy of a JSON value without managed fields, values of environment variables, and secrets.
 
-    Replaces values below more than 100 levels too, because users may nest parameters without a limit.
+    Also replaces values that are nested more than 100 levels deep, because Python cannot process any depth.
     """
     if depth > _MAX_DEPTH and isinstance(obj, Mapping | list | tuple):
         return TOO_DEEP
@@ -122,13 +122,13 @@ def tidy(obj: Any, name: str = "", depth: int = 0) -> Any:
             if key in _ANNOTATIONS or key == "managedFields":
                 continue
             hidden = _is_secret(str(key)) or (secret and key == "value")
-            out[str(key)] = _hidden(value, depth + 1) if hidden else tidy(value, str(key), depth + 1)
+            out[str(key)] = _hidden(value, depth + 1) if hidden else redact_object(value, str(key), depth + 1)
         return out
     if isinstance(obj, list | tuple):
         if name == "env":
             return [_variable(v, depth + 1) for v in obj]
-        return [REMOVED if _follows_flag(obj, i) else tidy(v, name, depth + 1) for i, v in enumerate(obj)]
-    return text(obj) if isinstance(obj, str) else obj
+        return [REMOVED if _follows_flag(obj, i) else redact_object(v, name, depth + 1) for i, v in enumerate(obj)]
+    return redact_text(obj) if isinstance(obj, str) else obj
 
 
 def _is_secret(key: str) -> bool:
@@ -142,7 +142,7 @@ def _hidden(value: Any, depth: int) -> Any:
     deeper = depth + 1
     if isinstance(value, Mapping):
         return {
-            str(k): tidy(v, str(k), deeper) if str(k).endswith(_REFERENCE_ENDINGS) else _hidden(v, deeper)
+            str(k): redact_object(v, str(k), deeper) if str(k).endswith(_REFERENCE_ENDINGS) else _hidden(v, deeper)
             for k, v in value.items()
         }
     if isinstance(value, list | tuple):
@@ -165,5 +165,5 @@ def _follows_flag(arguments: list[Any] | tuple[Any, ...], i: int) -> bool:
 def _variable(entry: Any, depth: int) -> Any:
     """Hides the value of an environment variable, in the form of Kubernetes (name and value) or CDI (NAME=VALUE)."""
     if isinstance(entry, Mapping):
-        return {k: REMOVED if k == "value" else tidy(v, k, depth + 1) for k, v in entry.items()}
+        return {k: REMOVED if k == "value" else redact_object(v, k, depth + 1) for k, v in entry.items()}
     return f"{str(entry).partition('=')[0]}={REMOVED}"

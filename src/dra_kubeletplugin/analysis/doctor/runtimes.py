@@ -114,7 +114,7 @@ def _finding_of(setting: _Setting, name: str, cdi_root: Path) -> Finding:
     if _plain(cdi_root) not in {_plain(f) for f in setting.folders}:
         return warning(
             "runtime",
-            f"{name} reads CDI specs in {listed}, and drivers write to {cdi_root}",
+            f"{name} reads CDI specs in {listed}, but drivers write to {cdi_root}",
             f"use --cdi-root {setting.folders[-1]} (CDI_ROOT)"
             if setting.folders
             else f"add {cdi_root} to its cdi_spec_dirs",

@@ -31,9 +31,9 @@ def look(folders: Sequence[Path]) -> Iterator[Finding]:
         for fault in faults:
             twice = fault.startswith("conflicting")
             todo = (
-                "the runtime uses neither of them: remove one"
+                "the runtime uses neither of the two files: remove one"
                 if twice
-                else "the runtime skips it: remove it, or restart its driver"
+                else "the runtime ignores this file: remove it, or restart its driver"
             )
             yield failure("CDI", f"{path}: {fault}", todo)
     for name, paths in sorted(_hidden(there, cache).items()):

@@ -1,6 +1,7 @@
 """Explains pods for a live display in the background: in a thread, one pod at a time.
 
-Pods without a reason get at most half of one core. Later, reasons are renewed with at most a 50th of one core.
+While a pod on the screen is not explained yet, the work uses at most half of one core. Renewing reasons uses at most a 50th of one
+core.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from .model import Explanation
 
 JSON = Mapping[str, Any]
 _REST = 1.0  # seconds of rest for each second of work on a pod without a reason
-_LONG_REST = 49.0  # the same, when a reason was renewed or only looked up
+_LONG_REST = 49.0  # the same, after a reason was renewed, or if no pod had to be explained
 _PAUSE = 0.2  # minimum seconds of rest
 _OLD = 5.0  # seconds after which a pod is explained again if the cluster changed
 _VIEW_AGE = 40.0  # seconds for which a view is used, for each second that it took to build it
 _FIRST = 60.0  # timeout in seconds for the first read of all objects
 _MAX_REASONS = 1000  # maximum number of reasons that are kept
-_NOT_SCHEDULED_BY = {"resourceClaims", "containers", "initContainers", "volumes"}
+_SPEC_FIELDS_NOT_IN_KEY = {"resourceClaims", "containers", "initContainers", "volumes"}
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,11 @@ class BackgroundExplainer:
             pod = self._next(keys, started)
             rest = _REST if pod is not None and self._of(pod.uid, keys) is None else _LONG_REST
             if pod is not None:
-                await self._look(pod, keys[pod.uid])
+                await self._explain(pod, keys[pod.uid])
             self._update_lines(keys)
             await asyncio.sleep(max(_PAUSE, rest * (time.monotonic() - started)))
 
-    async def whole(self, pod: PodRow) -> Explanation:
+    async def full_explanation(self, pod: PodRow) -> Explanation:
         """Explains a pod in full, like `dra explain`.
 
         Raises:
@@ -92,7 +93,10 @@ class BackgroundExplainer:
             return await asyncio.to_thread(explain, snapshot, f"pod/{pod.name}", pod.namespace)
 
     async def _wait_listed(self) -> None:
-        """Waits until running pods are known, because nodes look emptier without them. After a minute, the snapshot has a gap."""
+        """Waits until running pods are known, because nodes look emptier without them.
+
+        Waits at most one minute. After that, the snapshot names the kinds that are not read yet as gaps.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST):
                 await self._follower.wait_listed()
@@ -108,12 +112,12 @@ class BackgroundExplainer:
             obj = self._follower.objects(PODS).get(pod.uid)
             if obj is None:
                 return "the pod no longer exists"
-            view = self._view.seen_with(await self._with_events(self._view.snapshot, pod))
+            view = self._view.with_snapshot(await self._with_events(self._view.snapshot, pod))
             found = await asyncio.to_thread(explain_pod, view, pod_info.read(dict(obj)), changes=False)
             return clip(found.summary)
 
     def _is_old(self, pod: PodRow) -> bool:
-        """Returns whether the view is too old, or does not have the pod. A large cluster's view is used for longer."""
+        """Returns whether the view is too old for the pod: after 5 s if it lacks the pod, else after a time that grows with its cost."""
         age = time.monotonic() - self._view_time
         return age > _OLD and (pod.uid not in self._view_pods or age > _VIEW_AGE * self._view_cost)
 
@@ -138,14 +142,15 @@ class BackgroundExplainer:
         ]
         return min(due, key=lambda d: d[0])[1] if due else None
 
-    async def _look(self, pod: PodRow, key: str) -> None:
+    async def _explain(self, pod: PodRow, key: str) -> None:
+        """Finds the reason of a pod and stores it, for all pods with the key if it names neither the pod nor its claims."""
         version = self._follower.version
         try:
             line = await self._line(pod)
         except Exception as e:  # one pod that cannot be explained must not end the display of the others
-            line = f"this could not be explained: {describe(e)}"
+            line = f"the pod cannot be explained: {describe(e)}"
         own = any(name in line for name in (pod.name, *self._claim_names(pod)))
-        if own:  # a line that names the pod or its claims is valid for this pod only
+        if own:  # valid for this pod only
             self._found.pop(key, None)
         self._found[pod.uid if own else key] = _Found(line, version, time.monotonic())
         if not own and key != pod.uid:
@@ -186,7 +191,7 @@ class BackgroundExplainer:
         parts = [
             pod.namespace,
             obj["metadata"].get("labels"),
-            {k: v for k, v in spec.items() if k not in _NOT_SCHEDULED_BY},
+            {k: v for k, v in spec.items() if k not in _SPEC_FIELDS_NOT_IN_KEY},
             [(c.get("resources"), c.get("ports")) for k in ("initContainers", "containers") for c in spec.get(k) or []],
             [claim["spec"] for claim in wants if claim is not None],
         ]

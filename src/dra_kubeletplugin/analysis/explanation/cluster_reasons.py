@@ -45,7 +45,7 @@ def _of_pod(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
     if pod.node:
         if view.snapshot.nodes and not any(n["metadata"]["name"] == pod.node for n in view.snapshot.nodes):
             text = f"the pod was placed on {pod.node}, which does not exist: it is not known whether the pod runs"
-            change = "Kubernetes deletes the pod soon after its node; its owner creates another"
+            change = "Kubernetes deletes the pod soon after its node; its owner creates another pod"
             yield Reason(ReasonKind.NODE_MISSING, text, change)
         for claim in _claims(view, pod):
             if not is_allocated(claim):
@@ -65,10 +65,12 @@ def _deletion(view: SchedulerView, pod: PodInfo) -> Reason:
     drivers = sorted({str(r["driver"]) for claim in _claims(view, pod) for r in results_of(claim)})
     if not drivers or not _has_ended(pod):
         return Reason(
-            ReasonKind.DELETED, "the pod is being deleted", "nothing: it is removed after its containers and finalizers"
+            ReasonKind.DELETED,
+            "the pod is being deleted",
+            "nothing to do: the pod is removed after its containers and finalizers end",
         )
     names = " and ".join(drivers)
-    text = f"the pod is being deleted, and its containers have ended: its claims are not unprepared by {names} yet"
+    text = f"the pod is being deleted, and its containers have ended, but {names} has not unprepared its claims yet"
     change = f"see whether the plugin of {names} runs on {pod.node}, and what it logs about the claims"
     return Reason(ReasonKind.DELETED, text, change)
 
@@ -131,7 +133,7 @@ def _of_claims(view: SchedulerView, pod: PodInfo) -> Iterator[Reason]:
             change = f"it is removed when {users} release it; then the pod needs an existing claim"
             yield Reason(ReasonKind.CLAIM_DELETED, f"claim {name_of(claim)} is being deleted", change)
         elif not entry.get("resourceClaimName") and not _owned(claim, pod):
-            change = f"delete claim {name} or the pod, so that another is made"
+            change = f"delete claim {name} or the pod, so that a new claim is made"
             yield Reason(ReasonKind.CLAIM_OF_OTHER, f"claim {name_of(claim)} was not made for this pod", change)
     names = [str(e["resourceClaimName"]) for e in entries(pod) if e.get("resourceClaimName")]
     for name in sorted({n for n in names if names.count(n) > 1}):
@@ -150,7 +152,7 @@ def _owned(claim: JSON, pod: PodInfo) -> bool:
 def _missing(view: SchedulerView, pod: PodInfo, name: str, *, generated: bool) -> Reason:
     if generated:
         text = f"claim {pod.namespace}/{name}, which was made for the pod, no longer exists"
-        return Reason(ReasonKind.CLAIM_MISSING, text, "delete the pod: its owner creates another with a new claim")
+        return Reason(ReasonKind.CLAIM_MISSING, text, "delete the pod: its owner creates another pod with a new claim")
     there = [c["metadata"]["name"] for c in view.claims if c["metadata"]["namespace"] == pod.namespace]
     text = f"claim {pod.namespace}/{name} does not exist"
     return Reason(ReasonKind.CLAIM_MISSING, text, f"make claim {name} in namespace {pod.namespace}{near(name, there)}")
@@ -211,9 +213,9 @@ def _of_allocated(view: SchedulerView, pod: PodInfo, claim: dict[str, Any]) -> I
     is_reserved = any(r.get("uid") == pod.uid for r in reserved)
     if not is_reserved and len(reserved) >= MAX_USERS:
         text = f"claim {name} is reserved for {len(reserved)} pods, and a claim has at most {MAX_USERS}"
-        yield Reason(ReasonKind.RESERVATION, text, "one of them has to end, or the pod needs another claim")
+        yield Reason(ReasonKind.RESERVATION, text, "one of these pods has to end, or the pod needs another claim")
     if not is_reserved and not claim["status"]["allocation"].get("allocationTimestamp"):
-        text = f"claim {name} was allocated without allocationTimestamp, not by a scheduler: reserving it is refused"
+        text = f"claim {name} was allocated without allocationTimestamp, not by a scheduler, so it cannot be reserved for the pod"
         yield Reason(
             ReasonKind.BY_HAND, text, f"make claim {name} again, or write its allocation with an allocationTimestamp"
         )
@@ -223,7 +225,7 @@ def _of_allocated(view: SchedulerView, pod: PodInfo, claim: dict[str, Any]) -> I
     if state.readiness is Readiness.READY:
         return
     drivers = ", ".join(sorted({str(r["driver"]) for r in results_of(claim) if r.get("bindingConditions")}))
-    if state.over:
+    if state.must_deallocate:
         text = f"claim {name}: {state.reason}"
         change = f"see the log of the controller of {drivers}; the scheduler releases the devices and tries again"
     else:

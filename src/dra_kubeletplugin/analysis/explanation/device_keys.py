@@ -37,7 +37,7 @@ class _PoolContent:
     devices: Sequence[tuple[_DeviceContent, JSON]]
 
     def key(self, names: Sequence[str] | None) -> tuple[Any, ...]:
-        """Returns a key that is equal for pools with equal devices, of whose attributes only ``names`` matter; None for all."""
+        """Returns a key. Pools with equal devices have equal keys. Only the attributes ``names`` are compared; None compares all."""
         if names is None:
             found = [(content, msgspec.json.encode(attributes, order="sorted")) for content, attributes in self.devices]
             return self.driver, self.totals, tuple(sorted(found))
@@ -68,7 +68,7 @@ class DeviceKeys:
     Args:
         selected: the names of attributes that selectors of the pod can read; None for all.
         compared: the names of attributes that its constraints compare. Only which devices have equal values matters.
-        own: the pod's claims. A node with devices of one of them has no key, because the pod cannot free them by a deletion.
+        own: the pod's claims. A node with devices that such a claim holds has no key, because deleting the claim would not help the pod.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class DeviceKeys:
         self._own = {(r["driver"], r["pool"]) for claim in own for r in results_of(claim)}
         # The contents of all pools are the same for all pods; None for a pool that has no content.
         self._pools: dict[PoolKey, _PoolContent | None] = view.found.setdefault(_PoolContent, {})
-        # A rule's taint is the same object on each device. Its removal needs another change than the removal of a driver's taint.
+        # The names of DeviceTaintRules by the id of their taint, which is the same object on each device. A taint of a rule is removed
+        # by another change than a taint of a driver, so they are not equal.
         self._rules = {id(r["spec"]["taint"]): str(r["metadata"]["name"]) for r in view.snapshot.rules}
         self._keys: dict[str, int | None] = {}  # by name of the node
         self._numbers: dict[Hashable, int] = {}  # of different contents of nodes
@@ -97,7 +98,7 @@ class DeviceKeys:
             else:
                 self._wide.append(sl)
         # The scheduler reads slices with counters for every node, and a pool that is incomplete or invalid affects every node.
-        self._no_keys = any(self._contradicts(s) for slices in self._counters.values() for s in slices) or any(
+        self._no_keys = any(self._affects_all_nodes(s) for slices in self._counters.values() for s in slices) or any(
             s["spec"].get("perDeviceNodeSelection") or s["spec"].get("sharedCounters") for s in self._wide
         )
 
@@ -109,7 +110,8 @@ class DeviceKeys:
             self._keys[node.name] = self._key(node)
         return self._keys[node.name]
 
-    def _contradicts(self, sl: JSON) -> bool:
+    def _affects_all_nodes(self, sl: JSON) -> bool:
+        """Returns whether the pool of a slice is incomplete or invalid, or has slices of several nodes."""
         slices = self._view.slices.by_pool[key_of(sl)]
         return self._content(key_of(sl)) is None or len({s["spec"].get("nodeName") for s in slices}) > 1
 
@@ -133,7 +135,7 @@ class DeviceKeys:
     def _of_constraints(self, slices: Iterable[JSON]) -> tuple[tuple[str, ...] | None, Hashable]:
         """Returns the names of attributes whose values matter, and a pattern for each other attribute.
 
-        The pattern is whether all devices of the node have the same value, each device has another value, or none has a value.
+        The pattern is whether all devices of the node have the same value, each device has a different value, or no device has a value.
         """
         if not self._compared:
             return self._names, None

@@ -132,7 +132,7 @@ class NodeDevices:
                     change = f"the request has to tolerate {shown}, or {change}"
                 elif not rule:
                     change = f"{change} {shown}"
-            text = f"it has the taint {shown}, which is not tolerated"
+            text = f"the taint {shown} is not tolerated"
             detail = f"of DeviceTaintRule {rule}" if rule else reason
             yield DeviceFault(ReasonKind.DEVICE_TAINT, text, change, detail, taint_subject(shown, rule))
 
@@ -174,7 +174,7 @@ class NodeDevices:
                     wanted = text_beside(amount, has)
                     detail = f"{remaining} of {canonical(has)} left; {self._holders(candidate.id)}"
                     text = f"too little of its {_short(name)} is left for {wanted}"
-                    change = f"ask for less {_short(name)}, or delete the pods of a claim that shares it"
+                    change = f"ask for less {_short(name)}, or delete the pods of a claim that shares the device"
                     yield DeviceFault(ReasonKind.CAPACITY, text, change, detail, name, of_node=True)
         if used is None and (candidate.multiple or not request.admin):
             yield from self._counters(candidate)
@@ -216,7 +216,7 @@ class NodeDevices:
         pool = self._by_key[candidate.id.driver, candidate.id.pool]
         ids = (DeviceId(pool.driver, pool.name, d["name"]) for d in pool.devices if _takes(d, counter_set, counters))
         claims = {str(c["metadata"]["uid"]): c for i in ids for c in self.view.holders(i)}
-        return join_names([describe_claim(c) for c in claims.values()]) or "no claim holds any of it"
+        return join_names([describe_claim(c) for c in claims.values()]) or "no claim holds such a device"
 
     def _holders(self, device: DeviceId) -> str:
         return (

@@ -45,9 +45,9 @@ def explain(snapshot: Snapshot, what: str, namespace: str = "default") -> Explan
     view = SchedulerView(snapshot)
     if kind == "pod":
         pod = find(snapshot.pods, "pod", name, namespace, snapshot, PODS.plural)
-        return _finished(view, _pod(view, pod))
+        return _with_gaps(view, _pod(view, pod))
     claim = find(snapshot.claims, "claim", name, namespace, snapshot, CLAIMS.plural)
-    return _finished(view, _claim(view, claim))
+    return _with_gaps(view, _claim(view, claim))
 
 
 def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda done, of: None) -> list[Explanation]:
@@ -63,7 +63,7 @@ def waiting(snapshot: Snapshot, namespace: str = "", progress: Progress = lambda
     pods = waiting_pods(snapshot, namespace)
     out = []
     for number, pod in enumerate(pods, 1):
-        out.append(_finished(view, explain_pod(view, pod, changes=False)))
+        out.append(_with_gaps(view, explain_pod(view, pod, changes=False)))
         progress(number, len(pods))
     return out
 
@@ -103,7 +103,7 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
             raise QuestionError(f"{kind} {namespace}/{name} cannot be read: {unread.why}")
     gap = next((g for g in snapshot.gaps if g.resource == plural and g.read != namespace), None)
     if gap:
-        raise QuestionError(f"{kind} {namespace}/{name} cannot be searched for: {gap.why}")
+        raise QuestionError(f"{kind} {namespace}/{name} cannot be looked up: {gap.why}")
     more = (
         f"; there is one in namespace {', '.join(sorted(other_namespaces)[:3])} (-n)"
         if other_namespaces
@@ -194,7 +194,7 @@ def _placed(known: Explanation, reasons: tuple[Reason, ...]) -> Explanation:
 def _cluster_message(view: SchedulerView, pod: PodInfo) -> tuple[str, str]:
     """Returns the message of the scheduler or the kubelet on why the pod waits, and its time; both empty if there is none.
 
-    For a pod that runs, older messages are about a state that has ended.
+    Ignores messages from before the last start of a container, because they are about an earlier state.
     """
     about = [e for e in view.snapshot.events if (e.get("involvedObject") or {}).get("uid") == pod.uid]
     warnings = [e for e in about if e.get("type") == "Warning"]
@@ -337,5 +337,5 @@ def _pod_with(claim: JSON) -> JSON:
     return {"metadata": meta, "spec": spec}
 
 
-def _finished(view: SchedulerView, found: Explanation) -> Explanation:
+def _with_gaps(view: SchedulerView, found: Explanation) -> Explanation:
     return replace(found, gaps=view.snapshot.gaps, notes=(*found.notes, *map(str, view.snapshot.unread)))

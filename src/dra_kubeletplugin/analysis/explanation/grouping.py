@@ -15,7 +15,7 @@ EXAMPLES = 3
 # Reasons of nodes that the author of the pod did not mean: they have no devices, devices of another class, or other labels.
 OTHER_NODES = {ReasonKind.NO_DEVICES, ReasonKind.CLASS_SELECTOR, ReasonKind.NOT_HERE, ReasonKind.NODE_AFFINITY}
 _NOT_SELECTED = OTHER_NODES | {ReasonKind.SELECTOR}
-OTHER_DEVICES = 2  # the distance of nodes of whose devices the request selects none
+OTHER_DEVICES = 2  # the distance of nodes whose devices the request does not select
 # Reasons that count nodes, not devices
 _OF_NODES = {ReasonKind.NO_DEVICES, ReasonKind.TOO_FEW, ReasonKind.POOL_INCOMPLETE, ReasonKind.POOL_INVALID}
 
@@ -88,7 +88,7 @@ def distance(group: NodeGroup) -> int:
     """Returns how far nodes are from taking the pod.
 
     0: each request alone could be satisfied. 1: selected devices are not usable. 2: the request selects none of the devices.
-    3: the nodes are not meant. In a cluster with several kinds of nodes, nodes of another kind are not the cause.
+    3: the pod is not meant for the nodes, so they are not the cause.
     """
     if any(r.kind in OTHER_NODES for r in group.reasons):
         return 3

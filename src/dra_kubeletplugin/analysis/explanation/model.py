@@ -61,9 +61,9 @@ class ReasonKind(StrEnum):
 
 
 NOT_BLOCKING = frozenset({ReasonKind.GATED, ReasonKind.SCHEDULER_NAME})
-"""Kinds of a pod's reasons with which nodes are examined too."""
+"""Kinds of a pod's reasons that do not prevent the examination of nodes."""
 OF_DEVICES = frozenset({ReasonKind.CONSTRAINT, ReasonKind.COUNTERS, ReasonKind.COMPETITION, ReasonKind.TIMEOUT})
-"""Kinds of a node's reasons that are about its devices together."""
+"""Kinds of a node's reasons that concern several of its devices together."""
 
 
 class ExplanationState(StrEnum):

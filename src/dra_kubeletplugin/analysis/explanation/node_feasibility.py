@@ -37,13 +37,13 @@ from .what_if import NOT_TOGETHER, Enough, WhatIf
 JSON = dict[str, Any]
 T = TypeVar("T")
 LIMIT = 2.0  # seconds for the devices of one node; the scheduler has ten
-TRYING = 2.0  # seconds for all trials together; later trials are omitted
+TRIALS_LIMIT = 2.0  # seconds for all trials together; later trials are omitted
 Requests = Sequence[Sequence[request_reasons.RequestReasons]]
 
 
 @dataclass(frozen=True)
 class Feasibility:
-    """The result for all nodes. ``reasons`` are those for which the scheduler refuses all nodes at once."""
+    """The result for all nodes. ``reasons`` are the reasons for which the scheduler rejects all nodes at once."""
 
     groups: tuple[NodeGroup, ...] = ()
     changes: tuple[SuggestedChange, ...] = ()
@@ -62,7 +62,7 @@ _FATAL = {
 _REMEDIES = {
     ReasonKind.POOL_INCOMPLETE: "the driver has to publish the rest of the pool; a request for all devices waits for it",
     ReasonKind.POOL_INVALID: "the driver has to publish a pool that does not contradict itself",
-    ReasonKind.CONSTRAINT: "a request for all devices has to do without the constraint",
+    ReasonKind.CONSTRAINT: "remove the constraint from the request for all devices",
     ReasonKind.TOO_MANY: "use several claims",
 }
 
@@ -76,7 +76,7 @@ def examine_nodes(view: SchedulerView, pod: PodInfo, *, changes: bool = True) ->
     return _NodeExamination(view, pod, changes).feasibility()
 
 
-def not_looked_at(pod: PodInfo) -> Iterator[str]:
+def unexamined_features(pod: PodInfo) -> Iterator[str]:
     """Yields features of the pod that are not examined, such as volumes."""
     for why in unsupported.reasons(pod):
         yield why.replace(unsupported.PREFIX, "not examined: ")
@@ -104,7 +104,7 @@ class _NodeExamination:
     def feasibility(self) -> Feasibility:
         view = self.view
         snapshot = view.cache.snapshot()
-        notes = list(not_looked_at(self.pod))
+        notes = list(unexamined_features(self.pod))
         if not snapshot.nodes:
             return Feasibility(
                 reasons=(Reason(ReasonKind.NO_NODES, "the cluster has no nodes", "add nodes"),), notes=tuple(notes)
@@ -128,7 +128,7 @@ class _NodeExamination:
             fitting = {keys[n.name] for n in cycle.feasible(len(keys), without=repeated(snapshot.nodes, keys))}
         except SchedulerError as e:
             fitting, error = set(), str(e)
-        self.deadline = time.monotonic() + TRYING
+        self.deadline = time.monotonic() + TRIALS_LIMIT
         rejected = {keys[name]: rejection for name, rejection in cycle.rejected.items()}
         found: dict[Hashable, list[NodeReasons]] = {}
         results = []
@@ -252,7 +252,7 @@ class _NodeExamination:
         return found
 
     def _with_nominated(self, node: NodeInfo, filters: NodeFilters, known: Set[str]) -> Iterator[DeviceFault]:
-        """Yields the reasons of a node that it has only because of pods that the scheduler has nominated to it."""
+        """Yields the reasons that a node has only because of pods that the scheduler has nominated to the node."""
         first = [
             p for p in self.nominated.get(node.name, ()) if p.uid != self.pod.uid and p.priority >= self.pod.priority
         ]
@@ -338,7 +338,7 @@ class _NodeExamination:
             most[what] = max(amount, most.get(what, amount))
         for text, where in sorted(found.items(), key=lambda item: (nearest[item[0]], -len(item[1]))):
             if (less := where[0][1].less) and less[1] != most[less[0]]:
-                continue  # a request for more fits on another node
+                continue  # on another node, a smaller reduction is enough
             place, first = where[0]
             example = f"{place}: {first.example}" if first.example else place
             yield SuggestedChange(text, len(where), example, first.command)
@@ -353,7 +353,7 @@ class _NodeExamination:
         claims: PodClaims,
         nodes: Mapping[str, NodeInfo],
     ) -> bool:
-        """Returns whether a change only lets the scheduler reach an error. Without time, the result is True.
+        """Returns whether, after a change, the scheduler's search ends with an error. Returns True if no time is left to check.
 
         An error on one node, such as a selector that fails, ends the search on all nodes.
         """
@@ -409,5 +409,5 @@ _TIMED_OUT = DeviceFault(
     f"it was not determined within {LIMIT:g} s whether there are devices for the claims; the scheduler stops after {TIME_LIMIT:g} s",
     "use fewer alternatives, constraints or partitions",
 )
-_UNTRIED_NODES = f"changes were not tried on all nodes, because that took more than {TRYING:g} s"
+_UNTRIED_NODES = f"changes were not tried on all nodes, because that took more than {TRIALS_LIMIT:g} s"
 _UNTRIED = {ReasonKind.CLAIM_ON_OTHER_NODE, ReasonKind.EXTENDED}  # the devices after such a change are not known

@@ -52,7 +52,7 @@ class NodeFilters:
         self._known = known
         self._affinity = PodAffinity(pod, nodes, namespaces)
         self._spread = Spread(pod, nodes)
-        self._selecting = tuple(pod.spec.get("nodeSelector") or ())
+        self._selector_keys = tuple(pod.spec.get("nodeSelector") or ())
         self._required = pod.affinity("nodeAffinity").get("requiredDuringSchedulingIgnoredDuringExecution")
 
     def key(self, node: NodeInfo) -> Hashable:
@@ -61,7 +61,7 @@ class NodeFilters:
         return (
             node.restrictions,
             tuple((f.text, f.detail) for f in self._resources(node)) if too_little else (),
-            tuple(node.labels.get(key) for key in self._selecting),
+            tuple(node.labels.get(key) for key in self._selector_keys),
             self._required is None or node_selectors.selector_matches(node.node, self._required),
             bool(self.pod.ports and filters.ports(self.pod, node)),
             self._spread.rejects(node) if self._spread.matters else None,
@@ -88,7 +88,9 @@ class NodeFilters:
             yield _fault_of(rejection, "another node, or delete the pods that have these ports")
         yield from self._resources(node)
         if self._spread.matters and (rejection := self._spread.rejects(node)):
-            yield _fault_of(rejection, "a topologySpreadConstraint with a larger maxSkew, or fewer pods of it here")
+            yield _fault_of(
+                rejection, "a topologySpreadConstraint with a larger maxSkew, or fewer pods that it counts on this node"
+            )
         if self._affinity.matters and (rejection := self._affinity.rejects(node)):
             yield _fault_of(rejection, "other affinity terms, or other pods on the node")
 
@@ -137,7 +139,7 @@ class NodeFilters:
                 similar = difflib.get_close_matches(name, self._known, 1, _SIMILAR)
                 hint = f" (there is {similar[0]})" if similar else ""
                 text = f"the node has no {name}, and no DeviceClass provides it{hint}"
-                change = f"a DeviceClass with extendedResourceName {name}, or a device plugin that has it"
+                change = f"a DeviceClass with extendedResourceName {name}, or a device plugin that provides it"
                 yield DeviceFault(ReasonKind.EXTENDED, text, change)
             else:
                 detail = f"{_amount(name, wanted)} wanted, {_amount(name, max(free, 0))} of {_amount(name, has)} free"

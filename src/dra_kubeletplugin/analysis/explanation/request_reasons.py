@@ -1,4 +1,4 @@
-"""Finds, for each request of a pod's open claims on one node, the usable devices and the reasons against the others."""
+"""Finds, for each request of a pod's unallocated claims on one node, the usable devices and the reasons against the other devices."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def _examine(devices: NodeDevices, claim: str, request: PickedRequest, resource:
     )
     out.resource, out.container = resource
     of_class: list[Place] = []
-    unmatched: list[Place] = []  # for a request for all devices, which only the devices that match can refuse
+    unmatched: list[
+        Place
+    ] = []  # devices that do not match a request for all devices, so they do not prevent its allocation
     matched = 0
     for candidate in devices.candidates:
         where = f"{devices.node.name}/{candidate.id.device}"

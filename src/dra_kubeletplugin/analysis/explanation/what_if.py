@@ -32,8 +32,8 @@ _FREED = {ReasonKind.HELD, ReasonKind.COUNTERS, ReasonKind.CAPACITY}  # reasons 
 _HOLDERS = 16  # number of claims that are tried one by one
 NOT_TOGETHER = DeviceFault(
     ReasonKind.COMPETITION,
-    "there are devices for each request alone, and not for all of them together",
-    "ask for fewer devices, or add some",
+    "there are devices for each request alone, but not for all of them together",
+    "ask for fewer devices, or add devices",
 )
 Edit = Callable[[JSON], JSON]
 
@@ -45,7 +45,7 @@ class Enough(NamedTuple):
         example: the objects that the change concerns on this node.
         claims: the changed claims; None if the claims stay as they are.
         removes: the text of a node's reason that the change removes on all nodes; empty if it changes one node only.
-        less: what the change asks less of, and how much remains; a change to more of the same is better.
+        less: for a change that asks for less: the item, and the amount that is still requested. A larger amount is better.
     """
 
     text: str
@@ -129,9 +129,7 @@ class WhatIf:
                 "fewer constraints, or fewer devices",
             )
         elif self.fits(device=_without("consumesCounters")):
-            text = (
-                "each of the devices would do alone, but together they need more of the shared counters than there is"
-            )
+            text = "each device fits alone, but together the devices need more of the shared counters than exist"
             change = "fewer or smaller devices at once, or delete a claim that holds a device of the same counters"
             yield DeviceFault(ReasonKind.COUNTERS, text, change)
         else:
@@ -139,7 +137,7 @@ class WhatIf:
 
     def _constraint(self, claim: JSON, constraint: JSON) -> DeviceFault:
         shown, values = _shown(constraint), self._values(claim, constraint)
-        change = f"without the constraint {shown} of claim {claim['metadata']['name']} the devices would do"
+        change = f"remove the constraint {shown} from claim {claim['metadata']['name']}"
         text = f"no choice of devices satisfies {shown}"
         return DeviceFault(ReasonKind.CONSTRAINT, text, change, values, shown, of_node=True)
 
@@ -235,7 +233,7 @@ class WhatIf:
 
     @cached_property
     def _freeing(self) -> list[Enough]:
-        """The release of claims that would be enough: of one claim, or else of several claims that all must be released."""
+        """The claims whose release would be enough: one claim, or several claims that must all be released."""
         every = [uid for uid in self._holders if uid not in self._own]
         if not every or not self.fits(gone=every):
             return []

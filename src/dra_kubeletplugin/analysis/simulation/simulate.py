@@ -27,7 +27,7 @@ from ...scheduling.framework.status import Plugin, Rejection, SchedulerError
 from ..explanation import cluster_reasons
 from ..explanation.explain import explain_pod
 from ..explanation.model import NOT_BLOCKING, Explanation
-from ..explanation.node_feasibility import not_looked_at
+from ..explanation.node_feasibility import unexamined_features
 from ..scheduler_view import SchedulerView
 from ..snapshot import KINDS, Gap, Snapshot
 from .workloads import SimulatedWorkload, allocated, checked, claim_for, workloads
@@ -163,8 +163,8 @@ class _Simulator:
         )  # fmt: skip
 
     def _notes(self, workload: SimulatedWorkload, pod: PodInfo) -> Iterator[str]:
-        """Yields what the simulation does not consider: features that are not examined, and gates and schedulers that place pods later."""
-        yield from not_looked_at(pod)
+        """Yields the features of a pod that the simulation ignores, among them scheduling gates and other schedulers."""
+        yield from unexamined_features(pod)
         for reason in cluster_reasons.reasons(self.view, pod):
             if reason.kind in NOT_BLOCKING:
                 yield f"{workload.shown}: {reason.text}"

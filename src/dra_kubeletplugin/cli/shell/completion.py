@@ -40,9 +40,9 @@ _dra_and_own() {
   _shtab_dra "$@"
   local words current="${COMP_WORDS[COMP_CWORD]}"
   read -a words <<<"${COMP_LINE:0:COMP_POINT}"
-  [[ $current == -* && ${words[1]} == @(TAKERS) && " ${words[*]:2:${#words[@]}-3}" == *" "[^-]* ]] || return 0
+  [[ $current == -* && ${words[1]} == @(COMMAND_PATTERN) && " ${words[*]:2:${#words[@]}-3}" == *" "[^-]* ]] || return 0
   words=("${words[@]:1:${#words[@]}-2}")
-  COMPREPLY+=($(compgen -W "$(dra "${words[@]/#\~\//$HOME/}" --help ASKED)" -- "$current"))
+  COMPREPLY+=($(compgen -W "$(dra "${words[@]/#\~\//$HOME/}" --help PRINT_FLAGS)" -- "$current"))
 }
 complete -o bashdefault -o default -F _dra_and_own dra
 """,
@@ -52,16 +52,16 @@ _dra_and_own() {
   local current="${words[CURRENT]}" code
   _shtab_dra "$@"
   code=$?
-  [[ $current == -* && $line[1] == (TAKERS) && -n ${line[2,-1]:#-*} ]] || return $code
-  compadd -- $(dra "${(@)line/#\~\//$HOME/}" --help ASKED) && code=0
+  [[ $current == -* && $line[1] == (COMMAND_PATTERN) && -n ${line[2,-1]:#-*} ]] || return $code
+  compadd -- $(dra "${(@)line/#\~\//$HOME/}" --help PRINT_FLAGS) && code=0
   return $code
 }
 """,
     "fish": r"""
 function _dra_own
     set -l line (commandline -opc)
-    contains -- "$line[2]" TAKING; and string match -q -- '-*' (commandline -ct); or return
-    string match -qv -- '-*' $line[3..]; and dra (string replace -r '^~/' "$HOME/" -- $line[2..]) --help ASKED
+    contains -- "$line[2]" COMMAND_WORDS; and string match -q -- '-*' (commandline -ct); or return
+    string match -qv -- '-*' $line[3..]; and dra (string replace -r '^~/' "$HOME/" -- $line[2..]) --help PRINT_FLAGS
 end
 complete -c dra -a '(_dra_own)'
 """,
@@ -101,9 +101,9 @@ def script(shell: str) -> str:
         text = text.replace(old, new)
     own = (
         _OWN_OPTIONS[shell]
-        .replace("ASKED", _PRINT_FLAGS)
-        .replace("TAKERS", "|".join(OF_DRIVERS))
-        .replace("TAKING", " ".join(OF_DRIVERS))
+        .replace("PRINT_FLAGS", _PRINT_FLAGS)
+        .replace("COMMAND_PATTERN", "|".join(OF_DRIVERS))
+        .replace("COMMAND_WORDS", " ".join(OF_DRIVERS))
     )
     if shell == "zsh":  # the function must precede the last lines, which call it
         return text.replace("typeset -A opt_args", f"{own}\ntypeset -A opt_args")

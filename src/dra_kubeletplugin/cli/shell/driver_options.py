@@ -35,7 +35,7 @@ def add_own_options(parser: Parser, drivers: Sequence[type[Driver]]) -> None:
                 continue
             group = group or parser.add_argument_group(
                 f"options of {driver.__name__}",
-                "the driver's own; each can also be set with its environment variable",
+                "defined by the driver; each can also be set with its environment variable",
             )
             add_option(group, f, _DEST + f.name)
 

@@ -64,7 +64,7 @@ def given(args: argparse.Namespace, kind: type[Settings] = Settings) -> dict[str
 
 
 def refuse(args: argparse.Namespace, flags: Mapping[str, str], why: str) -> None:
-    """Raises :class:`SettingsError` with each of ``flags`` that is set although it has no effect.
+    """Raises :class:`SettingsError` with each of ``flags`` that is set although this command cannot use it.
 
     ``flags`` maps names in ``args`` to flags. ``why`` is the rest of the error's sentence after the flag.
     """

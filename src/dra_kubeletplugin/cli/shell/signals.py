@@ -39,7 +39,7 @@ class StopSignal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._event: asyncio.Event | None = None
         self._body: asyncio.Task[Any] | None = None
-        self._cut: threading.Timer | None = None
+        self._deadline: threading.Timer | None = None
         self._written = -1
 
     def handle(self) -> None:
@@ -87,24 +87,24 @@ class StopSignal:
             # Nothing has been started yet: the import of a driver's module may hang.
             self._end(Exit.SUCCESS)
             return
-        self._cut_after(self.grace + MARGIN)
+        self._start_deadline(self.grace + MARGIN)
         _log_line(f"{name}: stopping")
         try:
             self._loop.call_soon_threadsafe(self._event.set)
         except RuntimeError:  # the loop is closed: the process is already ending
             self._end(Exit.SUCCESS)
 
-    def _cut_after(self, seconds: float) -> None:
+    def _start_deadline(self, seconds: float) -> None:
         """Exits the process after ``seconds``. Uses a thread, because the event loop itself may hang."""
-        self._cut = threading.Timer(seconds, self._cut_now, (seconds,))
-        self._cut.daemon = True
-        self._cut.start()
+        self._deadline = threading.Timer(seconds, self._exit_at_deadline, (seconds,))
+        self._deadline.daemon = True
+        self._deadline.start()
 
-    def _cut_now(self, seconds: float) -> None:
+    def _exit_at_deadline(self, seconds: float) -> None:
         _log_line(f"the stop has taken {seconds:g} s, so the process ends now; {self.hanging()}")
         self._end(Exit.UNKNOWN)
 
-    def cut_ending(self, code: int, seconds: float = MARGIN) -> None:
+    def exit_after(self, seconds: float, code: int) -> None:
         """Exits the process with ``code`` after ``seconds``, even if tasks or threads still run."""
         timer = threading.Timer(seconds, self._end, (code,))
         timer.daemon = True
@@ -123,8 +123,8 @@ class StopSignal:
 
     def leave(self) -> None:
         """Limits the time of a stop, whether a signal or a failure caused it."""
-        if self._cut is None:
-            self._cut_after(self.grace + MARGIN)
+        if self._deadline is None:
+            self._start_deadline(self.grace + MARGIN)
 
     def hanging(self) -> str:
         """Describes where the process hangs: the innermost call of its main task, and of threads in a driver's methods."""

@@ -26,7 +26,7 @@ from ...resourceapi.usage.arranging import matching, matching_pods
 from ...resourceapi.usage.rows import Overview
 from ...scheduling.framework import pod_info
 from ..cluster_access import TIMEOUT, config_of, namespace_of, read_cluster
-from ..manifest_args import from_files
+from ..object_files import from_files
 from ..shell.exit_codes import Exit
 from ..shell.output import TEXT, write
 from ..shell.parsing import terminal_columns
@@ -101,7 +101,7 @@ def explained_overview(snapshot: Snapshot, node: str, progress: Callable[[str], 
 async def _run_screen(config: ApiConfig, namespace: str, args: argparse.Namespace) -> None:
     from .screen import Top
 
-    # The screen shows faults instead of the log.
+    # The screen shows errors, so the log would repeat them.
     logging.getLogger("dra_kubeletplugin").addHandler(logging.NullHandler())
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(KubeClient(config, TIMEOUT))

@@ -1,6 +1,6 @@
 """Formats lines of the usage for a terminal of any width, as pieces of text with their styles.
 
-The screen and the table of `dra top` use the same pieces. The bars have steps of an eighth.
+The screen and the table of `dra top` use the same pieces. A bar grows in steps of an eighth of a column.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def group_line(group: Group, width: int, *, folded: bool = False) -> list[Piece]
 
 
 def device_line(line: Line, widths: Widths) -> list[Piece]:
-    """Formats a card, a device, or parts of a card. The end of the line has the cells that a narrow terminal can miss."""
+    """Formats a card, a device, or parts of a card. The last cells are the least important, because a narrow terminal cuts them."""
     if line.kind is LineKind.CARD:
         places = [f"NUMA {line.numa}" if widths.numa and line.numa else "", line.root if widths.root else ""]
         places += [line.node if widths.node else "", line.driver if widths.driver else ""]

@@ -56,7 +56,8 @@ The screen shows the state of the cluster. It never changes the cluster.
   p            pause          q         quit
 
   The bar of a card is the used part of its counters. Below the card, parts with the
-  same state share a line. Of numbered counters, slots 1100 means: two of four are used.
+  same state share a line. Numbered counters share one text: slots 1100 means that two
+  of four are used.
 
   The reason of a pod on the screen is computed as by `dra explain`.
   Until it is ready, Kubernetes' message is shown in dim letters."""
@@ -119,7 +120,7 @@ class Top(App[None]):
         self._widths, self._pod_width = Widths(), 0
         self._groups: Sequence[Group] = ()
         self._arranged_by: tuple[Grouping, Order, bool] | None = None  # how _groups are arranged
-        self._minute = -1
+        self._age_step = -1
 
     def compose(self) -> ComposeResult:
         yield Static(id="head")
@@ -143,16 +144,16 @@ class Top(App[None]):
             return  # the app is closing: its widgets are removed before its timer
         pods = self.query_one("#pods", Rows)
         self._live.reasons.show([e.row for e in pods.seen if isinstance(e.row, PodRow)])
-        minute = int(time.time() // 10)  # ages change without new data
+        age_step = int(time.time() // 10)  # the shown ages change without new data
         started = time.thread_time()
         found = self.shown if self.paused and self.shown else self._live.current()
         if found is not self.shown:
             self.shown = found
             self._arrange()
             self._live.rest(time.thread_time() - started)
-        elif minute != self._minute:
+        elif age_step != self._age_step:
             pods.refresh()
-        self._minute = minute
+        self._age_step = age_step
 
     def _arrange(self) -> None:
         """Rebuilds the rows with the current filter, grouping and order."""
@@ -240,7 +241,7 @@ class Top(App[None]):
 
     async def _explain(self, pod: PodRow) -> None:
         try:
-            text = explanation(await self._live.reasons.whole(pod), Style(coloured=False))
+            text = explanation(await self._live.reasons.full_explanation(pod), Style(coloured=False))
         except QuestionError as e:
             text = [str(e)]
         await self.push_screen(Sheet(f"pod {pod.namespace}/{pod.name}", text))
@@ -248,7 +249,7 @@ class Top(App[None]):
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         if event.state is WorkerState.ERROR:
             self.notify(
-                f"this could not be explained: {on_one_line(event.worker.error)}", severity="error", markup=False
+                f"the pod cannot be explained: {on_one_line(event.worker.error)}", severity="error", markup=False
             )
 
     def action_help(self) -> None:

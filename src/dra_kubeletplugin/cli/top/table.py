@@ -22,8 +22,8 @@ def table(found: Overview, style: Style, width: int, *, whole: bool = False) -> 
     """Yields the lines. All texts of the cluster are made printable.
 
     Args:
-        width: columns of the terminal. A longer line would break rows, so it is cut in its cells.
-        whole: whether all devices have lines. Otherwise the groups of a large cluster have a line each, as on the screen.
+        width: columns of the terminal. Cells of longer lines are shortened, because a wrapped line would break the columns.
+        whole: whether each device has a line. Otherwise, in a large cluster, only each group has a line, as on the screen.
     """
     numbers = ", ".join(str(t).replace(" ", _NO_BREAK) for t in tiles(found.count))
     yield from (line.replace(_NO_BREAK, " ") for line in textwrap.wrap(numbers, width))
@@ -32,7 +32,7 @@ def table(found: Overview, style: Style, width: int, *, whole: bool = False) -> 
     if whole or len(groups) <= FOLD_ABOVE:
         yield from _devices(found, groups, style, width)
     else:
-        yield f"note: {len(groups)} groups have a line each: --node NAME or --filter WORDS shows devices, -o json shows all"
+        yield f"note: {len(groups)} groups, one line for each: --node NAME or --filter WORDS lists devices, -o json lists all"
         yield ""
         widths = Widths.of(groups, (), width, node=False, driver=False)
         yield from (_painted(group_line(group, widths.group, folded=True), style, width) for group in groups)

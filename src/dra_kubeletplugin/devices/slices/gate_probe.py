@@ -13,7 +13,7 @@ from ...resourceapi.gated_fields import Gate, gate_of, gates_of_options, without
 from ...resourceapi.nodes import NODE_FIELDS
 from ..inventory import Inventory
 from .scope import Scope
-from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
+from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
 
 JSON = dict[str, Any]
 
@@ -91,5 +91,5 @@ class GateProbe:
                 return frozenset()
             # With the gate off, the API server drops list values, and rejects an attribute that has no other value.
             return frozenset({Gate.LISTS}) | await self._dropped(resource, nodes, plain)
-        found = (gate_of(path) for path in lost(obj["spec"], kept))
+        found = (gate_of(path) for path in dropped_by_server(obj["spec"], kept))
         return frozenset(gate for gate in found if gate)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES
+from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES_IN_SLICE
 from ..validation import DeviceEntry
 
 MAX_BYTES = 512 * 1024
@@ -38,7 +38,7 @@ class SliceContent:
     devices: list[DeviceEntry] = field(default_factory=list)
     counter_sets: list[JSON] = field(default_factory=list)
     name: str | None = None
-    limit: int = MAX_DEVICES
+    limit: int = MAX_DEVICES_IN_SLICE
     _bytes: int = 0
     _consumed: int = 0
 
@@ -62,7 +62,7 @@ def pack(
     devices: Sequence[DeviceEntry],
     counter_sets: Sequence[JSON] = (),
     before: Mapping[str, PublishedNames] | None = None,
-    slice_size: int = MAX_DEVICES,
+    slice_size: int = MAX_DEVICES_IN_SLICE,
 ) -> list[SliceContent]:
     """Returns the slices of a pool, slices with counter sets first.
 

@@ -27,7 +27,7 @@ def as_sent(obj: JSON, resource: Resource) -> JSON:
     return obj if resource.version == "v1" else convert(obj, resource.version)
 
 
-def lost(sent: Any, stored: Any, path: str = "spec") -> set[str]:
+def dropped_by_server(sent: Any, stored: Any, path: str = "spec") -> set[str]:
     """Returns the paths of a spec's fields that the API server dropped, with empty brackets for indexes."""
     if sent == stored:  # nearly all devices of a slice: only the others are compared field by field
         return set()
@@ -35,12 +35,12 @@ def lost(sent: Any, stored: Any, path: str = "spec") -> set[str]:
     if isinstance(sent, Mapping) and isinstance(stored, Mapping):
         for key, value in sent.items():
             if key in stored:
-                out |= lost(value, stored[key], f"{path}.{key}")
+                out |= dropped_by_server(value, stored[key], f"{path}.{key}")
             elif value not in (None, [], {}, ""):
                 out.add(f"{path}.{key}")
     elif isinstance(sent, list) and isinstance(stored, list):
         for a, b in zip(sent, stored, strict=False):
-            out |= lost(a, b, f"{path}[]")
+            out |= dropped_by_server(a, b, f"{path}[]")
     return out
 
 

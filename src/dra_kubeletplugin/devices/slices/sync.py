@@ -30,7 +30,7 @@ from .leadership import Leadership
 from .pack import SliceContent, assign_existing, pack
 from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
-from .server_response import REJECTIONS, as_sent, in_v1, lost, rejected_devices
+from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
 from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
 from .taint_times import TaintTimes
 
@@ -318,7 +318,7 @@ class Syncer:
         self._accepted[have.name] = (frame.mark(content), have.digest)
         if sent["spec"] == stored["spec"]:
             return
-        paths = lost(sent["spec"], stored["spec"])
+        paths = dropped_by_server(sent["spec"], stored["spec"])
         off = self._inventory.gates_off | {gate for path in paths if (gate := gate_of(path))}
         new_fields = sorted(path for path in paths - self.dropped if not gate_of(path))
         if new_fields:

@@ -231,17 +231,17 @@ def _pruned(merged: JSON, last: ManagedFieldsEntry, entries: Entries, rules: Rul
     Versions of a kind differ only below fields that are atomic, so the paths are the same in each version.
     """
     kind = rules.type
-    had = typed.with_named(last.paths, kind)
+    had = typed.with_parent_fields(last.paths, kind)
     pruned = typed.remove(merged, had, kind) or {}
     # Restore the fields that other managers have, or that this manager applies now.
-    everything = typed.with_named(typed.paths_of(merged, kind), kind)
-    kept = typed.with_named(typed.paths_of(pruned, kind), kind)
+    everything = typed.with_parent_fields(typed.paths_of(merged, kind), kind)
+    kept = typed.with_parent_fields(typed.paths_of(pruned, kind), kind)
     owned: set[Path] = set()
     for entry in entries.values():
         owned |= entry.paths
-    pruned = typed.remove(merged, everything - (kept | typed.with_named(owned, kind)), kind) or {}
+    pruned = typed.remove(merged, everything - (kept | typed.with_parent_fields(owned, kind)), kind) or {}
     # Restore the fields that were removed only with their parent and had not been applied.
-    kept = typed.with_named(typed.paths_of(pruned, kind), kind)
+    kept = typed.with_parent_fields(typed.paths_of(pruned, kind), kind)
     out: JSON = typed.remove(merged, (everything - kept) & had, kind) or {}
     return out
 

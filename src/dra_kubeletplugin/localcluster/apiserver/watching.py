@@ -28,7 +28,7 @@ class WatchOptions:
         since: the version after which the watch begins.
         initial: send existing objects first.
         ends_initial: send a bookmark after all existing objects.
-        include: for a table, how much of each object its rows contain; None for whole objects.
+        include: for a Table, how much of each object a row contains (`None`, `Metadata` or `Object`); None if the client wants no Table.
         seconds: duration of the watch.
         only: path and value of a field that every matching object has; None if there is none.
     """

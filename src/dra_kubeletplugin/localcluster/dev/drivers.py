@@ -22,8 +22,9 @@ import msgspec
 from ...base.signals import signal_child
 
 _KEPT_LINES = 20  # number of last lines of a process's output that an error contains
-_MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0  # seconds before a process that died is started again; the pause doubles each time
-_STEADY = 60.0  # seconds of running after which the pause starts again at its minimum
+# Seconds before a process that died is started again. The pause doubles each time, so the first pause of a new process is 2 s.
+_MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0
+_STEADY = 60.0  # seconds of running after which the pause is the minimum again
 _POLL_INTERVAL = 0.05  # seconds between two checks for readiness
 # The error code at the end of a driver's message. It is removed, because ``dra dev`` appends its own.
 _CODE = re.compile(r" \[DRA-E\d+\]$")

@@ -107,7 +107,10 @@ class DevEnvironment:
         temporary.rename(file)
 
     def overrides(self, process: DriverProcess) -> dict[str, JSON]:
-        """Returns the health that verbs set, by device, also before a restart with the same state folder."""
+        """Returns the health overrides by device name.
+
+        They include overrides that an earlier `dra dev` with the same state folder wrote.
+        """
         try:
             found: dict[str, JSON] = msgspec.json.decode(self._health_file(process).read_bytes())
         except FileNotFoundError:
@@ -253,6 +256,6 @@ async def _reload(made: DevEnvironment, process: DriverProcess) -> None:
             stays = (
                 "the previous process continues"
                 if process.phase is ProcessPhase.READY
-                else "it is started again when the file changes"
+                else "it is started again after a pause, and when a file changes"
             )
             made.callbacks.output(f"{e}\n{stays}")

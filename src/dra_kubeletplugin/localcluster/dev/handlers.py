@@ -194,8 +194,12 @@ async def _health(on: DevEnvironment, verb: SetHealth) -> VerbResult:
         healthy = {"healthy": True, "unhealthy": False, "unknown": None}[verb.health]
         on.set_health(process, verb.device, {"healthy": healthy, "message": verb.message, "effect": verb.effect})
     data = {"driver": process.program.driver, "node": process.place, "device": verb.device, "health": verb.health}
-    result = "as the driver reports it" if verb.health == "reported" else f"{verb.health}, whatever the driver reports,"
-    return VerbResult(text=f"{verb.device} is {result} from the driver's next report on", data=data)
+    text = (
+        f"the override of {verb.device} is removed; the driver's next report decides its health"
+        if verb.health == "reported"
+        else f"from the driver's next report on, {verb.device} is {verb.health}, whatever the driver reports"
+    )
+    return VerbResult(text=text, data=data)
 
 
 async def _node(on: DevEnvironment, verb: RestartKubelet | RebootNode) -> VerbResult:

@@ -1,6 +1,7 @@
 """Writes and reads a container's log file in CRI format: time, stream, tag and text for each line of output.
 
-A line longer than 16 KiB is written in parts. The last part has the tag F, the others have P. Source: k8s.io/cri-client,
+A line longer than 16 KiB is written in parts. The last part has the tag F, unless the output ends without a newline. The other
+parts have the tag P. Source: k8s.io/cri-client,
 logs.go.
 """
 

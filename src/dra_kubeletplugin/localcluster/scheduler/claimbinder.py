@@ -207,7 +207,7 @@ class ClaimBinder:
             if state is None:
                 return
             remaining = deadline - time.monotonic()
-            if state.over or remaining <= 0:
+            if state.must_deallocate or remaining <= 0:
                 raise SchedulerError(state.reason or TIMED_OUT)
             if state.remaining:
                 remaining = min(remaining, state.remaining)

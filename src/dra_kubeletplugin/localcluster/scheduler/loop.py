@@ -244,7 +244,7 @@ class Scheduler:
         try:
             return cycle.feasible()
         except AllocationSlow:
-            cycle.allocations.take_time()
+            cycle.allocations.remove_slow_limit()
         self._searched, self._search = cycle.pod.uid, cycle.allocations
         try:
             return await _search_in_thread(cycle, Cycle.feasible)
@@ -266,7 +266,7 @@ class Scheduler:
         """PostFilter: tries to free claims or to preempt other pods."""
         diagnosis = NodeDiagnosis(len(cycle.snapshot.nodes), dict(cycle.rejected))
         freed = await self.binder.free_claims(cycle.pod, cycle.claims)
-        cycle.allocations.take_time()
+        cycle.allocations.remove_slow_limit()
         outcome = await _search_in_thread(cycle, preempt)
         nominated = None
         if isinstance(outcome, Victims):

@@ -95,7 +95,7 @@ def _struct(value: Any, shape: Struct, path: str, where: str, unknown: list[str]
 
 
 def _absent(out: JSON, name: str, field: Field) -> None:
-    """Adds what Go writes for a field that is not set, if the field is always written or not a pointer."""
+    """Adds the value that Go writes for a field that is not set, if the field is always written or not a pointer."""
     shape = field.shape
     if field.pointer:
         out[name] = None

@@ -234,7 +234,7 @@ def remove(value: Any, paths: Iterable[Path], type_: Type) -> Any:
     return value
 
 
-def with_named(paths: Iterable[Path], type_: Type) -> set[Path]:
+def with_parent_fields(paths: Iterable[Path], type_: Type) -> set[Path]:
     """Returns ``paths`` and every struct field above them: the owner of a part of a struct also owns the struct's field."""
     out = set(paths)
     for path in list(out):

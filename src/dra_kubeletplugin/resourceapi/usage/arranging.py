@@ -40,9 +40,9 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Devices in one group. ``held`` counts devices with a holder, ``bad`` counts unhealthy or vanished devices.
+    """Devices in one group. ``held`` counts devices with a holder, ``bad`` counts unhealthy, tainted or vanished devices.
 
-    ``occupancy`` is what a bar shows: how many cards of the group are given away, with parts of cards.
+    A bar shows ``occupancy``: how many cards of the group claims hold. A card that is held in part counts with its part.
     """
 
     title: str
@@ -112,7 +112,7 @@ def searchable_text(row: DeviceRow) -> str:
 
 
 def matching(rows: Iterable[DeviceRow], text: str) -> list[DeviceRow]:
-    """Returns the rows that contain every word of ``text``. A row must not contain a word that has a leading ``!`` there."""
+    """Returns the rows that contain every word of ``text``. A row that contains the word of ``!word`` is left out."""
     words = text.lower().split()
     if not words:
         return list(rows)

@@ -126,7 +126,7 @@ def _used_up(device: SliceDevice, holders: Sequence[Holder]) -> str:
         left = Quantity(total) - consumed(short, taking)
         least = device.least.get(short, NOTHING)
         if left < least or (not least and left <= NOTHING < Quantity(total)):
-            return f"its claims use up its {short}"
+            return f"its claims use up the {short} of the device"
     return ""
 
 

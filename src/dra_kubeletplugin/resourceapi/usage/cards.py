@@ -28,7 +28,7 @@ class Line:
     Args:
         key: identifies the line across updates.
         name: the name of a card or device, or the short names of parts with the same state.
-        use: None for a card, as ``sign`` and ``use_tone`` are empty.
+        use: None for a card; ``sign`` and ``use_tone`` are then empty.
         depth: 1 for a part of a card, else 0.
         share: the used part of a card, from 0 to 1.
         tone: the tone of ``health``.
@@ -127,7 +127,7 @@ def _card_name(counters: str, parts: Iterable[DeviceRow]) -> str:
 
 
 def _device(row: DeviceRow, card: str = "") -> Line:
-    """Returns the line of a device, or of a part of ``card``. The line of the card has its name and its place."""
+    """Returns the line of a device, or of a part of ``card``. A part's line omits the name and the place of the card."""
     health, tone = texts.health(row)
     depth = 1 if card else 0
     return Line(

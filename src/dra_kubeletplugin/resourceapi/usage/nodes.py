@@ -58,7 +58,7 @@ class NodeStates:
         return known[1]
 
     def _none_of(self, selector: JSON | None) -> str:
-        """Returns why no node takes new pods, of the nodes that a selector matches. None matches all nodes."""
+        """Returns why none of the nodes that a selector matches takes new pods; empty if one does. None matches all nodes."""
         states = set()
         for name, node in (self._nodes or {}).items():
             if selector is None or node_selectors.selector_matches(node, selector):

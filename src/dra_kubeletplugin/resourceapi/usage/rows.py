@@ -24,8 +24,8 @@ class DeviceUse(StrEnum):
     BLOCKED = "blocked"
     """No claim holds the device, but other devices use up its counters (KEP-4815), as when another claim has the whole card."""
     UNAVAILABLE = "unavailable"
-    """No claim holds the device, and no request can get it: it has a taint NoSchedule or NoExecute, its node is away or
-    takes no new pods, or its pool is incomplete or invalid."""
+    """No claim holds the device, and no request can get it: it has a taint NoSchedule or NoExecute, its node does not exist
+    or takes no new pods, or its pool is incomplete or invalid."""
     VANISHED = "vanished"
     """A claim holds the device, but the device is in no slice any more."""
 
@@ -35,7 +35,7 @@ TAKEN = frozenset({DeviceUse.HELD, DeviceUse.SHARED, DeviceUse.VANISHED})
 
 
 class HealthRow(StrEnum):
-    UNREPORTED = "unreported"  # no taint; a slice contains problems only, not that a device is healthy
+    UNREPORTED = "unreported"  # no taint and no report: a slice shows problems, but never that a device is healthy
     TAINTED = "tainted"
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
@@ -112,10 +112,10 @@ class DeviceRow:
 
 @dataclass(frozen=True, slots=True)
 class CounterRow:
-    """A counter set, which partitions of a pool share: a card that is given away in parts or whole.
+    """A counter set that partitions of a pool share. It stands for a card that claims hold in parts or as a whole.
 
     Args:
-        share: the part of the card that is given away, from 0 to 1: the largest share of its meters. Numbered counters
+        share: the part of the card that claims hold, from 0 to 1: the largest share of its meters. Numbered counters
             such as ``slot-0`` to ``slot-3`` count as one counter for it.
     """
 
@@ -129,7 +129,7 @@ class CounterRow:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How much of the devices of a node or group is given away, counted in cards.
+    """How many cards of a node or group claims hold.
 
     A counter set counts as one card, however many partitions are published for it. A device without counters counts as
     one card too.
@@ -148,7 +148,7 @@ class Occupancy:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node. ``unschedulable`` says why no new pods are scheduled to it; empty if no reason is known."""
+    """A node. ``unschedulable`` is the reason why no new pods are scheduled to it; empty if no reason is known."""
 
     name: str
     devices: int = 0

@@ -70,7 +70,7 @@ class _CountedPool:
 
 
 class UsageCounter:
-    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects, and counts changed pools."""
+    """Computes the usage of a cluster repeatedly. Each computation converts only the changed objects, and counts only the changed pools."""
 
     def __init__(self) -> None:
         self._slices = ObjectCache(_or_sentence(read_slice, "slice"))
@@ -171,7 +171,7 @@ def _row(device: SliceDevice, holders: tuple[Holder, ...], usage: PoolUsage, bef
 
 
 def _owners(sl: PublishedSlice) -> Iterable[JSON]:
-    """Returns the objects that say which nodes reach the devices: the spec of a slice, or each of its devices."""
+    """Returns the objects whose fields select the nodes of the devices: the spec of a slice, or each of its devices."""
     spec = sl.json["spec"]
     return [d.owner for d in sl.devices] if spec.get("perDeviceNodeSelection") else [spec]
 

@@ -12,7 +12,7 @@ from .cards import Line, lines
 from .rows import Count, CounterRow, DeviceUse, Overview, PodRow, SetKey
 from .texts import Tone
 
-_NAMED = 3  # nodes with the same reason that notes name
+_NAMED = 3  # maximum number of nodes with the same reason that a note names
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group of lines. ``held`` says how many cards claims hold; ``share`` is the same from 0 to 1."""
+    """A group of lines. ``held`` is a text with the number of held cards. ``share`` is the held part of the cards, from 0 to 1."""
 
     title: str
     held: str
@@ -42,8 +42,9 @@ class View:
     """The content of a page.
 
     Args:
-        empty: why there is no group; empty if there is one.
+        empty: why the view has no group; an empty text if it has groups.
         waiting_title: the number of pods that wait; empty if no pod waits.
+        stale_reason: why the data is from the time ``at`` (unix seconds) and not current; empty if it is current.
     """
 
     title: str
@@ -54,7 +55,7 @@ class View:
     waiting_title: str
     waiting: tuple[PodRow, ...]
     signs: tuple[tuple[str, str], ...]
-    unavailable: str
+    stale_reason: str
     at: float
 
 
@@ -83,7 +84,7 @@ def view(found: Overview, query: Mapping[str, str]) -> View:
         waiting_title=waiting_title(len(pods), found.count.waiting) if found.count.waiting else "",
         waiting=pods,
         signs=tuple(texts.signs()),
-        unavailable=found.unavailable,
+        stale_reason=found.unavailable,
         at=found.at,
     )
 

@@ -1,4 +1,4 @@
-"""Validates the amounts of its node's resources that a device uses, and their overhead (KEP-5517, as of 1.37)."""
+"""Validates the amounts of a node's resources that a device uses, and their overhead (KEP-5517, as of 1.37)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from .field_errors import FieldError, duplicate, invalid, invalids, required, to
 from .metadata import metadata, updated_metadata
 from .node_resources import node_resources
 
-MAX_DEVICES = 128
+MAX_DEVICES_IN_SLICE = 128
 MAX_DEVICES_WITH_EXTRAS = 64  # extras: taints, consumed counters, list attributes
 MAX_COUNTER_SETS = 8
 MAX_COUNTERS_PER_SET = 32
@@ -142,7 +142,7 @@ def max_devices(devices: list[Any]) -> int:
             return MAX_DEVICES_WITH_EXTRAS
         if not all(map(_LISTS.isdisjoint, (d.get("attributes") or {}).values())):
             return MAX_DEVICES_WITH_EXTRAS
-    return MAX_DEVICES
+    return MAX_DEVICES_IN_SLICE
 
 
 def _pool(pool: JSON, path: str) -> list[FieldError]:

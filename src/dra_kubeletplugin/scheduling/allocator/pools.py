@@ -120,7 +120,7 @@ def is_relevant(spec: JSON, node: JSON) -> bool:
 
 
 def is_here(owner: JSON, node: JSON) -> bool:
-    """Returns whether a slice or a device, by its fields of nodes, is for the node."""
+    """Returns whether a slice or a device is for the node, according to its node fields."""
     return nodes.matches(node, owner.get("nodeName"), owner.get("allNodes"), owner.get("nodeSelector"))
 
 

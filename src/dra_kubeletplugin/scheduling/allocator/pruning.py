@@ -1,5 +1,5 @@
-"""Excludes hopeless branches of a search: requests for more devices than remain, and devices equivalent to one that
-failed.
+"""Excludes branches of a search that have no solution: requests for more devices than remain, and devices that are equivalent
+to a device that failed.
 
 Both rules are exact: they exclude only branches without a solution, so the first solution stays the same.
 """

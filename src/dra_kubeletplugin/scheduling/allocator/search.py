@@ -80,7 +80,7 @@ class Search:
         self._group_users: dict[tuple[str, str], dict[str, list[Groups]]] = {}
         self._deadline = time.monotonic() + state.time_limit
         self._steps = 0
-        self._pruning = False  # whether hopeless branches are skipped; set after many steps without a solution
+        self._pruning = False  # whether branches without a solution are skipped; set after many steps
         self._equivalence_keys: dict[int, str] = {}
         self._demands: list[_Demand] = []
         self.requests = [self._claim_requests(i, c) for i, c in enumerate(claims)]
@@ -240,14 +240,14 @@ class Search:
         names = sorted({c.attribute for cs in self.constraints for c in cs})
         try:
             for place, candidate in enumerate(self.candidates):
-                verdicts = [
+                accepted = [
                     self._is_selectable(d.claim, self.claims[d.claim], d.request, candidate) for d in self._demands
                 ]
-                for demand, selectable in zip(self._demands, verdicts, strict=True):
+                for demand, selectable in zip(self._demands, accepted, strict=True):
                     if selectable:
                         demand.indices.append(place)
                 attributes = [constraints.attribute_of(candidate, n) for n in names]
-                self._equivalence_keys[id(candidate)] = pruning.equivalence_key(candidate, verdicts, attributes)
+                self._equivalence_keys[id(candidate)] = pruning.equivalence_key(candidate, accepted, attributes)
         except AllocationError:
             return
         self._pruning = True

@@ -36,7 +36,7 @@ def _attempt(function: Callable[[Sequence[Any]], Any], args: Sequence[Any]) -> A
         return CelError(str(e))  # for example, a time is out of range or a text is too long
 
 
-def counted(
+def call_plan(
     node: CallExpr,
     args: list[Plan],
     function: Callable[[Sequence[Any]], Any],
@@ -51,7 +51,7 @@ def counted(
     Args:
         strict: a failed argument makes the call fail; otherwise the function receives the error as argument.
         ordered: the first failed argument ends the call, and later arguments are not evaluated.
-        measured: effort is counted, because the call may take more effort than its cost covers.
+        measured: effort is call_plan, because the call may take more effort than its cost covers.
     """
     rule = costs.rule_of(node.function, overload)
     timed = node.function in effort.TIMED

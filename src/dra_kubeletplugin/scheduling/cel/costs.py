@@ -96,7 +96,7 @@ def _contains_cidr(args: Sequence[Any], result: Any) -> int:
 
 
 def _parsing(rule: Rule) -> Rule:
-    """Returns the rule of an overload that parses its second argument, a text, first."""
+    """Returns the rule of an overload that begins by parsing its second argument, a text."""
     return lambda args, result: rule(args, result) + _text(size_of(args[1]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from . import costs
 from .ast import CallExpr, Expr, Fold, Ident, ListExpr, Literal, MapExpr, Select
 from .attributes import Attribute, AttributeKey, Conditional, ConstantKey, Qualifier
-from .calls import NO_OVERLOAD, Plan, Run, counted
+from .calls import NO_OVERLOAD, Plan, Run, call_plan
 from .frame import Frame, LazyValue
 from .library import FUNCTIONS, regex
 from .macros import ACCU
@@ -131,7 +131,7 @@ def _of_call(node: CallExpr) -> Plan:
         case "or" | "orValue":
             return _alternative(args, unwrap=node.function == "orValue")
         case "@not_strictly_false":
-            return counted(node, args, lambda a: a[0] is not False, overload, strict=False)
+            return call_plan(node, args, lambda a: a[0] is not False, overload, strict=False)
         case "@in" if overload == "@in(A, list(A))" and isinstance(args[1], Constant):
             if found := _membership(args[0], args[1].value):
                 return found
@@ -145,7 +145,7 @@ def _of_call(node: CallExpr) -> Plan:
     if grow := _growing(node, args):
         return grow
     function = FUNCTIONS[node.function]
-    return counted(node, args, lambda a: function(*a), overload, ordered=ordered)
+    return call_plan(node, args, lambda a: function(*a), overload, ordered=ordered)
 
 
 def _dispatched(node: CallExpr) -> bool:
@@ -177,7 +177,7 @@ def _growing(node: CallExpr, args: list[Plan]) -> Plan | None:
             return accumulator
         return function(*a)
 
-    return counted(node, args, grow, "", measured=False)
+    return call_plan(node, args, grow, "", measured=False)
 
 
 def _folded(compute: Callable[[], Any]) -> Any:

@@ -124,7 +124,7 @@ class Expression:
         return value
 
 
-class LazyExpression(dict[str, Any]):
+class LazyVariables(dict[str, Any]):
     """Values by variable name, each computed when it is first read. If the computation fails, the error is the value."""
 
     def __init__(self, compute: Mapping[str, Callable[[], Any]]) -> None:

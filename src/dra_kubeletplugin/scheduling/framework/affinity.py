@@ -15,9 +15,13 @@ from .status import Plugin, Rejection
 JSON = Mapping[str, Any]
 Place = tuple[str, str]  # topology key, its value
 NamespaceLabels = Mapping[str, Mapping[str, str]]
-_NEAR = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't match pod affinity rules")
-_FAR = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't match pod anti-affinity rules", resolvable=True)
-_OTHERS = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't satisfy existing pods anti-affinity rules", resolvable=True)
+_AFFINITY_REJECTION = Rejection.of(Plugin.POD_AFFINITY, "node(s) didn't match pod affinity rules")
+_ANTI_AFFINITY_REJECTION = Rejection.of(
+    Plugin.POD_AFFINITY, "node(s) didn't match pod anti-affinity rules", resolvable=True
+)
+_EXISTING_POD_REJECTION = Rejection.of(
+    Plugin.POD_AFFINITY, "node(s) didn't satisfy existing pods anti-affinity rules", resolvable=True
+)
 
 
 @dataclass(frozen=True)
@@ -49,42 +53,42 @@ class PodAffinity:
     """The effect of all placed pods on one new pod."""
 
     def __init__(self, pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLabels) -> None:
-        self._near = _terms(pod, pod.terms("podAffinity"), namespaces)
-        self._far = _terms(pod, pod.terms("podAntiAffinity"), namespaces)
-        self._near_places: set[Place] = set()
-        self._far_places: set[Place] = set()
+        self._affinity = _terms(pod, pod.terms("podAffinity"), namespaces)
+        self._anti_affinity = _terms(pod, pod.terms("podAntiAffinity"), namespaces)
+        self._affinity_places: set[Place] = set()
+        self._anti_affinity_places: set[Place] = set()
         self._repelling_places: set[Place] = set()
         for node in nodes:
             for other in node.pods_with_anti_affinity:
                 for term in _terms(other, other.terms("podAntiAffinity"), namespaces):
                     if term.key in node.labels and term.matches(pod):
                         self._repelling_places.add((term.key, node.labels[term.key]))
-            if self._near or self._far:
+            if self._affinity or self._anti_affinity:
                 for other in node.pods.values():
                     self._add_pod(other, node)
-        self._first = bool(self._near) and not self._near_places and all(t.matches(pod) for t in self._near)
+        self._first = bool(self._affinity) and not self._affinity_places and all(t.matches(pod) for t in self._affinity)
 
     def _add_pod(self, other: PodInfo, node: NodeInfo) -> None:
-        if self._near and all(t.matches(other) for t in self._near):
-            self._near_places |= {(t.key, node.labels[t.key]) for t in self._near if t.key in node.labels}
-        self._far_places |= {
-            (t.key, node.labels[t.key]) for t in self._far if t.key in node.labels and t.matches(other)
+        if self._affinity and all(t.matches(other) for t in self._affinity):
+            self._affinity_places |= {(t.key, node.labels[t.key]) for t in self._affinity if t.key in node.labels}
+        self._anti_affinity_places |= {
+            (t.key, node.labels[t.key]) for t in self._anti_affinity if t.key in node.labels and t.matches(other)
         }
 
     @property
     def matters(self) -> bool:
-        return bool(self._near or self._far or self._repelling_places)
+        return bool(self._affinity or self._anti_affinity or self._repelling_places)
 
     def rejects(self, node: NodeInfo) -> Rejection | None:
         here = node.labels.items()
-        for term in self._near:
+        for term in self._affinity:
             if term.key not in node.labels:
-                return _NEAR
-            if not self._first and (term.key, node.labels[term.key]) not in self._near_places:
-                return _NEAR
-        if any(place in self._far_places for place in here):
-            return _FAR
-        return _OTHERS if any(place in self._repelling_places for place in here) else None
+                return _AFFINITY_REJECTION
+            if not self._first and (term.key, node.labels[term.key]) not in self._affinity_places:
+                return _AFFINITY_REJECTION
+        if any(place in self._anti_affinity_places for place in here):
+            return _ANTI_AFFINITY_REJECTION
+        return _EXISTING_POD_REJECTION if any(place in self._repelling_places for place in here) else None
 
 
 def preference(pod: PodInfo, nodes: Iterable[NodeInfo], namespaces: NamespaceLabels) -> Counter[Place]:

@@ -36,7 +36,7 @@ class BindingState:
     remaining: float = 0.0
 
     @property
-    def over(self) -> bool:
+    def must_deallocate(self) -> bool:
         """Whether the allocation must be removed."""
         return self.readiness in {Readiness.FAILED, Readiness.TIMED_OUT}
 

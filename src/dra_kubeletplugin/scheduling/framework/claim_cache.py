@@ -1,6 +1,7 @@
-"""The scheduler's cache of claims: from the watch, as written but not in the watch yet, and with pending allocations.
+"""The scheduler's cache of claims.
 
-From the claims it computes which devices are in use. The use of each pool is an immutable object. A cycle in another thread can
+It has the claims of the watch, newer versions that the scheduler wrote, and allocations that are not written yet. From the claims it
+computes which devices are in use. The use of each pool is an immutable object. A cycle in another thread can
 therefore read it, and a cached result for a node stays valid while the object is the same.
 """
 

@@ -199,9 +199,10 @@ def read(
         entries = _entries(pod, store)
     except MissingClaim as e:
         return rejected(str(e))
-    claims, alone = [claim for _, claim in entries], pod_groups.pod_reference(pod.pod)
+    claims, own_reference = [claim for _, claim in entries], pod_groups.pod_reference(pod.pod)
     consumers = [
-        pod_groups.group_reference(group) if group and pod_groups.shares(group, e) else alone for e, _ in entries
+        pod_groups.group_reference(group) if group and pod_groups.shares(group, e) else own_reference
+        for e, _ in entries
     ]
     by_class = extended.wanted(pod, explicit, classes) if explicit is not None else {}
     extended_claim = None
@@ -216,7 +217,7 @@ def read(
         if fault := _unknown_class(claim, classes):
             return rejected(fault)
     if extended_claim is not None:
-        claims, consumers = [*claims, extended_claim], [*consumers, alone]
+        claims, consumers = [*claims, extended_claim], [*consumers, own_reference]
     return PodClaims(claims, extended_claim, by_class, consumers=consumers, timeout=binding_timeout)
 
 

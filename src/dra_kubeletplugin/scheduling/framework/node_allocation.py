@@ -94,7 +94,7 @@ class NodeAllocator:
     Args:
         nodes: the number of nodes that may be searched.
         limit: seconds for one node. The limit for all nodes assumes that 16 of them are searched in parallel.
-        slow_after: seconds until :class:`AllocationSlow` is raised, unless :meth:`take_time` was called.
+        slow_after: seconds until :class:`AllocationSlow` is raised, unless :meth:`remove_slow_limit` was called.
         fractions: whether the gate DRAFractionalCapacityRange is on.
     """
 
@@ -126,7 +126,7 @@ class NodeAllocator:
         if self._state is not None:
             self._state.cancelled = True
 
-    def take_time(self) -> None:
+    def remove_slow_limit(self) -> None:
         """Removes the limit of ``slow_after``; ``limit`` still applies."""
         self._slow_at = math.inf
 

@@ -40,7 +40,7 @@ class NodeInfo:
 
     @cached_property
     def restrictions(self) -> Hashable:
-        """The taints, and whether the node is unschedulable, as a value that is equal for nodes with the same."""
+        """A value that is equal for nodes with the same taints that are equally schedulable."""
         return self.unschedulable, tuple((t["key"], t.get("value"), t["effect"]) for t in self.taints)
 
     @cached_property

@@ -23,7 +23,7 @@ Port = tuple[str, str, int]  # protocol, host address, port
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """What a pod needs on a node. It depends only on the fields of its spec in :data:`NEEDS`."""
+    """The resources and ports that a pod needs on a node. They depend only on the fields of its spec in :data:`NEEDS`."""
 
     requests: Mapping[str, int]
     nonzero_requested: tuple[int, int]
@@ -112,7 +112,7 @@ def read(pod: JSON, needs: Needs | None = None) -> PodInfo:
     """Reads a pod. Raises ``TypeError``, ``KeyError``, ``ValueError`` or ``AttributeError`` if the object is malformed.
 
     Args:
-        needs: those of a pod with equal fields :data:`NEEDS`, if known.
+        needs: the needs of a pod whose fields :data:`NEEDS` are equal, if known.
     """
     meta, spec = pod["metadata"], pod["spec"]
     needs = needs or _needs(spec)
@@ -185,7 +185,7 @@ def amount_of(name: str, amount: Any) -> int:
 
 
 def is_finished(pod: Mapping[str, Any]) -> bool:
-    """Returns whether all containers of the pod have ended, so that it takes nothing from its node."""
+    """Returns whether all containers of the pod have ended, so that it uses nothing of its node."""
     return (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
 
 

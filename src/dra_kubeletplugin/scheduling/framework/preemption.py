@@ -64,7 +64,7 @@ def _not_eligible(cycle: Cycle) -> str:
 
 
 def _victims_on(cycle: Cycle, node: NodeInfo) -> Victims | Rejection:
-    """Removes all pods of lower priority, then puts back each that still fits, highest priority first.
+    """Removes all pods of lower priority, then puts back each pod that still fits, highest priority first.
 
     The remaining pods are the victims.
     """

@@ -44,7 +44,7 @@ def best(
     if pod.has_affinity:
         _weigh(totals, 2, _scaled({n.name: _node_preference(pod, n) for n in nodes}))
     if pod.has_affinity or any(n.pods_with_affinity for n in all_nodes):
-        _weigh(totals, 2, _near(pod, nodes, all_nodes, namespaces))
+        _weigh(totals, 2, _affinity_scores(pod, nodes, all_nodes, namespaces))
     if has_alternatives:
         _weigh(totals, 2, _scaled({n.name: of_devices(n.name) for n in nodes}))
     return min(nodes, key=lambda n: (-totals[n.name], -_free(n), n.name))
@@ -110,7 +110,7 @@ def _node_preference(pod: PodInfo, node: NodeInfo) -> int:
     )
 
 
-def _near(
+def _affinity_scores(
     pod: PodInfo, nodes: Sequence[NodeInfo], all_nodes: Sequence[NodeInfo], namespaces: NamespaceLabels
 ) -> dict[str, int]:
     gains = preference(pod, all_nodes, namespaces)

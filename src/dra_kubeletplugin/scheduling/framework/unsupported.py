@@ -1,4 +1,8 @@
-"""Finds features of a pod that the local scheduler does not support. The pod stays pending with a message for each feature."""
+"""Finds features of a pod that the local scheduler does not support.
+
+``localcluster/scheduler/loop.py`` leaves such a pod pending, with a message for each feature. ``dra explain`` and ``dra simulate``
+name the features in notes.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,13 @@ _DEFAULT_DISRUPTION_MODES: tuple[Any, ...] = (
     "Pod",
     {"single": {}},
 )  # the default disruption mode, in the forms of 1.36 and 1.37
-_TOLERATIONS = {"", "Equal", "Exists"}
+_TOLERATION_OPERATORS = {"", "Equal", "Exists"}
 
 
 def reasons(pod: PodInfo, group: JSON | None = None) -> list[str]:
     """Returns one sentence per unsupported feature; empty if there is none. ``group`` is the pod's PodGroup."""
     found = [*_found(pod.spec), *(_of_group(group) if group is not None else ())]
-    return [PREFIX + what for what in found]
+    return [PREFIX + feature for feature in found]
 
 
 def _of_group(group: JSON) -> Iterable[str]:
@@ -54,5 +58,5 @@ def _found(spec: JSON) -> Iterable[str]:
         for unknown in sorted(constraint.keys() - spread.KNOWN):
             yield f"{unknown} of a topology spread constraint"
     for toleration in spec.get("tolerations") or []:
-        if (operator := toleration.get("operator") or "") not in _TOLERATIONS:
+        if (operator := toleration.get("operator") or "") not in _TOLERATION_OPERATORS:
             yield f"operator {operator} of a toleration"

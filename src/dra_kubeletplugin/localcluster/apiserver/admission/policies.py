@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....resourceapi.label_selectors import selected
-from ....scheduling.cel.expressions import Budget, Expression, LazyExpression
+from ....scheduling.cel.expressions import Budget, Expression, LazyVariables
 from ....scheduling.cel.values import CelError, CompileError
 from .. import strategy
 from ..access import Access
@@ -101,7 +101,7 @@ class Policies:
         budget = Budget()
         known = values(view, self.matcher.namespace_of(view.attributes), self.access)
         known["params"] = params
-        known["variables"] = LazyExpression(
+        known["variables"] = LazyVariables(
             {name: functools.partial(e.evaluate, known, budget) for name, e in program.variables.items()}
         )
         try:

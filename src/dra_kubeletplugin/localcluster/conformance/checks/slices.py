@@ -83,7 +83,7 @@ async def valid_slices(h: Harness) -> None:
     for obj in h.slices:
         devices = obj["spec"].get("devices") or []
         extras = any(d.get("taints") or d.get("consumesCounters") for d in devices)
-        most = slice_rules.MAX_DEVICES_WITH_EXTRAS if extras else slice_rules.MAX_DEVICES
+        most = slice_rules.MAX_DEVICES_WITH_EXTRAS if extras else slice_rules.MAX_DEVICES_IN_SLICE
         expect(len(devices) <= most, f"at most {most} devices in {obj['metadata']['name']}", len(devices))
 
 
