@@ -106,4 +106,4 @@ def command_lines_with(folder: Path) -> list[str]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             lines.append(path.read_text())
-    return [line for line in lines if str(folder) in line and "killed_while_starting" not in line]
+    return [line for line in lines if str(folder) in line and "killed_control_plane" not in line]
