@@ -17,7 +17,7 @@ class Wakeup:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def request(self) -> None:
-        """Wakes the task. Safe from any thread. Has no effect before the task's first work, which is still to come."""
+        """Wakes the task. Safe from any thread. Has no effect before the first :meth:`clear`, because the task then works anyway."""
         if self._loop is None:
             return
         # The loop may be closed: a thread of the vendor's library may live longer than the plugin.
@@ -25,7 +25,7 @@ class Wakeup:
             self._loop.call_soon_threadsafe(self._wanted.set)
 
     def clear(self) -> None:
-        """Forgets the requests so far, because the work that begins now fulfils them."""
+        """Deletes all requests until now, because the work that begins now fulfils them."""
         self._loop = asyncio.get_running_loop()
         self._wanted.clear()
 

@@ -289,7 +289,8 @@ class Claim:
         - The node is rebooted: the framework relies on no state of the earlier boot. After the last of the old claims, or before a new
           claim sets the state up, it calls ``teardown_<step>``, because some state survives a reboot.
         - Records are lost: the framework may call ``setup_<step>`` for state that is already set up. It does not call ``teardown_<step>``
-          while a claim with an incomplete record may use the state.
+          while a claim with an incomplete record may use the state. Until :meth:`Driver.recover` has returned, calls that would set the
+          state up or tear it down fail, and the kubelet retries.
 
         So ``setup_<step>`` must accept state that is already set up, and must not disturb its users then. ``teardown_<step>`` must be
         idempotent: it may be called for state that was never set up, again after success, and for hardware that has disappeared.

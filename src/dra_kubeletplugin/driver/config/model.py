@@ -102,8 +102,9 @@ class Config(
         API_VERSION: the ``apiVersion`` that claims write into their parameters, ``group/version``.
         OLDER: classes of older versions that claims may still use. Each of these classes may have an ``OLDER`` too.
         DEVICES: the attributes of the devices that this kind is for, such as ``{"type": "gpu"}``; empty for all devices. An entry of this
-            kind has no effect on other devices, so one claim can have an entry for each type of device. If a claim's entries are for none
-            of its devices, it is an error. The newest version's value applies to older versions too.
+            kind has no effect on other devices, so one claim can have an entry for each type of device. If all
+            entries of a claim are for devices that the claim does not have, prepare fails with an error. The newest version's value applies
+            to older versions too.
         LAYERED: whether a claim's parameters are merged into its DeviceClass's parameters of the same kind (JSON Merge Patch, RFC
             7386). If True, the DeviceClass provides the fields that the claim omits, and null restores a field's default. If False, the
             claim's parameters replace the DeviceClass's parameters entirely.

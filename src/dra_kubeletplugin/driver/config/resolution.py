@@ -43,7 +43,8 @@ class Resolver:
         Args:
             config: ``status.allocation.devices.config`` of the claim.
             wanted: names of requests, ``req`` or ``req/sub``, with the devices that they got.
-            of_whole_claim: whether ``wanted`` has all devices of the claim. Then an entry for none of them is a fault.
+            of_whole_claim: whether ``wanted`` has all devices of the claim. If not, it is not checked
+                that the claim's entries are for its devices.
 
         Raises:
             DriverFailedError: the driver's checks did not end within 30 s, or no thread is free.
@@ -76,9 +77,9 @@ class Resolver:
 def _unused_entry(
     parameters: Parameters, config: Sequence[JSON], devices: Sequence[tuple[str, Kinds]]
 ) -> ConfigError | None:
-    """Returns the error if the claim's entries for all requests are for none of its devices.
+    """Returns an error if the claim has entries without request names, and none of them is for a device of the claim; else None.
 
-    One of the entries is enough, because a request may get one of several types of device. A claim with alternatives is not checked: its
+    One such entry is enough, because a request may get one of several types of device. A claim with alternatives is not checked: its
     entries may be for an alternative that was not chosen.
     """
     fitting = frozenset[type[Config]]().union(*(kinds for _, kinds in devices))
