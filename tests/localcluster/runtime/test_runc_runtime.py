@@ -344,7 +344,7 @@ async def test_a_fake_device_is_not_a_device_of_this_machine(tmp_path: Path) -> 
     (tmp_path / "cdi/gpu.json").write_text(json.dumps(spec))
     from dra_kubeletplugin.host.fake import tree
 
-    tree.add_device_node(tmp_path, "gpu0", 8, 0)
+    tree.write_device_node(tmp_path, "gpu0", "8:0")
     runc = await Runc.find(tmp_path / "runc")
     runtime = RuncRuntime(tmp_path / "c", Images({}, tmp_path / "i"), [tmp_path / "cdi"], runc, tmp_path / "dev")
     try:

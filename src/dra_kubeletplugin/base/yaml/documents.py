@@ -17,14 +17,14 @@ class YamlDocument:
     Attributes:
         first_line: the line of the file, from 0, at which the lines of ``node`` start.
         find_node: returns the YAML node with the positions; None if the positions are unknown.
-        duplicate_keys: duplicate keys of mappings: the line (from 1, in the file) and the message of each.
+        duplicate_keys: duplicate keys of mappings: the key, and the lines of its first and its repeated use, from ``first_line``.
     """
 
     file: str
     value: Any
     first_line: int
     find_node: Callable[[], yaml.Node | None]
-    duplicate_keys: list[tuple[int, str]] = field(default_factory=list)
+    duplicate_keys: list[tuple[str, int, int]] = field(default_factory=list)
 
     @functools.cached_property
     def node(self) -> yaml.Node | None:
@@ -34,7 +34,14 @@ class YamlDocument:
     @property
     def faults(self) -> list[tuple[str, str]]:
         """Place and message of each duplicate key."""
-        return [(f"{self.file}:{line}", text) for line, text in self.duplicate_keys]
+        start = self.first_line + 1
+        return [
+            (
+                f"{self.file}:{start + again}",
+                f"the key {key!r} was already used in line {start + first}: one of the values is lost",
+            )
+            for key, first, again in self.duplicate_keys
+        ]
 
     def place(self, path: str = "") -> str:
         """Returns ``file:line`` of the value at ``path``, such as ``spec.devices.requests[0].name``, or of its nearest existing parent."""
@@ -53,9 +60,9 @@ class YamlDocument:
             YamlDocument(self.file, value, self.first_line, lambda i=i: nodes()[i])  # type: ignore[misc]
             for i, value in enumerate(self.value[key])
         ]
-        for line, text in self.duplicate_keys if out else ():
-            before = [d for d in out if d.node is not None and self.first_line + d.node.start_mark.line < line]
-            (before or out[:1])[-1].duplicate_keys.append((line, text))
+        for duplicate in self.duplicate_keys if out else ():
+            before = [d for d in out if d.node is not None and d.node.start_mark.line <= duplicate[2]]
+            (before or out[:1])[-1].duplicate_keys.append(duplicate)
         return out
 
 

@@ -13,10 +13,11 @@ import binascii
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+
+from .documents import YamlDocument
 
 _MAX_DEPTH = 200
 # Characters that the aliases of a document may repeat; a value counts as one more. A few lines could otherwise exceed the memory.
@@ -32,29 +33,19 @@ _NOT_IN_JSON = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _MAX_INT_LENGTH = 70  # characters of a 64 bit integer in base 2
 
 
-@dataclass
-class TextPart:
-    """One document.
-
-    Attributes:
-        duplicate_keys: duplicate keys of a mapping: the key, and the lines (from 0) of its first and its repeated use.
-    """
-
-    node: yaml.Node
-    value: Any
-    duplicate_keys: list[tuple[str, int, int]] = field(default_factory=list)
-
-
-def parts(text: str, of: type[Builder] | None = None) -> Iterator[TextPart]:
+def parts(text: str, of: type[Builder] | None = None, file: str = "", line: int = 0) -> Iterator[YamlDocument]:
     """Yields the documents of a text. At a faulty document, raises ``yaml.YAMLError`` after it has yielded the documents before.
 
     Args:
         of: how to build the values; by default as kubectl does.
+        file: the name of the file that contains the text.
+        line: the text's first line in the file, from 0.
     """
     loader = _Composer(text)
     while loader.check_node():
         node, builder = loader.get_node(), (of or Builder)()
-        yield TextPart(node, builder.build(node), builder.duplicate_keys)
+        value = builder.build(node)
+        yield YamlDocument(file, value, line, lambda node=node: node, builder.duplicate_keys)  # type: ignore[misc]
 
 
 class _Composer(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

@@ -158,9 +158,9 @@ def _json_parts(text: str, file: str) -> Iterator[tuple[YamlDocument, int]]:
     while (start := end + len(_BLANK.match(text, end)[0])) < len(text):  # type: ignore[index]
         line += text.count("\n", end, start)
         value, end = decoder.raw_decode(text, start)
-        part = YamlDocument(file, value, line, lambda start=start, end=end: _places(text[start:end])[0])  # type: ignore[misc]
+        part = YamlDocument(file, value, line, lambda start=start, end=end: _places(text[start:end]).node)  # type: ignore[misc]
         if again:
-            part.duplicate_keys += _duplicate_messages(line, _places(text[start:end])[1])
+            part.duplicate_keys = _places(text[start:end]).duplicate_keys
             again.clear()
         yield part, end
         line += text.count("\n", start, end)
@@ -183,20 +183,12 @@ def _integer(text: str) -> int | float:
     return int(found) if abs(found) < 1e21 else found
 
 
-def _duplicate_messages(line: int, duplicate_keys: list[tuple[str, int, int]]) -> Iterator[tuple[int, str]]:
-    """Yields line and message of each duplicate key. ``line`` is the document's first line, from 0."""
-    for key, first, again in duplicate_keys:
-        message = f"the key {key!r} was already used in line {line + first + 1}: one of the values is lost"
-        yield line + again + 1, message
-
-
-def _places(text: str) -> tuple[yaml.Node | None, list[tuple[str, int, int]]]:
-    """Returns the positions in a JSON text, and its duplicate keys. YAML accepts all of JSON, except for a few characters."""
+def _places(text: str) -> YamlDocument:
+    """Returns a JSON text as YAML, with its positions and duplicate keys. YAML accepts all of JSON, except for a few characters."""
     try:
-        part = next(loader.parts(_JSON_ONLY.sub("?", text.replace("\t", " "))))
+        return next(loader.parts(_JSON_ONLY.sub("?", text.replace("\t", " "))))
     except yaml.YAMLError:
-        return None, []
-    return part.node, part.duplicate_keys
+        return YamlDocument("", None, 0, lambda: None)
 
 
 def _chunks(text: str, line: int) -> Iterator[tuple[str, int]]:
@@ -226,21 +218,21 @@ def _yaml_parts(chunk: str, line: int, file: str, of: type[Builder]) -> Iterator
         raise _at(
             chunk, stray.start(), "a byte order mark inside a document, which kubectl reads as text: delete it", line
         )
-    found = loader.parts(chunk, of)
+    found = loader.parts(chunk, of, file, line)
     try:
         part = next(found, None)
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         raise _parse_fault(chunk, e, line) from None
     if part is None:
         return
-    node = part.node
-    yield YamlDocument(file, part.value, line, lambda: node, list(_duplicate_messages(line, part.duplicate_keys)))
+    yield part
     try:
         if next(found, None) is None:
             return
     except (yaml.YAMLError, ValueError, RecursionError):
         pass
-    end = _NOTHING.match(chunk, node.end_mark.index)
+    assert part.node is not None
+    end = _NOTHING.match(chunk, part.node.end_mark.index)
     assert end is not None  # matches an empty text too
     raise _at(chunk, end.end(), "kubectl ignores this text: begin a document with '---' on a line of its own", line)
 

@@ -88,20 +88,16 @@ def _loaded(targets: Sequence[str], *, certain: bool) -> dict[str, type[Driver]]
 
 def load_options(settings: Callable[[], S], driver: type[Driver], own: Mapping[str, Any]) -> tuple[S, object]:
     """Returns the settings and the driver's options. Raises :class:`SettingsError` with all their faults."""
-    faults: list[str] = []
-    found: list[S] = []
-    options = None
     try:
-        found.append(settings())
+        found = settings()
     except SettingsError as e:
-        faults += e.faults
-    try:
-        options = read_options(driver, own)
-    except SettingsError as e:
-        faults += e.faults
-    if faults:
-        raise SettingsError(*faults)
-    return found[0], options
+        faults = [*e.faults]
+        try:
+            read_options(driver, own)
+        except SettingsError as of_driver:
+            faults += of_driver.faults
+        raise SettingsError(*faults) from None
+    return found, read_options(driver, own)
 
 
 def variables(drivers: Sequence[type[Driver]]) -> Iterator[str]:

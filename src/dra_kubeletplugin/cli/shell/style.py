@@ -18,25 +18,22 @@ class Style:
 
     def paint(self, code: str, text: str) -> str:
         """Returns the text with the code of an SGR sequence, such as ``1;31``."""
-        return self._wrap(code, text)
-
-    def _wrap(self, code: str, text: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.coloured else text
 
     def bold(self, text: str) -> str:
-        return self._wrap("1", text)
+        return self.paint("1", text)
 
     def dim(self, text: str) -> str:
-        return self._wrap("2", text)
+        return self.paint("2", text)
 
     def red(self, text: str) -> str:
-        return self._wrap("31", text)
+        return self.paint("31", text)
 
     def green(self, text: str) -> str:
-        return self._wrap("32", text)
+        return self.paint("32", text)
 
     def yellow(self, text: str) -> str:
-        return self._wrap("33", text)
+        return self.paint("33", text)
 
     def cyan(self, text: str) -> str:
-        return self._wrap("36", text)
+        return self.paint("36", text)

@@ -74,7 +74,7 @@ def _build(root: Path, machine: Machine) -> None:
     (root / "bus/pci/drivers_probe").write_text("")
     for name in [VFIO, *machine.drivers]:
         kernel.create_driver_folder(root, name)
-    tree.add_device_node(root, "vfio/vfio", 10, 196)
+    tree.write_device_node(root, "vfio/vfio", "10:196")
     for name, numbers in machine.nodes.items():
         tree.write_device_node(root, name, numbers)
     for name, text in machine.proc.items():

@@ -38,7 +38,7 @@ def plug(root: Path, folder: Path, function: Function, local_cpus: str | None) -
         members.mkdir(parents=True, exist_ok=True)
         tree.replace_link(members / function.address, os.path.relpath(folder, members))
         tree.replace_link(folder / "iommu_group", os.path.relpath(members.parent, folder))
-        tree.add_device_node(root, f"vfio/{group}", 240, group)
+        tree.write_device_node(root, f"vfio/{group}", f"240:{group}")
     uevents.write_event(root, "add", "pci", function.address)
     bind(root, function.address, function.driver)
 

@@ -46,13 +46,11 @@ def replace_link(link: Path, target: str) -> None:
     link.symlink_to(target)
 
 
-def add_device_node(root: Path, name: str, major: int, minor: int) -> None:
-    """Adds a character device to the host's ``dev``: a file with the type and numbers, because mknod needs root."""
-    write_device_node(root, name, f"c {major}:{minor}")
-
-
 def write_device_node(root: Path, name: str, numbers: str) -> None:
-    """Writes a device node as a file with its type and numbers. Numbers alone are those of a character device."""
+    """Writes a device node of the host's ``dev``: a file with its type and numbers, because mknod needs root.
+
+    Numbers alone are those of a character device.
+    """
     write_file(root / "dev" / name, numbers if numbers[0] in "bc" else f"c {numbers}")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...base.settings import ControllerSettings, Settings, WebhookSettings, load
 from ...base.text import did_you_mean, nearest_or_all
+from ...base.yaml.loader import is_text
 from ...driver import Driver
 from ...errors import SettingsError, printable
 from . import driver_options, pod_values_validation
@@ -19,9 +20,6 @@ from .source_reader import JSON, Parameter, Source
 
 OTHERS = ("features", "options", "deviceClasses", "pods")
 OPTION = "[A-Za-z_][A-Za-z0-9_]*"
-_OTHER_TYPES = re.compile(
-    r"(?i)null|true|false|yes|no|on|off|y|n|~|[0-9][0-9_]*(\.[0-9_]*)?(e[0-9]+)?|0[box][0-9a-f_]+"
-)
 _CONTROL = re.compile(r"[^\t\n -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROLES = (Settings, ControllerSettings, WebhookSettings)
 # higher than the default, because names of a driver's options may resemble names of the framework's options
@@ -140,12 +138,12 @@ def _fault(parameter: Parameter, value: Any) -> str:
         return _number_fault(value, parameter.most)
     if not isinstance(value, str):
         return f"{_shown(value)} is not text: write it in quotes"
-    if _OTHER_TYPES.fullmatch(value):
-        return f"{value!r} would be read as another type, because kustomize writes it without quotes: use another value"
     if not re.fullmatch(parameter.pattern, value):
         choices = parameter.choices
         one_of = f"is not one of {', '.join(choices)}{did_you_mean(value, choices)}"
         return f"{_shown(value)} {one_of if choices else f'does not match {parameter.pattern}'}"
+    if not is_text(value):
+        return f"{value!r} would be read as another type, because kustomize writes it without quotes: use another value"
     if parameter.name == "webhookCABundle":
         return _certificate_fault(value)
     too_long = parameter.longest and len(value) > parameter.longest
