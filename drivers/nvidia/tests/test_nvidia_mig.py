@@ -15,7 +15,7 @@ from dra_kubeletplugin.testing import ClaimSpec, DriverNode, MatchAttribute, Req
 from nvidia import machine
 from nvidia.driver import Nvidia
 from nvidia.hardware_state import HardwareState
-from nvidia.sdk import LibraryError
+from nvidia.sdk import LibraryError, NoLibraryError
 
 H100 = Path(__file__).parents[1] / "hosts/two-h100.yaml"
 ADDRESS = "0000:17:00.0"
@@ -248,6 +248,38 @@ async def test_instances_of_one_gpu_that_cannot_be_read_stay_published_and_do_no
         monkeypatch.setattr(node.driver._open().gpus, "instances", fails)
         await node.unplug("0000:98:00.0")
         await node.wait_published([f"{FIRST}-mig-3g40gb-9-4"])
+
+
+async def test_an_operators_instance_that_a_claim_has_survives_the_change_to_dynamic_mig() -> None:
+    instance = {"address": ADDRESS, "profile": 9, "start": 4, "size": 4, "gi": 1, "uuid": "MIG-1"}
+    async with server(mig="static") as node:
+        hardware(node).set(mig=[ADDRESS], instances=[instance])
+        _write_access(node, "gi1", "gi1/ci0")
+        await node.rescan()
+        await node.run_pod(selector=f'{ATTRIBUTES}.type == "mig"')
+        await node.stop()
+        await node.start(options={"nvidia_mig": "dynamic"})
+        assert places(node) == [(ADDRESS, 9, 4)]
+        await node.delete_pod()
+        assert places(node) == [(ADDRESS, 9, 4)]  # the claim's end destroys only what the driver created for it
+        assert not list((node.settings.plugin_dir / "mig").iterdir())
+        await node.restart()
+        assert places(node) == []
+
+
+async def test_after_a_reboot_a_claim_ends_although_the_library_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with server() as node:
+        await node.run_pod(selector=f"{profile('1g.10gb')} && {ON_FIRST}")
+        await node.reboot()
+
+        def fails() -> Any:
+            raise NoLibraryError("NVIDIA's driver is not loaded")
+
+        monkeypatch.setattr(node.driver, "_open", fails)
+        await node.delete_pod()
+        assert not any((await node.leftovers()).values())
 
 
 async def test_lost_records_are_recovered_from_the_notes() -> None:

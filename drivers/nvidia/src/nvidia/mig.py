@@ -36,12 +36,17 @@ class Partitions:
         occupied = f"{device.name} cannot be created: another MIG instance on {gpu.address} occupies its place"
         if self.find(gpu.uuid, place):  # without a note, so the undo step leaves it alone
             raise OccupiedError(occupied)
-        self._notes.add(gpu.address, place.profile.id, place.start, claim, device)
+        self._notes.add(gpu.address, place.profile.id, place.start, claim, device, created=True)
         try:
             with self._durations.timed(operation="create"):
                 return self._gpus.create(gpu.uuid, place.profile, place.start)
         except OccupiedError:
             raise OccupiedError(occupied) from None
+
+    def use(self, gpu: Gpu, place: Place, claim: Claim, device: AllocatedDevice) -> Instance | None:
+        """Returns an operator's instance, and notes that a claim has it: with dynamic MIG, it must not be destroyed."""
+        self._notes.add(gpu.address, place.profile.id, place.start, claim, device, created=False)
+        return self.find(gpu.uuid, place)
 
     def find(self, uuid: str, place: Place) -> Instance | None:
         return next(
@@ -52,14 +57,14 @@ class Partitions:
         """Returns the library's numbers of the GPU instances, by profile and start."""
         return {(i.profile, i.start): i.gpu_instance for i in self._gpus.instances(uuid)}
 
-    def destroy(self, gpu: Gpu | None, address: str, profile: int, start: int, claim_uid: str) -> None:
-        """Destroys the instance that was created for a claim, and its note. Idempotent.
+    def release(self, gpu: Gpu | None, address: str, profile: int, start: int, claim_uid: str) -> None:
+        """Destroys the instance that was created for a claim, and removes the note. Idempotent.
 
         Without the GPU, only the note exists. Without the note, an instance at this place belongs to an operator.
         """
         if self._notes.claim_of(address, profile, start) not in {"", claim_uid}:
             return
-        if gpu is not None and self._notes.claim_of(address, profile, start):
+        if gpu is not None and self._notes.was_created(address, profile, start):
             try:
                 with self._durations.timed(operation="destroy"):
                     self._gpus.destroy(gpu.uuid, profile, start)
