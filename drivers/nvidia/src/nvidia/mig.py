@@ -9,7 +9,7 @@ from dra_kubeletplugin.driver.metrics import Histogram
 
 from .devices import Place
 from .mig_notes import MigMode, Notes
-from .sdk import Gpu, Gpus, Instance, InUseError, OccupiedError
+from .sdk import Gpu, Gpus, Instance, InUseError, LibraryError, OccupiedError
 
 
 class Partitions:
@@ -101,25 +101,34 @@ class Partitions:
             except InUseError:
                 raise InUseError(f"MIG mode of {gpu.address} cannot be turned on: a process uses the GPU") from None
 
-    def turn_off(self, gpu: Gpu | None, address: str) -> None:
+    def turn_off(self, gpu: Gpu | None, address: str) -> bool:
         """Turns MIG mode off if the driver turned it on and no instance is left. Idempotent.
 
-        While that is not possible, the mode counts as unused, and the next scans try again.
+        While that is not possible, the mode counts as unused, and each scan tries again: the end of a claim does not
+        wait for a monitor that uses the GPU. Returns whether the mode is off.
         """
-        if self.mode(address) is MigMode.OF_OPERATOR:
-            return
-        if gpu is None or (gpu.mig and self._gpus.instances(gpu.uuid)):
-            self._notes.set_mode(address, MigMode.UNUSED)
-            reason = "NVML does not see the GPU" if gpu is None else "it has MIG instances, which belong to no claim"
+        before = self.mode(address)
+        if before is MigMode.OF_OPERATOR:
+            return False
+        reason = self._turn_off(gpu)
+        self._notes.set_mode(address, MigMode.UNUSED if reason else MigMode.OF_OPERATOR)
+        if reason and before is MigMode.OF_CLAIMS:
             self._log.warning("the MIG mode of %s stays on after its last claim: %s", address, reason)
-            return
+        return not reason
+
+    def _turn_off(self, gpu: Gpu | None) -> str:
+        """Returns why MIG mode stays on; empty if it is off."""
+        if gpu is None:
+            return "NVML does not see the GPU"
         if gpu.mig:
-            self._gpus.set_mig(gpu.uuid, on=False)
-        self._notes.set_mode(address, MigMode.OF_OPERATOR)
+            try:
+                if self._gpus.instances(gpu.uuid):
+                    return "it has MIG instances, which belong to no claim"
+                self._gpus.set_mig(gpu.uuid, on=False)
+            except LibraryError as e:
+                return str(e)
+        return ""
 
     def turn_off_unused(self, gpu: Gpu) -> bool:
         """Turns MIG mode off if that was not possible after the last claim of a GPU. Returns whether it is off now."""
-        if self.mode(gpu.address) is not MigMode.UNUSED or (gpu.mig and self._gpus.instances(gpu.uuid)):
-            return False
-        self.turn_off(gpu, gpu.address)
-        return True
+        return self.mode(gpu.address) is MigMode.UNUSED and self.turn_off(gpu, gpu.address)
