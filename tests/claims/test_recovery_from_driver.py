@@ -70,6 +70,26 @@ async def record(store: RecordStore, uid: str) -> Record:
     return found
 
 
+async def test_the_undo_steps_of_a_recovered_claim_are_recorded(store: RecordStore) -> None:
+    await pending(store)
+    driver = Telling()
+    step = ("board", {"board": "b-0"})
+    driver.told = [RecoveredClaim(uid="new", devices=[device()], undo_steps=[step])]
+    assert await recovery(store, driver).once() is True
+    assert (await record(store, "new")).steps == [{"step": "board", "data": {"board": "b-0"}}]
+
+
+@pytest.mark.parametrize("steps", [5, ["board"], [("board", 5)], [(5, {})], [("board", {"x": object()})]])
+async def test_undo_steps_that_cannot_be_recorded_are_an_error(store: RecordStore, steps: Any) -> None:
+    await pending(store)
+    driver = Telling()
+    driver.told = [RecoveredClaim(uid="new", devices=[device()], undo_steps=steps)]
+    asks = recovery(store, driver)
+    assert await asks.once() is False
+    assert "undo step" in asks.fault.replace("_", " ")
+    assert await store.get("new") is None
+
+
 async def test_a_driver_is_asked_only_after_a_loss_and_once(store: RecordStore) -> None:
     driver = Telling()
     asks = recovery(store, driver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,20 @@ async def test_the_parameters_of_a_claim_reach_the_devices_that_they_are_for() -
     settings = {k.rpartition("MIG_DEVICE_GPU_")[2]: v for k, v in env.items() if k.endswith(("_LIMIT", "_SLICE"))}
     assert sorted(settings.values()) == ["4Gi", "Long"]
     assert {v for k, v in settings.items() if "_MIG_" in k} == {"4Gi"}
+
+
+async def test_partitions_of_a_recovered_claim_are_destroyed_at_its_end() -> None:
+    async with server() as node:
+        await node.run_pod(selector=with_profile("1g.5gb"), count=2)
+        names = await node.allocated("pod")
+        await node.stop()
+        (node.settings.plugin_dir / "records.journal").unlink()
+        shutil.rmtree(node.settings.cdi_root)
+        await node.start()
+        held = [device.rpartition("/")[2] for device in (await node.leftovers())["held"]]
+        assert sorted(held) == sorted(names)
+        await node.delete_pod()
+        assert instances(node) == []
 
 
 async def test_recover_returns_the_claims_of_the_partitions_that_exist() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_kubeletplugin import Capacity, Version
+from dra_kubeletplugin import Capacity, Version, metadata
 from dra_kubeletplugin.errors import NotReadyError
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.localcluster.runtime import runc
@@ -83,6 +83,20 @@ async def test_a_pod_gets_the_nodes_and_libraries_of_its_gpu_and_no_others() -> 
     assert "hooks" not in oci
     assert status["data"]["uuid"] == UUID
     assert not any(leftovers.values())
+
+
+@pytest.mark.parametrize(("mig", "kind", "begin"), [("static", "gpu", "GPU-"), ("dynamic", "mig", "MIG-")])
+async def test_the_metadata_files_of_a_pod_have_the_uuid_of_its_device(mig: str, kind: str, begin: str) -> None:
+    async with server(nvidia_mig=mig) as node:
+        running = await node.run_pod(selector=f'device.attributes["{Nvidia.name}"].type == "{kind}"')
+        mounts = {m["destination"]: m["source"] for m in node.oci(running)["mounts"]}
+        (source,) = [s for d, s in mounts.items() if d.startswith(str(metadata.CONTAINER_ROOT))]
+        assert f'"uuid": {{ "string": "{begin}' in _text(source)
+
+
+def _text(path: str) -> str:
+    """Returns the text of a file, with one space in place of other spaces and line ends."""
+    return " ".join(Path(path).read_text().split())
 
 
 @pytest.mark.runc

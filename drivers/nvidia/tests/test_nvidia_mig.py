@@ -15,7 +15,7 @@ from dra_kubeletplugin.testing import ClaimSpec, DriverNode, MatchAttribute, Req
 from nvidia import machine
 from nvidia.driver import Nvidia
 from nvidia.hardware_state import HardwareState
-from nvidia.sdk import LibraryError
+from nvidia.sdk import InUseError, LibraryError, NoLibraryError
 
 H100 = Path(__file__).parents[1] / "hosts/two-h100.yaml"
 ADDRESS = "0000:17:00.0"
@@ -195,6 +195,30 @@ async def test_mig_mode_that_stayed_on_belongs_to_the_next_claim() -> None:
         assert (places(node), hardware(node).read()["mig"]) == ([], [])
 
 
+async def test_a_claim_ends_although_a_monitor_uses_the_gpu_and_mig_mode_is_turned_off_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with server() as node:
+        await node.run_pod(selector=f"{profile('1g.10gb')} && {ON_FIRST}")
+        gpus = node.driver._open().gpus
+
+        def fails(uuid: str, *, on: bool) -> None:
+            raise InUseError("nvmlDeviceSetMigMode: In use by another client (19)")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gpus, "set_mig", fails)
+            await node.delete_pod()
+            assert (
+                f"the MIG mode of {ADDRESS} stays on after its last claim: nvmlDeviceSetMigMode: In use" in caplog.text
+            )
+            assert not any((await node.leftovers()).values())
+            await node.rescan()
+            assert FIRST not in await node.published()
+        await node.rescan()
+        assert FIRST in await node.published()
+        assert hardware(node).read()["mig"] == []
+
+
 async def test_a_gpu_is_whole_again_when_an_operator_has_destroyed_the_last_instance() -> None:
     async with server() as node:
         await node.run_pod(selector=f"{profile('1g.10gb')} && {ON_FIRST}")
@@ -250,6 +274,38 @@ async def test_instances_of_one_gpu_that_cannot_be_read_stay_published_and_do_no
         await node.wait_published([f"{FIRST}-mig-3g40gb-9-4"])
 
 
+async def test_an_operators_instance_that_a_claim_has_survives_the_change_to_dynamic_mig() -> None:
+    instance = {"address": ADDRESS, "profile": 9, "start": 4, "size": 4, "gi": 1, "uuid": "MIG-1"}
+    async with server(mig="static") as node:
+        hardware(node).set(mig=[ADDRESS], instances=[instance])
+        _write_access(node, "gi1", "gi1/ci0")
+        await node.rescan()
+        await node.run_pod(selector=f'{ATTRIBUTES}.type == "mig"')
+        await node.stop()
+        await node.start(options={"nvidia_mig": "dynamic"})
+        assert places(node) == [(ADDRESS, 9, 4)]
+        await node.delete_pod()
+        assert places(node) == [(ADDRESS, 9, 4)]  # the claim's end destroys only what the driver created for it
+        assert not list((node.settings.plugin_dir / "mig").iterdir())
+        await node.restart()
+        assert places(node) == []
+
+
+async def test_after_a_reboot_a_claim_ends_although_the_library_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with server() as node:
+        await node.run_pod(selector=f"{profile('1g.10gb')} && {ON_FIRST}")
+        await node.reboot()
+
+        def fails() -> Any:
+            raise NoLibraryError("NVIDIA's driver is not loaded")
+
+        monkeypatch.setattr(node.driver, "_open", fails)
+        await node.delete_pod()
+        assert not any((await node.leftovers()).values())
+
+
 async def test_lost_records_are_recovered_from_the_notes() -> None:
     async with server() as node:
         await node.run_pod("pod", selector=f"{profile('2g.20gb')} && {ON_FIRST}")
@@ -302,6 +358,24 @@ async def test_a_kill_around_each_change_of_the_hardware_leaves_nothing_behind(n
         await node.delete_pod()
         assert (places(node), hardware(node).read()["mig"]) == ([], [])
         assert not any((await node.leftovers()).values())
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("number", EACH_CHANGE)
+async def test_a_kill_around_each_change_at_the_end_of_a_claim_leaves_nothing_behind(number: int) -> None:
+    """The end destroys compute instance and GPU instance, and turns MIG mode off."""
+    async with server(process=True) as node:
+        await node.run_pod(selector=f"{profile('1g.10gb')} && {ON_FIRST}")
+        hardware(node).set(kill_at=number, changes=0)
+        await node.api.delete("Pod", "pod")
+        await node.api.wait("the kill", lambda: _changed(node, number))
+        await node.stop()
+        hardware(node).set(kill_at=0)
+        await node.start()
+        await node.delete_pod()
+        assert (places(node), hardware(node).read()["mig"]) == ([], [])
+        assert not any((await node.leftovers()).values())
+        assert not list((node.settings.plugin_dir / "mig").iterdir())
 
 
 async def _changed(node: Server, number: int) -> bool:

@@ -115,6 +115,20 @@ def test_devices_with_all_attributes_are_within_the_limit_of_the_api_server(mach
     assert max(len(d.attributes) + len(d.capacity) for d in made) == MAX_ATTRIBUTES_AND_CAPACITIES
 
 
+def test_a_gpu_without_memory_of_its_own_is_published(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GB10 uses the memory of the host. A brand or an architecture may be newer than the bindings."""
+
+    def not_supported(handle: Any) -> Any:
+        raise recorded.NVMLError(nvml.NOT_SUPPORTED)
+
+    for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetBrand", "nvmlDeviceGetArchitecture"):
+        monkeypatch.setattr(machine.bindings, name, not_supported, raising=False)
+    (gpu,) = machine.nvml.gpus()
+    assert (gpu.memory, gpu.brand, gpu.architecture) == (None, "Unknown", "Unknown")
+    fn: Any = SimpleNamespace(attributes=dict)
+    assert devices.whole(gpu, fn).capacity == {}
+
+
 def test_a_version_with_letters_is_published() -> None:
     assert devices._version("580.159.04-rc2") == Version("580.159.4")
 

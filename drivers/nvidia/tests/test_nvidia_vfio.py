@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -94,6 +95,18 @@ async def test_a_gpu_without_a_driver_goes_back_to_nvidias_driver() -> None:
         await node.run_pod(selector=PASSED)
         await node.delete_pod()
         assert driver_of(node) == "nvidia"
+
+
+async def test_a_gpu_is_passed_through_on_a_node_without_nvidias_driver(tmp_path: Path) -> None:
+    """A node for virtual machines only."""
+    machine = tmp_path / "machine.yaml"
+    machine.write_text(re.sub(r"^  (driver|nodes): .*\n", "", H100.read_text(), flags=re.MULTILINE))
+    async with node_with(Nvidia, host=machine, options={"nvidia_passthrough": True}) as node:
+        await node.run_pod(selector=PASSED)
+        assert driver_of(node) == "vfio-pci"
+        await node.delete_pod()
+        assert driver_of(node) is None
+        assert not any((await node.leftovers()).values())
 
 
 async def test_admin_access_does_not_take_a_gpu_from_its_claim() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..base.shared_call import SharedCall
@@ -14,7 +14,7 @@ from ..driver import Driver, PreparedDevice, RecoveredClaim, SharedStep
 from ..driver.calls import Calls
 from ..driver.data import plain_json
 from ..driver.hardware_lock import check_key
-from ..errors import DraError, DriverError, printable
+from ..errors import DraError, DriverError, describe, printable
 from .holders import HeldByError
 from .record import SUPERSEDED, Record, State, allocated_json, identity
 from .store.records import RECOVER, Records
@@ -107,17 +107,20 @@ class Recovery:
 
     def _record(self, claim: RecoveredClaim, *, ended: bool) -> Record:
         devices = [allocated_json(d) | ({"data": d.data} if d.data is not None else {}) for d in claim.devices]
-        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True, **_shared(claim)}
+        doc = {"devices": devices, "cdi": None, "complete": False, "rebuilt": True, **_steps(claim)}
         # The next pass rolls back a claim that the kubelet has unprepared meanwhile.
         state = State.UNPREPARING if ended else State.PREPARED
         return Record(claim.uid, claim.namespace, claim.name, state, self.boot_id, "", doc)
 
 
-def _shared(claim: RecoveredClaim) -> dict[str, Any]:
-    """Returns the field of the document with the claim's shared steps; nothing if the driver does not know them."""
-    if claim.shared_steps is None:
-        return {}
-    return {"shared": [{"step": s.step, "key": s.key, "data": s.data, "ready": True} for s in claim.shared_steps]}
+def _steps(claim: RecoveredClaim) -> dict[str, Any]:
+    """Returns the fields of the document with the claim's steps. The field of shared steps is missing if they are not known."""
+    out: dict[str, Any] = {}
+    if claim.undo_steps:
+        out["undo"] = [{"step": step, "data": data} for step, data in claim.undo_steps]
+    if claim.shared_steps is not None:
+        out["shared"] = [{"step": s.step, "key": s.key, "data": s.data, "ready": True} for s in claim.shared_steps]
+    return out
 
 
 def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
@@ -131,7 +134,7 @@ def _complete(records: Records, row: Record, claim: RecoveredClaim) -> None:
         device = known.get(identity(entry))
         more = {"data": device.data, "request": device.request} if device else {}
         devices.append(entry | {k: v for k, v in more.items() if v and not entry.get(k)})
-    row.doc = _shared(claim) | row.doc | {"devices": devices, SUPERSEDED: False}  # the hardware has this claim
+    row.doc = _steps(claim) | row.doc | {"devices": devices, SUPERSEDED: False}  # the hardware has this claim
     row.namespace, row.name = row.namespace or claim.namespace, row.name or claim.name
     records.update(row, fence)
 
@@ -169,10 +172,25 @@ def _checked(claim: object) -> RecoveredClaim:
             raise DriverError(f"{shown}: device {device.name}: {e}") from None
     for field in ("uid", "namespace", "name"):
         _check_text(f"{shown}: {field}", getattr(claim, field))
-    return dataclasses.replace(claim, devices=devices, shared_steps=_checked_steps(claim.shared_steps, shown))
+    return dataclasses.replace(
+        claim,
+        devices=devices,
+        shared_steps=_checked_shared_steps(claim.shared_steps, shown),
+        undo_steps=_checked_undo_steps(claim.undo_steps, shown),
+    )
 
 
-def _checked_steps(steps: object, shown: str) -> Sequence[SharedStep] | None:
+def _checked_undo_steps(steps: Sequence[tuple[str, Mapping[str, Any]]], shown: str) -> list[tuple[str, Any]]:
+    try:
+        checked = [(step, plain_json(dict(data))) for step, data in steps]
+    except (TypeError, ValueError) as e:
+        raise DriverError(f"{shown}, whose undo_steps are not pairs of a name and data: {describe(e)}") from None
+    for step, _ in checked:
+        _check_text(f"{shown}: name of an undo step", step)
+    return checked
+
+
+def _checked_shared_steps(steps: object, shown: str) -> Sequence[SharedStep] | None:
     if steps is None:
         return None
     if not isinstance(steps, list | tuple) or not all(isinstance(s, SharedStep) for s in steps):

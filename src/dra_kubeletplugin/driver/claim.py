@@ -438,6 +438,7 @@ class RecoveredClaim:
         namespace, name: of the ResourceClaim, if the hardware knows them.
         shared_steps: the shared steps that the claim uses. None if they are not known: no shared state is then torn down while the
             claim is recorded.
+        undo_steps: name and data of each undo step that the claim's end needs, the oldest first, as for :meth:`Claim.on_undo`.
     """
 
     uid: str
@@ -445,3 +446,4 @@ class RecoveredClaim:
     namespace: str = ""
     name: str = ""
     shared_steps: Sequence[SharedStep] | None = None
+    undo_steps: Sequence[tuple[str, Mapping[str, Any]]] = ()

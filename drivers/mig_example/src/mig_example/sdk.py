@@ -48,14 +48,20 @@ class Gpus:
         self.path(instance).unlink(missing_ok=True)
 
     def used(self) -> Iterator[RecoveredClaim]:
+        claims: dict[str, dict[str, dict[str, str]]] = {}  # the content of each file, by claim and partition
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(FileNotFoundError):
                 found = json.loads(path.read_text())
-                device = PreparedDevice(request=found["request"], pool=found["pool"], name=found["device"])
-                yield RecoveredClaim(
-                    uid=found["uid"],
-                    namespace=found["namespace"],
-                    name=found["name"],
-                    devices=[device],
-                    shared_steps=[SharedStep("mig_mode", found["gpu"])],
-                )
+                claims.setdefault(found["uid"], {})[path.stem] = found
+        for uid, parts in claims.items():
+            first = next(iter(parts.values()))
+            yield RecoveredClaim(
+                uid=uid,
+                namespace=first["namespace"],
+                name=first["name"],
+                devices=[
+                    PreparedDevice(request=p["request"], pool=p["pool"], name=p["device"]) for p in parts.values()
+                ],
+                shared_steps=[SharedStep("mig_mode", gpu) for gpu in sorted({p["gpu"] for p in parts.values()})],
+                undo_steps=[("destroy", {"gpu": p["gpu"], "instance": name}) for name, p in parts.items()],
+            )

@@ -96,7 +96,7 @@ def whole(gpu: sdk.Gpu, fn: PciFunction) -> Device:
     return Device(
         name_of(gpu.address),
         common_attributes(gpu, fn) | whole_attributes(gpu, fn),
-        {"memory": _mebibytes(gpu.memory // MEBIBYTE)},
+        _memory(gpu),
         data=GpuDevice(gpu.address),
     )
 
@@ -116,7 +116,7 @@ def partitioned(gpu: sdk.Gpu, fn: PciFunction, profiles: Sequence[sdk.Profile], 
     made = partitions(
         name_of(gpu.address),
         [Profile(name=p.name, takes=_takes(p), slots=p.size, at=p.starts) for p in profiles],
-        has={"memory": _mebibytes(gpu.memory // MEBIBYTE), **{e: max(each[e] for each in engines) for e in ENGINES}},
+        has=_memory(gpu) | {e: max(each[e] for each in engines) for e in ENGINES},
         slots=max(p.size + max(p.starts) for p in profiles),
         slot=SLOT,
         slot_capacities=False,
@@ -183,6 +183,10 @@ def _version(text: str) -> Version:
     """Maps a version to semantic versioning, which has three numbers without leading zeros."""
     numbers = [str(int(part)) for part in re.findall(r"\d+", text)[:3]]
     return Version(".".join([*numbers, "0", "0"][:3]))
+
+
+def _memory(gpu: sdk.Gpu) -> dict[str, Quantity | int]:
+    return {} if gpu.memory is None else {"memory": _mebibytes(gpu.memory // MEBIBYTE)}
 
 
 def _mebibytes(amount: int) -> Quantity:

@@ -283,14 +283,16 @@ class Nvidia(Driver):
     def _prepare_partition(self, claim: Claim, device: AllocatedDevice, gpu: sdk.Gpu, data: GpuDevice) -> Ready:
         assert data.place
         state = self._open()
-        if data.uuid or device.admin_access:  # static MIG: the instance exists already
-            instance = state.partitions.find(gpu.uuid, data.place)
+        place = data.place
+        if device.admin_access:
+            instance = state.partitions.find(gpu.uuid, place)
         else:
-            place = data.place
-            claim.shared_step(MODE_STEP, gpu.address)  # on until no claim has a partition of this GPU
-            claim.on_undo("destroy", address=gpu.address, profile=place.profile.id, start=place.start)
+            if not data.uuid:
+                claim.shared_step(MODE_STEP, gpu.address)  # on until no claim has a partition of this GPU
+            claim.on_undo("instance", address=gpu.address, profile=place.profile.id, start=place.start)
             with self.hardware_lock(gpu.address):  # NVML changes one instance of a GPU at a time
-                instance = state.partitions.create(gpu, place, claim, device)
+                obtain = state.partitions.use if data.uuid else state.partitions.create
+                instance = obtain(gpu, place, claim, device)
         if instance is None or not instance.uuid:
             raise RetryableError(f"{device.name} does not exist as a complete MIG instance")
         nodes = edits.instance_nodes(self.host, gpu.minor, instance)
@@ -346,17 +348,18 @@ class Nvidia(Driver):
         return parent / uid.partition("-")[0]
 
     def unprepare(self, claim: PreparedClaim) -> None:
-        """Destroys the instances of a recovered claim, which has no undo steps. Idempotent."""
-        for place in self._notes().instances_of(claim.uid):
-            self.undo_destroy(claim, *place)
+        """Does nothing: the framework calls the undo steps."""
 
-    def undo_destroy(self, claim: PreparedClaim, address: str, profile: int, start: int) -> None:
-        """Destroys a MIG instance. Idempotent."""
+    def undo_instance(self, claim: PreparedClaim, address: str, profile: int, start: int) -> None:
+        """Ends the use of a MIG instance, and destroys it if it was created for the claim. Idempotent."""
+        if not claim.same_boot:  # the instance is gone, and the GPU may be gone
+            self._notes().remove(address, profile, start)
+            return
         partitions, gpu = self._open().partitions, self._gpu(address)
         if gpu is None:
             self._scanner.check_again(address)  # the instance exists again when NVML sees the GPU again
         with self.hardware_lock(address):
-            partitions.destroy(gpu, address, profile, start, claim.uid)
+            partitions.release(gpu, address, profile, start, claim.uid)
 
     def undo_mps_folder(self, claim: PreparedClaim, folder: str) -> None:
         """Removes the folder of the claim's MPS daemon, which has ended before. Idempotent."""
@@ -398,6 +401,8 @@ class Nvidia(Driver):
 
     def teardown_mig_mode(self, address: str) -> None:
         """Called after the last partition of a GPU. Idempotent."""
+        if self._notes().mode(address) is MigMode.OF_OPERATOR:  # also after a reboot, when the GPU may be gone
+            return
         self._open().partitions.turn_off(self._gpu(address), address)
 
     def recover(self) -> Iterator[RecoveredClaim]:

@@ -9,7 +9,7 @@ from dra_kubeletplugin.driver.metrics import Histogram
 
 from .devices import Place
 from .mig_notes import MigMode, Notes
-from .sdk import Gpu, Gpus, Instance, InUseError, OccupiedError
+from .sdk import Gpu, Gpus, Instance, InUseError, LibraryError, OccupiedError
 
 
 class Partitions:
@@ -36,12 +36,17 @@ class Partitions:
         occupied = f"{device.name} cannot be created: another MIG instance on {gpu.address} occupies its place"
         if self.find(gpu.uuid, place):  # without a note, so the undo step leaves it alone
             raise OccupiedError(occupied)
-        self._notes.add(gpu.address, place.profile.id, place.start, claim, device)
+        self._notes.add(gpu.address, place.profile.id, place.start, claim, device, created=True)
         try:
             with self._durations.timed(operation="create"):
                 return self._gpus.create(gpu.uuid, place.profile, place.start)
         except OccupiedError:
             raise OccupiedError(occupied) from None
+
+    def use(self, gpu: Gpu, place: Place, claim: Claim, device: AllocatedDevice) -> Instance | None:
+        """Returns an operator's instance, and notes that a claim has it: with dynamic MIG, it must not be destroyed."""
+        self._notes.add(gpu.address, place.profile.id, place.start, claim, device, created=False)
+        return self.find(gpu.uuid, place)
 
     def find(self, uuid: str, place: Place) -> Instance | None:
         return next(
@@ -52,14 +57,14 @@ class Partitions:
         """Returns the library's numbers of the GPU instances, by profile and start."""
         return {(i.profile, i.start): i.gpu_instance for i in self._gpus.instances(uuid)}
 
-    def destroy(self, gpu: Gpu | None, address: str, profile: int, start: int, claim_uid: str) -> None:
-        """Destroys the instance that was created for a claim, and its note. Idempotent.
+    def release(self, gpu: Gpu | None, address: str, profile: int, start: int, claim_uid: str) -> None:
+        """Destroys the instance that was created for a claim, and removes the note. Idempotent.
 
         Without the GPU, only the note exists. Without the note, an instance at this place belongs to an operator.
         """
         if self._notes.claim_of(address, profile, start) not in {"", claim_uid}:
             return
-        if gpu is not None and self._notes.claim_of(address, profile, start):
+        if gpu is not None and self._notes.was_created(address, profile, start):
             try:
                 with self._durations.timed(operation="destroy"):
                     self._gpus.destroy(gpu.uuid, profile, start)
@@ -96,25 +101,34 @@ class Partitions:
             except InUseError:
                 raise InUseError(f"MIG mode of {gpu.address} cannot be turned on: a process uses the GPU") from None
 
-    def turn_off(self, gpu: Gpu | None, address: str) -> None:
+    def turn_off(self, gpu: Gpu | None, address: str) -> bool:
         """Turns MIG mode off if the driver turned it on and no instance is left. Idempotent.
 
-        While that is not possible, the mode counts as unused, and the next scans try again.
+        While that is not possible, the mode counts as unused, and each scan tries again: the end of a claim does not
+        wait for a monitor that uses the GPU. Returns whether the mode is off.
         """
-        if self.mode(address) is MigMode.OF_OPERATOR:
-            return
-        if gpu is None or (gpu.mig and self._gpus.instances(gpu.uuid)):
-            self._notes.set_mode(address, MigMode.UNUSED)
-            reason = "NVML does not see the GPU" if gpu is None else "it has MIG instances, which belong to no claim"
+        before = self.mode(address)
+        if before is MigMode.OF_OPERATOR:
+            return False
+        reason = self._turn_off(gpu)
+        self._notes.set_mode(address, MigMode.UNUSED if reason else MigMode.OF_OPERATOR)
+        if reason and before is MigMode.OF_CLAIMS:
             self._log.warning("the MIG mode of %s stays on after its last claim: %s", address, reason)
-            return
+        return not reason
+
+    def _turn_off(self, gpu: Gpu | None) -> str:
+        """Returns why MIG mode stays on; empty if it is off."""
+        if gpu is None:
+            return "NVML does not see the GPU"
         if gpu.mig:
-            self._gpus.set_mig(gpu.uuid, on=False)
-        self._notes.set_mode(address, MigMode.OF_OPERATOR)
+            try:
+                if self._gpus.instances(gpu.uuid):
+                    return "it has MIG instances, which belong to no claim"
+                self._gpus.set_mig(gpu.uuid, on=False)
+            except LibraryError as e:
+                return str(e)
+        return ""
 
     def turn_off_unused(self, gpu: Gpu) -> bool:
         """Turns MIG mode off if that was not possible after the last claim of a GPU. Returns whether it is off now."""
-        if self.mode(gpu.address) is not MigMode.UNUSED or (gpu.mig and self._gpus.instances(gpu.uuid)):
-            return False
-        self.turn_off(gpu, gpu.address)
-        return True
+        return self.mode(gpu.address) is MigMode.UNUSED and self.turn_off(gpu, gpu.address)

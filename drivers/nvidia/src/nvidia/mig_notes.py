@@ -16,7 +16,7 @@ from dra_kubeletplugin import AllocatedDevice, Claim, PreparedDevice, RecoveredC
 
 MODE_STEP = "mig_mode"
 SUFFIX = ".instance.json"
-INSTANCE = {"boot", "uid", "namespace", "name", "request", "pool", "device", "address", "profile", "start"}
+INSTANCE = {"boot", "uid", "namespace", "name", "request", "pool", "device", "address", "profile", "start", "created"}
 """The fields of a note about an instance."""
 
 
@@ -55,7 +55,8 @@ class Notes:
                 namespace=notes[0]["namespace"],
                 name=notes[0]["name"],
                 devices=[PreparedDevice(request=n["request"], pool=n["pool"], name=n["device"]) for n in notes],
-                shared_steps=[SharedStep(MODE_STEP, address) for address in sorted({n["address"] for n in notes})],
+                shared_steps=[SharedStep(MODE_STEP, a) for a in sorted({n["address"] for n in notes if n["created"]})],
+                undo_steps=[("instance", {key: n[key] for key in ("address", "profile", "start")}) for n in notes],
             )
 
     # --- instances ------------------------------------------------------------------------------
@@ -64,11 +65,13 @@ class Notes:
         """Returns the UID of the claim that has the instance; empty if no claim has it."""
         return str(self._read(self._instance(address, profile, start)).get("uid", ""))
 
-    def instances_of(self, uid: str) -> list[tuple[str, int, int]]:
-        """Returns the instances of a claim: address, profile and start."""
-        return [(n["address"], n["profile"], n["start"]) for n in self._instances() if n["uid"] == uid]
+    def was_created(self, address: str, profile: int, start: int) -> bool:
+        """Whether the driver created the instance for a claim. False for an operator's instance."""
+        return bool(self._read(self._instance(address, profile, start)).get("created"))
 
-    def add(self, address: str, profile: int, start: int, claim: Claim, device: AllocatedDevice) -> None:
+    def add(
+        self, address: str, profile: int, start: int, claim: Claim, device: AllocatedDevice, *, created: bool
+    ) -> None:
         self._write(
             self._instance(address, profile, start),
             uid=claim.uid,
@@ -80,6 +83,7 @@ class Notes:
             address=address,
             profile=profile,
             start=start,
+            created=created,
         )
 
     def remove(self, address: str, profile: int, start: int) -> None:

@@ -180,15 +180,16 @@ class Nvml:
         major, minor = self._call("nvmlDeviceGetCudaComputeCapability", handle)
         mig = self._optional("nvmlDeviceGetMigMode", handle)
         ecc = self._optional("nvmlDeviceGetEccMode", handle)
+        memory = self._optional("nvmlDeviceGetMemoryInfo", handle)
         return Gpu(
             uuid=self._call("nvmlDeviceGetUUID", handle),
             address=_address(self._call("nvmlDeviceGetPciInfo_v3", handle).busId),
             minor=self._call("nvmlDeviceGetMinorNumber", handle),
             name=self._call("nvmlDeviceGetName", handle),
-            brand=BRANDS.get(self._call("nvmlDeviceGetBrand", handle), "Unknown"),
-            architecture=ARCHITECTURES.get(self._call("nvmlDeviceGetArchitecture", handle), "Unknown"),
+            brand=BRANDS.get(self._optional("nvmlDeviceGetBrand", handle), "Unknown"),
+            architecture=ARCHITECTURES.get(self._optional("nvmlDeviceGetArchitecture", handle), "Unknown"),
             compute_capability=f"{major}.{minor}",
-            memory=self._call("nvmlDeviceGetMemoryInfo", handle).total,
+            memory=memory and memory.total,
             driver_version=driver_version,
             cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
             mig=None if mig is None else bool(mig[0]),

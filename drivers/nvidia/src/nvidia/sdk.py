@@ -46,7 +46,7 @@ class Gpu:
     Attributes:
         address: the PCI address, as sysfs writes it.
         minor: the number in ``/dev/nvidia<minor>``; it can change when the GPU is bound to its kernel driver again.
-        memory: bytes.
+        memory: bytes; None for a GPU that uses the memory of the host, such as GB10.
         mig: whether MIG mode is on; None if the GPU has no MIG.
         switches_mig: whether MIG mode can be changed without a reset of the GPU.
         reads_profiles: whether the library returns the profiles while MIG mode is off.
@@ -61,7 +61,7 @@ class Gpu:
     brand: str
     architecture: str
     compute_capability: str
-    memory: int
+    memory: int | None
     driver_version: str
     cuda_version: str
     mig: bool | None = None

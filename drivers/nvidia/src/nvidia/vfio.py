@@ -59,13 +59,14 @@ class Functions:
     def restore(self, address: str, driver: str | None) -> None:
         """Binds a function to its former driver. Idempotent.
 
+        The function stays without a driver if its former driver is not loaded, as on a node for virtual machines only.
         Raises :class:`RetryableError` if the kernel does not bind it in time.
         """
         self._write(address, f"bus/pci/devices/{address}/driver_override", "\n")
         now = bound(self._host, address)
         if now and now != driver:
             self._write(address, f"bus/pci/drivers/{now}/unbind", address)
-        if driver and now != driver:
+        if driver and now != driver and (self._host.sysfs / f"bus/pci/drivers/{driver}").is_dir():
             self._write(address, "bus/pci/drivers_probe", address)
             if (now := bound(self._host, address)) != driver:
                 raise RetryableError(f"{address} is bound to {now or 'no driver'} and not to {driver}: see dmesg")
