@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 PLAIN: dict[str, set[str]] = {
+    "registers once": {"REG-001", "REG-002", "REG-006", "REG-007", "UPG-003"},
     "slow GetInfo": {"REG-002"},
     "GetInfo changes": {"REG-002"},
     "wrong type": {"REG-003"},
@@ -24,6 +25,8 @@ PLAIN: dict[str, set[str]] = {
     "device with two holders": {"PRE-010"},
     "traceback in an error": {"PRE-011"},
     "long error": {"PRE-011"},
+    "the first request for every device": {"PRE-013"},
+    "alternative in the request's name": {"PRE-014"},
     "unprepare of an unknown claim": {"UNP-001"},
     "unprepare reads the claim": {"UNP-001", "UNP-002"},
     "CDI spec stays": {"UNP-003", "PRE-007", "RST-001", "UPG-002", "CDI-005"},
@@ -59,6 +62,8 @@ PLAIN: dict[str, set[str]] = {
     "slices are created anew at the start": {"UPG-004"},
     "health without devices": {"HLT-001"},
     "health is not repeated": {"HLT-002"},
+    "health stream opens once": {"HLT-003"},
+    "health of v1 lacks a device": {"HLT-004"},
     "valid parameters are rejected": {"CFG-001", "CFG-004"},
     "invalid parameters are accepted": {"CFG-002", "CFG-004"},
     "unknown fields are ignored": {"CFG-003"},
@@ -67,14 +72,18 @@ PLAIN: dict[str, set[str]] = {
     "metadata of another device": {"MET-002"},
     "metadata stays": {"MET-003"},
     "v1beta1 fails": {"SKW-001"},
+    "lists all nodes": {"SEC-001"},
     "sockets open for all users": {"SEC-002"},
     "memory leak": {"PRF-002"},
     "descriptor leak": {"PRF-002"},
 }
 """Bugs of ``plain_driver.py``."""
 
-PROFILES: dict[str, dict[str, Any]] = {"pool stays incomplete": {"ready_timeout": 8.0}}
-"""Fields of the profile for a bug that would wait for the default of 30 s."""
+PROFILES: dict[str, dict[str, Any]] = {
+    "registers once": {"ready_timeout": 8.0},
+    "pool stays incomplete": {"ready_timeout": 8.0},
+}
+"""Fields of the profile for bugs that would wait for the default of 30 s."""
 
 BY_CHANCE: dict[str, set[str]] = {
     "unprepare of an unknown claim": {"RST-002"},
@@ -82,6 +91,7 @@ BY_CHANCE: dict[str, set[str]] = {
     "overlapping prepares": {"RST-002"},
     "CDI spec stays": {"RST-002"},
     "publisher ends after an error": {"SLC-004"},
+    "health stream opens once": {"HLT-001"},  # if an earlier check opened the stream
 }
 """Checks that may fail too: it depends on the moment of a kill or of an outage."""
 

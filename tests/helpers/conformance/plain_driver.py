@@ -30,6 +30,8 @@ from dra_kubeletplugin._proto import (
     dra_v1_pb2_grpc,
     dra_v1beta1_pb2,
     dra_v1beta1_pb2_grpc,
+    health_v1_pb2,
+    health_v1_pb2_grpc,
     health_v1alpha1_pb2,
     health_v1alpha1_pb2_grpc,
     registration_v1_pb2,
@@ -202,6 +204,10 @@ class Claims:
             if result["device"] not in DEVICES and result["driver"] == NAME:
                 raise ClaimFailed(_unknown(result["device"]))
             out.append(self._device(uid, result))
+            if BUG == "the first request for every device":
+                out[-1]["requests"] = out[0]["requests"]
+            if BUG == "alternative in the request's name":
+                out[-1]["requests"] = [result["request"]]
         for entry in allocation["devices"].get("config") or []:
             if entry["opaque"]["driver"] == NAME or BUG == "parameters of other drivers":
                 check_parameters(entry["opaque"]["parameters"])
@@ -353,10 +359,19 @@ class NodeService(dra_v1_pb2_grpc.DRAPluginServicer):
         return out
 
 
-class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
+class Health(health_v1_pb2_grpc.DRAResourceHealthServicer):
+    def __init__(self, pb: Any) -> None:
+        self.pb = pb
+        self.opened = 0
+
     def NodeWatchResources(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        pb = health_v1alpha1_pb2
+        pb = self.pb
         names = [] if BUG == "health without devices" else DEVICES
+        if BUG == "health of v1 lacks a device" and pb is health_v1_pb2:
+            names = DEVICES[:-1]
+        self.opened += 1
+        while BUG == "health stream opens once" and self.opened > 1 and context.is_active():
+            time.sleep(0.1)
         while context.is_active():
             out = pb.NodeWatchResourcesResponse()
             for name in names:
@@ -386,6 +401,8 @@ class Publisher(threading.Thread):
         if BUG == "slices are created anew at the start":
             self.delete_all()
             time.sleep(0.3)
+        if BUG == "lists all nodes":
+            self.api.call("GET", "/api/v1/nodes")
         while True:
             try:
                 self.sync()
@@ -479,15 +496,15 @@ class Publisher(threading.Thread):
 
 
 class Registration(registration_v1_pb2_grpc.RegistrationServicer):
-    def __init__(self, endpoint: Path) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: Path, socket: Path) -> None:
+        self.endpoint, self.socket = endpoint, socket
         self.calls = 0
 
     def GetInfo(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.calls += 1
         if BUG == "slow GetInfo":
             time.sleep(1.3)
-        versions = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"]
+        versions = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
         if BUG == "v1 only":
             versions = versions[:1]
         if BUG == "v1beta1 only":
@@ -508,6 +525,8 @@ class Registration(registration_v1_pb2_grpc.RegistrationServicer):
                 context.abort(grpc.StatusCode.UNKNOWN, f"failed registration process: {request.error}")
             if BUG == "ends after a rejected registration":
                 os._exit(1)
+        if BUG == "registers once" and request.plugin_registered:
+            self.socket.unlink(missing_ok=True)
         return registration_v1_pb2.RegistrationStatusResponse()
 
 
@@ -536,13 +555,14 @@ def main() -> None:
     claims = Claims(api, data, Path(os.environ["CDI_ROOT"]))
     services = [
         (dra_v1_pb2_grpc.add_DRAPluginServicer_to_server, NodeService(claims, dra_v1_pb2)),
-        (health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server, Health()),
+        (health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server, Health(health_v1_pb2)),
+        (health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server, Health(health_v1alpha1_pb2)),
     ]
     if BUG != "v1beta1 is not served":
         services.append((dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server, NodeService(claims, dra_v1beta1_pb2)))
     node = None if BUG == "endpoint is late" else serve(endpoint, *services)
     register = registration_v1_pb2_grpc.add_RegistrationServicer_to_server
-    registrar = serve(registration, (register, Registration(endpoint)))
+    registrar = serve(registration, (register, Registration(endpoint, registration)))
     if node is None:
         time.sleep(1.5)
         node = serve(endpoint, *services)

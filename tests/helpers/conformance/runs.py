@@ -30,6 +30,16 @@ PARAMETERS = {
     "errors": {"bad.json": "mode"},
 }
 """Fields of a profile for the parameters of the plain driver."""
+RULES = [
+    {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+    {
+        "apiGroups": ["resource.k8s.io"],
+        "resources": ["resourceslices"],
+        "verbs": ["get", "list", "watch", "create", "update", "delete"],
+    },
+]
+"""The rules of the plain driver's ClusterRole."""
 LIMITS = ConformanceLimits(idle=3.0, kills=4, cycles=40)
 
 
@@ -53,7 +63,7 @@ async def run(
     command: str,
     checks: Sequence[str] = (),
     *,
-    rules: Sequence[Mapping[str, Any]] | None = None,
+    rules: Sequence[Mapping[str, Any]] = RULES,
     **profile: Any,
 ) -> ConformanceRun:
     """Runs checks on a driver. ``profile`` contains fields of the profile."""

@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,13 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "prepares every device name": ("PRE-003",),
     "static spec of each device": ("UNP-003", "PRE-007", "RST-001"),  # written at the first prepare
     "second pool without devices": ("SLC-008",),
-    "health of prepared devices only": ("HLT-001", "HLT-002"),
+    "health of prepared devices only": ("HLT-001", "HLT-002", "HLT-003", "HLT-004"),
 }
 """Behaviors that a kubelet accepts, each with checks that must pass."""
 BROKEN: dict[str, tuple[str, ...]] = {
+    "ends when it is idle": ("REG-008",),
+    "entry for an unknown claim": ("PRE-001", "UNP-001"),
+    "v1 fails": ("SKW-002",),
     "endpoint outside of the kubelet's root": ("REG-003",),
     "no entry for a failed claim": ("PRE-003", "PRE-004", "PRE-005", "PRE-010", "PRE-011"),
     "one spec that only grows": ("UNP-003", "PRE-007", "RST-001"),
@@ -138,6 +142,17 @@ def static_specs() -> None:
     plain.Claims._write_specs = specs  # type: ignore[method-assign]
 
 
+def machine_ids() -> None:
+    """Returns ids of static specs that another program wrote into /etc/cdi."""
+    device = plain.Claims._device
+
+    def static_id(self: Any, uid: str, result: JSON) -> JSON:
+        return {**device(self, uid, result), "cdi": [f"static.example.com/gpu={result['device']}"]}
+
+    plain.Claims._device = static_id  # type: ignore[method-assign]
+    plain.Claims._write_specs = lambda self, uid, devices: None  # type: ignore[method-assign]
+
+
 def empty_pool() -> None:
     create = plain.Publisher.create
 
@@ -183,6 +198,40 @@ def endpoint_outside() -> None:
 
     plain.serve = serve_outside
     plain.Registration.GetInfo = named  # type: ignore[method-assign]
+
+
+def idle_end() -> None:
+    """Ends 0.3 s after the first call."""
+    prepare = plain.NodeService.NodePrepareResources
+
+    def last_call(self: Any, request: Any, context: Any) -> Any:
+        threading.Timer(0.3, os._exit, (0,)).start()
+        return prepare(self, request, context)
+
+    plain.NodeService.NodePrepareResources = last_call  # type: ignore[method-assign]
+
+
+def unknown_claim() -> None:
+    for name in ("NodePrepareResources", "NodeUnprepareResources"):
+        call = getattr(plain.NodeService, name)
+
+        def with_another(self: Any, request: Any, context: Any, call: Any = call) -> Any:
+            out = call(self, request, context)
+            out.claims["another-uid"].error = ""
+            return out
+
+        setattr(plain.NodeService, name, with_another)
+
+
+def v1_fails() -> None:
+    prepare = plain.NodeService.NodePrepareResources
+
+    def v1beta1_only(self: Any, request: Any, context: grpc.ServicerContext) -> Any:
+        if self.pb is plain.dra_v1_pb2:
+            context.abort(grpc.StatusCode.INTERNAL, "v1 is not supported")
+        return prepare(self, request, context)
+
+    plain.NodeService.NodePrepareResources = v1beta1_only  # type: ignore[method-assign]
 
 
 def no_entry() -> None:
@@ -262,6 +311,10 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "second pool without devices": empty_pool,
     "health of prepared devices only": prepared_health,
     "endpoint outside of the kubelet's root": endpoint_outside,
+    "ends when it is idle": idle_end,
+    "entry for an unknown claim": unknown_claim,
+    "v1 fails": v1_fails,
+    "CDI ids of the machine": machine_ids,
     "no entry for a failed claim": no_entry,
     "one spec that only grows": growing_spec,
     "deletes folders of other drivers": deletes_folders,

@@ -101,7 +101,7 @@ def allocate(
     except AllocationError as e:
         raise CheckSkipped(f"no claim can be allocated: {e}") from None
     if not found:
-        count = claim["spec"]["devices"]["requests"][0]["exactly"]["count"]
+        count = len(claim["spec"]["devices"]["requests"])
         raise CheckSkipped(f"the driver publishes too few free devices for this check: it needs {count} more")
     return allocation_result(node, claim, search.picks[0], classes)
 
@@ -126,15 +126,23 @@ def _class(driver: str) -> JSON:
     return {"metadata": {"name": _CLASS}, "spec": {"selectors": [selector]}}
 
 
-def claim_spec(count: int, driver: str, parameters: Mapping[str, Any] | None) -> JSON:
+def claim_spec(requests: Sequence[str], driver: str, parameters: Mapping[str, Any] | None) -> JSON:
     """Returns the spec of a claim.
 
     Args:
+        requests: names of requests for one device each; ``NAME/ALTERNATIVE`` is a request with one alternative.
         parameters: opaque parameters for the driver.
     """
-    exactly: JSON = {"deviceClassName": _CLASS, "allocationMode": "ExactCount", "count": count}
-    exactly["tolerations"] = [{"operator": "Exists"}]
-    devices: JSON = {"requests": [{"name": REQUEST, "exactly": exactly}]}
+    devices: JSON = {"requests": [_request(name) for name in requests]}
     if parameters is not None:
         devices["config"] = [{"opaque": {"driver": driver, "parameters": dict(parameters)}}]
     return {"devices": devices}
+
+
+def _request(name: str) -> JSON:
+    base, _, alternative = name.partition("/")
+    device: JSON = {"deviceClassName": _CLASS, "allocationMode": "ExactCount", "count": 1}
+    device["tolerations"] = [{"operator": "Exists"}]
+    if alternative:
+        return {"name": base, "firstAvailable": [{"name": alternative, **device}]}
+    return {"name": base, "exactly": device}

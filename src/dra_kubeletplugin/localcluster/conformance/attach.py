@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class AttachedHarness(Harness):
     def log(self) -> str:
         return ""
 
-    async def claim(self, count: int = 1, *, parameters: Mapping[str, Any] | None = None) -> JSON:
+    async def claim(self, *requests: str) -> JSON:
         raise CheckSkipped(CHANGES_THE_NODE)
 
     def check_flood(self) -> None: ...

@@ -11,6 +11,7 @@ from typing import Any
 from ...cdi.cache import CdiCache
 from ...cdi.reader import SpecFileError, parse, read_spec
 
+_STATIC = Path("/etc/cdi")
 _SHOWN = 5  # ids in a message
 _POLL = 0.0005  # seconds between two looks for incomplete files
 
@@ -31,23 +32,27 @@ class CdiFolder:
         return out
 
     def cache(self) -> CdiCache:
+        """Returns the devices that a runtime finds: those of the folder, and the static specs of this machine."""
+        return CdiCache((_STATIC, self.path))
+
+    def _own(self) -> CdiCache:
         return CdiCache((self.path,))
 
     def names(self) -> set[str]:
         """Returns the names of files and of CDI devices. A file may contain the devices of several claims."""
-        return {*self.content(), *self.cache().devices}
+        return {*self.content(), *self._own().devices}
 
     def load_errors(self) -> str:
         """Returns why specs cannot be loaded, with the names of their files."""
-        errors = self.cache().errors
+        errors = self._own().errors
         return "; ".join(f"{Path(path).name}: {text}" for path, texts in errors.items() for text in texts)
 
     def unresolvable(self, ids: Sequence[str]) -> str:
         """Returns which CDI ids do not resolve, and why. Returns an empty text if all resolve."""
-        known = self.cache().devices
-        missing = [name for name in ids if name not in known]
+        missing = sorted(set(ids) - set(self.cache().devices))
         if not missing:
             return ""
+        known = self._own().devices
         shown = (
             f"CDI_ROOT ({self.path}) has only {', '.join(sorted(known)[:_SHOWN])}"
             if known

@@ -76,20 +76,19 @@ class Harness(DriverSurroundings):
 
     # --- claims -----------------------------------------------------------------------------------
 
-    async def claim(self, count: int = 1, *, parameters: Mapping[str, Any] | None = None) -> JSON:
+    async def claim(self, *requests: str) -> JSON:
         """Creates a claim with an allocation, as soon as devices are published.
 
         Args:
-            parameters: opaque parameters instead of the profile's.
+            requests: names of requests, as for :func:`allocation.claim_spec`; one request by default.
 
         Raises :class:`CheckSkipped` if the driver has too few devices.
         """
         if not await self.until(self.devices, self.publish_timeout):
             raise DevicesMissing(allocation.why_no_device(self.name, self.slices, self.node))
-        chosen = parameters if parameters is not None else self.profile.default
         self._count += 1
         name = f"claim-{self._count}"
-        spec = allocation.claim_spec(count, self.name, chosen)
+        spec = allocation.claim_spec(requests or (allocation.REQUEST,), self.name, self.profile.default)
         draft = {"metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec}
         allocated = allocation.allocate(self.name, self.slices, self.node, self.claims.values(), draft)
         return self.put_claim(spec, {"allocation": allocated}, name)

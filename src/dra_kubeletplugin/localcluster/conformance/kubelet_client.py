@@ -105,7 +105,12 @@ class ClaimResponse:
 
 @dataclass(frozen=True)
 class CallResponse:
-    """The response to a call. ``error`` is the gRPC error; it is empty if the call succeeded. ``code`` is the error's code."""
+    """The response to a call.
+
+    Args:
+        error: the gRPC error, or why a kubelet rejects the whole response; empty if the call succeeded.
+        code: the code of the gRPC error.
+    """
 
     error: str
     claims: Mapping[str, ClaimResponse]
@@ -238,7 +243,9 @@ class PluginConnection:
             self._transcript.add("gRPC", f"{method} ({names}) -> {e.code().name}", request, e.details() or "")
             return CallResponse(error, {}, time.monotonic() - began, e.code())
         took = time.monotonic() - began
-        response = CallResponse("", {uid: _claim(entry) for uid, entry in found.claims.items()}, took)
+        unknown = set(found.claims) - {m["uid"] for m in entries}
+        error = f"the response has an entry for an unknown claim, {min(unknown)}" if unknown else ""
+        response = CallResponse(error, {uid: _claim(entry) for uid, entry in found.claims.items()}, took)
         result = call_result(response, claims)
         self._transcript.add("gRPC", f"{method} ({names}) -> {result} ({took * 1000:.0f} ms)", request, found)
         return response

@@ -15,20 +15,10 @@ from dra_kubeletplugin.localcluster.conformance.checks import slices
 from dra_kubeletplugin.localcluster.conformance.checks.prepare import faults_of
 from dra_kubeletplugin.localcluster.conformance.checks.security import allows
 from dra_kubeletplugin.localcluster.conformance.kubelet_client import ClaimResponse, DeviceResponse
-from tests.helpers.conformance import bugs, runs
+from tests.helpers.conformance import bugs, runs, variants
 from tests.helpers.conformance.runs import PLAIN, explained
 
 pytestmark = pytest.mark.timeout(600)
-WITHOUT_BUG = {
-    "REG-001": "a driver without a registration socket ends the run: test_runner.py",
-    "REG-007": "no driver is known that registers only once",
-    "REG-008": "the library of gRPC connects again by itself",
-    "SEC-001": "it needs rules: tests/cli/test_conformance.py",
-    "HLT-003": "a stream that does not open again fails HLT-001 too",
-    "HLT-004": "the plain driver serves one version",
-    "SKW-002": "all other checks call v1 too",
-}
-"""Checks that no bug fails for certain, with the reason."""
 WITHOUT_RESTART = {
     *(c.id for c in select_checks(["REG", "PRE", "UNP", "CDI", "HLT", "CFG", "MET", "SKW", "SEC"])),
     *("SLC-001", "SLC-002", "SLC-004", "SLC-009"),
@@ -74,9 +64,7 @@ async def test_no_check_fails_a_behavior_that_a_kubelet_accepts(behavior: str, m
 
 
 def test_the_bugs_cover_the_catalogue() -> None:
-    covered = {id for ids in bugs.PLAIN.values() for id in ids}
-    assert set(CATALOGUE) - covered == set(WITHOUT_BUG)
-    assert covered <= set(CATALOGUE)
+    assert {id for ids in (*bugs.PLAIN.values(), *variants.BROKEN.values()) for id in ids} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+from dra_kubeletplugin.localcluster.conformance import cdi_folder
 from dra_kubeletplugin.localcluster.conformance.catalogue import CheckFailed
 from dra_kubeletplugin.localcluster.conformance.checks.prepare import refusal
 from dra_kubeletplugin.localcluster.conformance.kubelet_client import (
@@ -41,6 +45,21 @@ async def test_a_driver_that_breaks_the_text_of_a_check_fails(variant: str, monk
     found = await runs.run(VARIANT, variants.BROKEN[variant])
     assert found.fault == ""
     assert set(found.failed_ids) == set(variants.BROKEN[variant]), explained(found)
+
+
+async def test_a_cdi_id_of_a_static_spec_of_the_machine_resolves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [{"name": f"gpu-{i}", "containerEdits": {"env": ["GPU=1"]}} for i in range(4)]
+    spec = {"cdiVersion": "0.5.0", "kind": "static.example.com/gpu", "devices": devices}
+    (tmp_path / "static.json").write_text(json.dumps(spec))
+    (tmp_path / "broken.json").write_text("no fault of the driver")
+    monkeypatch.setattr(cdi_folder, "_STATIC", tmp_path)
+    monkeypatch.setenv("VARIANT", "CDI ids of the machine")
+    found = await runs.run(VARIANT, ["CDI-001", "CDI-002", "CDI-004"])
+    assert found.failed_ids == [], explained(found)
+    (tmp_path / "static.json").unlink()
+    assert (await runs.run(VARIANT, ["CDI-001"])).failed_ids == ["CDI-001"]
 
 
 async def test_an_unknown_field_that_is_not_named_is_in_the_failure() -> None:

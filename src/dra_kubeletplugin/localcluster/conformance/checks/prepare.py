@@ -23,16 +23,17 @@ _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^goroutine \d+ \[|
 def faults_of(claim: Mapping[str, Any], found: ClaimResponse) -> list[str]:
     """Returns how a response differs from the claim's allocation. An empty name is allowed, as the kubelet allows it."""
     results = claim["status"]["allocation"]["devices"]["results"]
-    own = {(r["pool"], r["device"]) for r in results}
-    requests = {r["request"].partition("/")[0] for r in results}
     out = []
     for device in found.devices:
-        pools = {pool for pool, name in own if device.device in {"", name}}
-        if not pools or (device.pool and device.pool not in pools):
-            out.append(f"device {device.pool}/{device.device} is not allocated to the claim")
-        out += [
-            f"request {name!r} is not a request of the allocation" for name in device.requests if name not in requests
-        ]
+        own = [r for r in results if device.device in {"", r["device"]} and device.pool in {"", r["pool"]}]
+        requests = {
+            r["request"].partition("/")[0] for r in own
+        }  # a kubelet compares with the request, not the alternative
+        where = f"device {device.pool}/{device.device}"
+        if not own:
+            out.append(f"{where} is not allocated to the claim")
+        else:
+            out += [f"{name!r} is no request of {where}" for name in device.requests if name not in requests]
     return out
 
 
@@ -282,3 +283,31 @@ async def without_api_server(h: Harness) -> None:
     if found.error:
         raise CheckSkipped(f"optional: the driver needs the API server to prepare again: {found.error[:200]}")
     expect(found.content == first.content, f"the same response: {first.content}", found.content)
+
+
+@check(
+    "PRE-013",
+    Requirement.MUST,
+    "prepares a claim with two requests, and names the request of each device",
+    consequence="a container that uses one request of the claim gets the device of the other request",
+    source="kubelet: pkg/kubelet/cm/dra: a container gets the CDI devices of its request; e2e: several requests",
+)
+async def two_requests(h: Harness) -> None:
+    await _prepare_requests(h, "first", "second")
+
+
+@check(
+    "PRE-014",
+    Requirement.MUST,
+    "names the request of a device without the alternative that was allocated",
+    consequence="a container that uses the request starts without its device",
+    source="kubelet: pkg/kubelet/cm/dra: a request with alternatives is sent as its name; e2e: the first alternative that fits",
+)
+async def alternative(h: Harness) -> None:
+    await _prepare_requests(h, "device/first")
+
+
+async def _prepare_requests(h: Harness, *requests: str) -> None:
+    claim = await h.claim(*requests)
+    faults = faults_of(claim, await h.prepared(claim))
+    expect(not faults, f"devices with the requests of the allocation: {', '.join(requests)}", "; ".join(faults))
