@@ -47,7 +47,7 @@ async def test_without_a_word_the_kubeconfig_is_the_one_that_kubectl_takes(
     monkeypatch.delenv("KUBECONFIG", raising=False)
     assert await asyncio.to_thread(main, ["explain", "waits"]) == 2
     assert (
-        "there is no pod waits in namespace elsewhere; there is one in namespace default (-n)"
+        "there is no pod waits in namespace elsewhere; it exists in namespace default (use -n)"
         in capsys.readouterr().err
     )
     assert await asyncio.to_thread(main, ["explain", "waits", "-n", "default"]) == 1
@@ -98,7 +98,7 @@ async def test_a_pod_is_explained_over_https_with_each_form_of_a_kubeconfig(
     file = tmp_path / "kubeconfig"
     file.write_text(json.dumps(config))
     assert await dra(cluster, *words, kubeconfig=file) == 1
-    assert "none of these nodes has more than 2" in capsys.readouterr().out
+    assert "each node has at most 2 usable" in capsys.readouterr().out
 
 
 async def test_without_a_name_all_that_waits_is_listed(
@@ -208,7 +208,7 @@ async def test_permissions_that_are_missing_are_named_and_the_rest_is_explained(
     file = await reader(cluster, tmp_path, "resourceslices", "nodes")
     assert await dra(cluster, "explain", "pod/waits", kubeconfig=file) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "none of these nodes has more than 2" in said
+    assert "each node has at most 2 usable" in said
     assert (
         "cannot list deviceclasses.resource.k8s.io in the cluster: selectors of classes are not known: "
         "more devices seem to fit than really do; "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class Interrupted(KeyboardInterrupt):

@@ -108,7 +108,7 @@ def _request(request: RequestOnNodes, names: list[str]) -> Iterator[str]:
     """Formats one request, or several consecutive requests with the same reasons."""
     wanted = "all devices" if request.wanted is None else counted(request.wanted, "device")
     have = (
-        "none of these nodes has one" if not request.usable else f"none of these nodes has more than {request.usable}"
+        "these nodes have no usable device" if not request.usable else f"each node has at most {request.usable} usable"
     )
     head = f"claim {request.claim.partition('/')[2]}, request{'s' if len(names) > 1 else ''} {', '.join(names)}"
     each = " each" if len(names) > 1 else ""

@@ -124,7 +124,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     "fewer devices than asked for": (
         [node("a"), pool("a", gpu("g0")), claim(count=2), pod("c")],
         ReasonKind.TOO_FEW,
-        "none of these nodes has more than 1",
+        "each node has at most 1 usable",
         "ask for 1 instead of 2 in request r",
     ),
     "a claim of another pod": (
@@ -526,7 +526,7 @@ def test_a_claim_is_explained_by_itself() -> None:
         ("claim/x", "there is no claim x in namespace default; there is only c"),
         ("node/a", "'node/a' is neither pod/NAME nor claim/NAME"),
         ("pod/", "'pod/' is neither pod/NAME nor claim/NAME"),
-        ("far", "there is one in namespace other (-n)"),
+        ("far", "it exists in namespace other (use -n)"),
     ],
 )
 def test_what_cannot_be_asked_gets_one_sentence(what: str, sentence: str) -> None:

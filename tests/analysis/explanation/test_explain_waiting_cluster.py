@@ -45,7 +45,7 @@ READ = {
           - the node is unschedulable
 
         1 node: node-1
-          - claim gated4-c-2z469, request r: 4 devices of class n4.nimbus.example.com; none of these nodes has more than 3
+          - claim gated4-c-2z469, request r: 4 devices of class n4.nimbus.example.com; each node has at most 3 usable
               1x another claim holds it (node-1/n4-0000-17-00-0: claim default/whole-n4-qd4d5 of pod default/whole)
 
         Kubernetes says: Scheduling is blocked due to non-empty scheduling gates
@@ -61,8 +61,7 @@ READ = {
           - the node is unschedulable
 
         1 node: node-1
-          - claim other-scheduler-c-z464r, request r: 4 devices of class n4.nimbus.example.com; none of these nodes has more
-            than 3
+          - claim other-scheduler-c-z464r, request r: 4 devices of class n4.nimbus.example.com; each node has at most 3 usable
               1x another claim holds it (node-1/n4-0000-17-00-0: claim default/whole-n4-qd4d5 of pod default/whole)
         """,
     "root": """
@@ -142,9 +141,7 @@ def test_an_extended_resource_is_named_as_the_pod_names_it() -> None:
         f"the node has fewer than 5 devices for {EXTENDED} in container main, on all 2 nodes"
     )
     said = " ".join(read(found).split())
-    assert (
-        f"{EXTENDED}: 5 in container main, of class n4.nimbus.example.com; none of these nodes has more than 3" in said
-    )
+    assert f"{EXTENDED}: 5 in container main, of class n4.nimbus.example.com; each node has at most 3 usable" in said
     assert f"ask for 3 instead of 5 of {EXTENDED} in container main (on node-1)" in said
     assert "container-0-request" not in said
 

@@ -224,7 +224,7 @@ def test_of_partitions_it_is_reported_once_who_holds_them_and_once_that_counters
         )
     shown = text(fit.stopped, Style(coloured=False))
     assert [line.strip() for line in shown if " class gpu;" in line] == [
-        "- claim w-e, requests r, s: 1 device each of class gpu; none of these nodes has one"
+        "- claim w-e, requests r, s: 1 device each of class gpu; these nodes have no usable device"
     ]
 
 

@@ -25,7 +25,7 @@ class Process:
 
 
 def running(root: Path) -> Iterator[Process]:
-    """Yields the processes in ``root/proc``: all processes of the node, or only those of a pod's process namespace."""
+    """Yields the processes in ``root/proc``: all processes of the node, or only the processes of a pod's process namespace."""
     proc = root / "proc"
     for folder in proc.iterdir() if proc.is_dir() else []:
         if folder.name.isdigit():

@@ -131,7 +131,7 @@ class BackgroundExplainer:
         return snapshot
 
     def _next(self, keys: Mapping[str, str], now: float) -> PodRow | None:
-        """Returns the next pod to explain: one without a reason, else the one with the oldest reason if the cluster changed since."""
+        """Returns the next pod to explain: a pod without a reason, else the pod with the oldest reason if the cluster changed since."""
         known = [(self._of(pod.uid, keys), pod) for pod in self._shown]
         if fresh := next((pod for found, pod in known if found is None), None):
             return fresh
@@ -147,7 +147,7 @@ class BackgroundExplainer:
         version = self._follower.version
         try:
             line = await self._line(pod)
-        except Exception as e:  # one pod that cannot be explained must not end the display of the others
+        except Exception as e:  # one pod that cannot be explained must not end the display of the other pods
             line = f"the pod cannot be explained: {describe(e)}"
         own = any(name in line for name in (pod.name, *self._claim_names(pod)))
         if own:  # valid for this pod only

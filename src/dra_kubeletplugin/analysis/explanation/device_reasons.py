@@ -252,7 +252,7 @@ def _excluded(selectors: Iterable[str], driver: str) -> bool:
 
 
 def _selectors(request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:
-    """Yields the false parts of the class's selectors; if there are none, those of the request's selectors."""
+    """Yields the false parts of the class's selectors; if there are none, the false parts of the request's selectors."""
     name = request.device_class["metadata"]["name"]
     change = f"devices that class {name} selects, or another class"
     of_class = DeviceFault(ReasonKind.CLASS_SELECTOR, f"class {name} does not select it", change)

@@ -105,7 +105,7 @@ def find(objects: Iterable[JSON], kind: str, name: str, namespace: str, snapshot
     if gap:
         raise QuestionError(f"{kind} {namespace}/{name} cannot be looked up: {gap.why}")
     more = (
-        f"; there is one in namespace {', '.join(sorted(other_namespaces)[:3])} (-n)"
+        f"; it exists in namespace {', '.join(sorted(other_namespaces)[:3])} (use -n)"
         if other_namespaces
         else cluster_reasons.near(name, here)
     )

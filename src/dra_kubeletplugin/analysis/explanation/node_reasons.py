@@ -1,4 +1,4 @@
-"""Finds reasons other than devices why a pod does not fit a node: those of each scheduler filter, with details."""
+"""Finds the reasons why the scheduler's filters reject a node for a pod, except the reasons of devices."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LiveOverview:
                     job.cancel()
 
     def rest(self, used: float) -> None:
-        """Delays the next rebuild, because the last one and its display took ``used`` seconds of CPU time."""
+        """Delays the next rebuild, because the last rebuild and its display took ``used`` seconds of CPU time."""
         self._next = max(self._next, time.monotonic() + _REST * used)
 
     def current(self) -> Overview:

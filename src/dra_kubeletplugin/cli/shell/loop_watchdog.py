@@ -16,7 +16,7 @@ from ...driver.diagnostics.author_errors import running_line
 log = logging.getLogger(__name__)
 _PAUSE = 2.0  # seconds between probes of the loop
 _CHECK_INTERVAL = 0.5  # seconds between checks of a probe
-_CHECKS = 4  # checks without a response before the warning; more than one, because a process that was stopped and continued misses one
+_CHECKS = 4  # checks without a response before the warning; several, because a process that was stopped and continued misses one check
 
 
 def watch(loop: asyncio.AbstractEventLoop) -> None:

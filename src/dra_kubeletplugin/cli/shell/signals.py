@@ -1,4 +1,4 @@
-"""Signal handling of servers: the first signal requests a stop, a second one exits at once, and a stop that hangs is ended."""
+"""Signal handling of servers: the first signal requests a stop, a second signal exits at once, and a stop that hangs is ended."""
 
 from __future__ import annotations
 

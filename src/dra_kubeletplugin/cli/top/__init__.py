@@ -90,7 +90,7 @@ def explained_overview(snapshot: Snapshot, node: str, progress: Callable[[str], 
         reasons[pod.uid] = clip(explain_pod(view, pod_info.read(pods[pod.uid]), changes=False).summary)
     rest = len(found.waiting) - len(reasons)
     more = (
-        (f"{rest} more pods wait, shown with Kubernetes' own messages: `dra explain pod/NAME` explains one of them",)
+        (f"{rest} more pods wait, shown with Kubernetes' own messages: `dra explain pod/NAME` explains one pod",)
         if rest
         else ()
     )

@@ -32,7 +32,7 @@ class AttributeTexts(Mapping[str, str]):
     def __init__(self, attributes: JSON) -> None:
         self._attributes = attributes
         self.number = len(attributes)
-        """The number of all attributes, also of the one that is not part of the mapping."""
+        """The number of all attributes, also of the reason for bad health, which is not part of the mapping."""
 
     def __getitem__(self, name: str) -> str:
         if name == ATTRIBUTE:  # shown as the message of the device
