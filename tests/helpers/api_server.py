@@ -63,9 +63,9 @@ class ApiCaller:
         return await asyncio.to_thread(ask)
 
     async def make(self, path: str, obj: JSON, **query: str) -> JSON:
-        answer = await self("POST", path, obj, **query)
-        assert answer.status == 201, answer.body
-        return dict(answer.json)
+        response = await self("POST", path, obj, **query)
+        assert response.status == 201, response.body
+        return dict(response.json)
 
 
 FEATURES = Features.of(runtime_config={"api/all": True})

@@ -28,7 +28,7 @@ class Plain(Driver):
 
 
 """
-HERE = "  # here"  # marks the line that the error must name
+MARK = "  # here"  # marks the line that the error must name
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Mistake:
     def expected_texts(self) -> tuple[str, ...]:
         """Returns ``expected``, and the place of the marked line."""
         lines = self.source.splitlines()
-        return self.expected + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(HERE))
+        return self.expected + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(MARK))
 
 
 def check_message(text: str, mistake: Mistake) -> None:
     """Asserts that the message contains all expected texts, and no internals of the framework."""
-    said = text.replace("Did you mean", "did you mean")  # the spelling of Python 3.13
-    missing = [part for part in mistake.expected_texts if part not in said]
+    message = text.replace("Did you mean", "did you mean")  # the spelling of Python 3.13
+    missing = [part for part in mistake.expected_texts if part not in message]
     assert not missing, f"{missing} not in: {text}"
     check_no_traceback(text)
 
@@ -109,33 +109,33 @@ def claim_parameters(name: str, body: str, parameters: Mapping[str, Any], *expec
     return replace(config(name, body, *expected), parameters=parameters)
 
 
-def devices(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def devices(self):\n    return {answer}{HERE}", expected)
+def devices(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def devices(self):\n    return {returned}{MARK}", expected)
 
 
-def devices_result(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def devices(self):{HERE}\n    return {answer}", expected)
+def devices_result(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def devices(self):{MARK}\n    return {returned}", expected)
 
 
 def pools(name: str, pool: str, *expected: str) -> Mistake:
     return Mistake(name, f"def pools(self):\n    return [Pool(self.settings.node_name, {pool})]", expected)
 
 
-def prepare(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"async def prepare(self, claim):\n    return {answer}{HERE}", expected)
+def prepare(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"async def prepare(self, claim):\n    return {returned}{MARK}", expected)
 
 
-def prepare_result(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def prepare(self, claim):{HERE}\n    return {answer}", expected)
+def prepare_result(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def prepare(self, claim):{MARK}\n    return {returned}", expected)
 
 
 def undo(name: str, call: str, *expected: str) -> Mistake:
-    body = f"async def prepare(self, claim):\n    {call}{HERE}\n    return []\n\nasync def undo_close(self, claim, port): ..."
+    body = f"async def prepare(self, claim):\n    {call}{MARK}\n    return []\n\nasync def undo_close(self, claim, port): ..."
     return Mistake(name, body, expected)
 
 
-def health(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def health(self):{HERE}\n    return {answer}", expected)
+def health(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def health(self):{MARK}\n    return {returned}", expected)
 
 
 FILES = [
