@@ -142,9 +142,9 @@ async def test_a_repetition_writes_the_file_again_if_its_content_differs(
         path = path_function(tmp_path, "a")
         await wait_until(path.exists)
         content = path.read_bytes()
-        for ask in (lambda: manager.prepare(ref), manager.claims.reconciler.once):
+        for call in (lambda: manager.prepare(ref), manager.claims.reconciler.once):
             change(path)
-            await ask()
+            await call()
             assert path.read_bytes() == content
             assert path.is_file()
             assert not path.is_symlink()

@@ -178,7 +178,7 @@ MALFORMED: dict[str, Callable[[Path], None]] = {
     "a socket without a path": writer_of(b'{"sockets": [{}]}'),
     "a path with a NUL": writer_of(b'{"sockets": [{"path": "a\\u0000b"}]}'),
     "a path that is too long": writer_of(b'{"sockets": [{"path": "/' + b"x" * 300 + b'"}]}'),
-    "somebody's file": writer_of(b'{"sockets": [{"path": "/etc/hostname"}, {"path": "/etc"}]}'),
+    "a file of another program": writer_of(b'{"sockets": [{"path": "/etc/hostname"}, {"path": "/etc"}]}'),
     "nested without end": write_nested,
     "a directory": lambda path: path.mkdir(),
     "a pipe": os.mkfifo,

@@ -182,11 +182,11 @@ async def test_a_claim_that_cannot_be_read_before_its_unprepare_keeps_its_device
         await prepared(manager, api)
         deallocate(api, "a")
 
-        ask = manager.claims.reconciler.verifier.slices.kubelet_is_away
+        is_away = manager.claims.reconciler.verifier.slices.kubelet_is_away
 
         async def fail_next_read() -> bool:
             api.failing = {"a"}
-            return await ask()
+            return await is_away()
 
         manager.claims.reconciler.verifier.slices.kubelet_is_away = fail_next_read  # type: ignore[method-assign]
         report = await manager.claims.reconciler.once()

@@ -213,11 +213,11 @@ def test_records_from_a_damaged_file_are_read_again_if_the_new_file_is_lost_befo
             lose_bodies(instances.path, "doc")
             damaged = instances.path.stat().st_ino
 
-            def is_aside(path: Path = instances.path, damaged: int = damaged) -> bool:
+            def is_set_aside(path: Path = instances.path, damaged: int = damaged) -> bool:
                 """Returns whether the damaged file is set aside. Before that, it is the only file."""
                 return not path.exists() or path.stat().st_ino != damaged
 
-            with before_line(number, functools.partial(DAMAGES[then], instances.path), is_aside) as reached:
+            with before_line(number, functools.partial(DAMAGES[then], instances.path), is_set_aside) as reached:
                 instances.add("b", "d-2")
             if not reached:
                 assert number > 5

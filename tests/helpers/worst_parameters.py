@@ -103,7 +103,7 @@ SHAPES: dict[str, Callable[[int, int], JSON]] = {
     "last number": lambda i, n: {"numbers": fill(n, lambda j: (f"{i}.{j}", 1)) | {"z": ""}},
     "right numbers": lambda i, n: {"numbers": fill(n, lambda j: (f"{i}.{j}", 1))},
     "long quantity": lambda i, n: {"memory": "9" * n},
-    "long odd quantity": lambda i, n: {"memory": [[]] * (n // 3)},
+    "long malformed quantity": lambda i, n: {"memory": [[]] * (n // 3)},
     "long integer": lambda i, n: {"timeSlice": int("9" * 300)},
     "deep objects": lambda i, n: {"leaf": nested(min(n // 5, 900), "a")},
     "deep with long keys": lambda i, n: {"leaf": nested(28, "a" * (n // 29))},

@@ -188,13 +188,13 @@ async def test_notes_are_sent_only_over_loopback_and_faults_to_every_client() ->
     state = FakePlugin()
     state.faults, state.plugin_notes = ["x"], ["the record of claim ml/secret cannot be read"]
     probes = Probes(Metrics(), state.measure, state.not_ready, state.notes)
-    asked_from = Request("GET", "/readyz", {}, {"host": "10.0.0.2:8080"}, b"", peer="10.0.0.7")
-    remote_response = await probes._handle(asked_from)
+    remote_request = Request("GET", "/readyz", {}, {"host": "10.0.0.2:8080"}, b"", peer="10.0.0.7")
+    remote_response = await probes._handle(remote_request)
     assert remote_response.status == 503
     assert remote_response.body.startswith(b"x\nnote: 1 more, shown only on the loopback")
     assert b"secret" not in remote_response.body
     local_response = await probes._handle(
-        replace(asked_from, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1")
+        replace(remote_request, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1")
     )
     assert b"ml/secret" in local_response.body
 

@@ -147,7 +147,7 @@ class Claims:
 
     def prepare(self, namespace: str, name: str, uid: str, context: grpc.ServicerContext) -> list[JSON]:
         sockets = list(Path(os.environ["PLUGINS_REGISTRY"]).glob("*.sock"))
-        if BUG == "refuses claims beside another instance" and len(sockets) > 1:
+        if BUG == "refuses claims next to another instance" and len(sockets) > 1:
             raise ClaimFailed("another instance runs")
         if BUG == "one lock for all claims":
             with self.serial:
@@ -383,7 +383,7 @@ class Publisher(threading.Thread):
         self.path = f"{SLICES}?fieldSelector=spec.driver={NAME},spec.nodeName={NODE}"
 
     def run(self) -> None:
-        if BUG == "slices are created anew at the start":
+        if BUG == "slices are created again at the start":
             self.delete_all()
             time.sleep(0.3)
         while True:

@@ -205,7 +205,7 @@ async def test_a_pod_waits_until_its_device_is_attached_and_the_device_is_detach
         async def has_no_records() -> bool:
             return not await records(cluster)
 
-        await cluster.wait("the record to go", has_no_records)
+        await cluster.wait("the record to be deleted", has_no_records)
         assert driver.calls_made == [("bind", uid), ("unbind", uid)]
 
 
@@ -279,7 +279,7 @@ async def test_a_claim_that_is_deleted_without_a_leader_is_unbound_by_the_next_l
     async def is_deleted() -> bool:
         return not cluster.claims()
 
-    await cluster.wait("the claim to go", is_deleted)
+    await cluster.wait("the claim to be deleted", is_deleted)
     async with running_controller(cluster, FabricDriver(ports)):
         await wait_for(cluster, "unbind", lambda: not ports)
 

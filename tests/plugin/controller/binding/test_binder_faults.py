@@ -98,7 +98,7 @@ async def test_a_fault_at_any_request_leaves_no_record_and_causes_no_concurrent_
                 async def has_no_records() -> bool:
                     return not await records(cluster)
 
-                await cluster.wait(f"the record to go, with {lost_message.value} {step} lost", has_no_records)
+                await cluster.wait(f"the deletion of the record, with {lost_message.value} {step} lost", has_no_records)
                 if not wire.has_broken:
                     break
             assert driver.max_running_calls == 1
@@ -143,7 +143,7 @@ async def test_a_record_whose_create_response_was_lost_is_read_again_and_newer_r
             async def has_no_records() -> bool:
                 return not await records(cluster)
 
-            await cluster.wait("the records to go", has_no_records)
+            await cluster.wait("the records to be deleted", has_no_records)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])

@@ -32,8 +32,8 @@ class Server:
     """An API server in separate threads, so that its work is not part of the measured event loop.
 
     Args:
-      claims: encoded claims, created again for each request.
-      changes: lines of each watch.
+        claims: encoded claims, created again for each request.
+        changes: lines of each watch.
     """
 
     def __init__(self, claims: Callable[[int], bytes | None], changes: Sequence[bytes] = ()) -> None:
