@@ -16,8 +16,7 @@ from dra_kubeletplugin import Claim, PreparedDevice
 from dra_kubeletplugin.base.processes.supervisor import Supervisor
 from dra_kubeletplugin.claims import ClaimIdentity
 from dra_kubeletplugin.claims.record import Record
-from dra_kubeletplugin.errors import DraError
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
 from tests.helpers.crash.claim_with_process import NAME, Daemons, running
 from tests.helpers.waiting import wait_until
 
@@ -34,17 +33,6 @@ def ref(api: FakeApiServer) -> Iterator[ClaimIdentity]:
     yield api.allocate("a", UID, "d-0", NAME)
     for pid in running(UID):
         os.kill(pid, signal.SIGKILL)
-
-
-async def check_success(response: Any) -> None:
-    response = await response
-    assert not isinstance(response, DraError), response
-
-
-async def error_of(response: Any) -> str:
-    response = await response
-    assert isinstance(response, DraError), response
-    return str(response)
 
 
 async def step_of(manager: RunningManager) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from dra_kubeletplugin.claims.record import SUPERSEDED
 from dra_kubeletplugin.claims.store.journal_file import JournalFile
 from dra_kubeletplugin.claims.store.records import RECOVER, Stored
 from dra_kubeletplugin.errors import DraError
-from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
+from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
 from tests.helpers.waiting import wait_until
 
 NAME = "cards.example.com"
@@ -138,17 +138,6 @@ class SharedFolder:
 @pytest.fixture
 def shared_folder(tmp_path: Path) -> SharedFolder:
     return SharedFolder(tmp_path)
-
-
-async def check_success(response: Any) -> None:
-    response = await response
-    assert not isinstance(response, DraError), response
-
-
-async def error_of(response: Any) -> str:
-    response = await response
-    assert isinstance(response, DraError), response
-    return str(response)
 
 
 @pytest.mark.parametrize("driver_class", [CardDriver, AsyncCardDriver])

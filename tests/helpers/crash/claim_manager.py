@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, ClaimOutcome, 
 from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.errors import ApiError, DraError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
 from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError
@@ -151,3 +151,16 @@ async def running_manager(
         yield manager
     finally:
         await manager.close()
+
+
+async def check_success(call: Awaitable[object]) -> None:
+    """Asserts that a prepare or an unprepare returns no error."""
+    response = await call
+    assert not isinstance(response, DraError), response
+
+
+async def error_of(call: Awaitable[object]) -> str:
+    """Returns the text of the error that a prepare or an unprepare returns."""
+    response = await call
+    assert isinstance(response, DraError), response
+    return str(response)
