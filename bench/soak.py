@@ -169,7 +169,7 @@ async def _settle(b: NodeHarness, done: Done) -> None:
         except (AssertionError, RecordsError) as e:
             why = str(e)
             return False
-        why = ", ".join([*_moving(b), *b.unrepaired()])
+        why = ", ".join([*_moving(b), *b.repair_files()])
         return not why
 
     try:
@@ -207,8 +207,8 @@ def _devices(claim: Any) -> list[Any]:
 
 def _measure(b: NodeHarness, done: Done) -> None:
     """Checks that every call got a response before the kubelet cancelled it, unless the plugin was killed."""
-    assert not b.gave_up, b.gave_up
-    done.answers, done.longest_answer = len(b.answers), max(b.answers, default=0.0)
+    assert not b.timed_out_calls, b.timed_out_calls
+    done.answers, done.longest_answer = len(b.response_seconds), max(b.response_seconds, default=0.0)
 
 
 async def cycles(count: int, state: Path) -> tuple[float, int]:

@@ -1,4 +1,4 @@
-"""Faults of claims in use: each is one event when it begins, and again only after it had ended."""
+"""Faults of claims in use: each fault is one event when it begins, and again only after it had ended."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Events:
 
 
 class Devices:
-    """An inventory: device names that are gone, and device names with the reason why they are unhealthy."""
+    """An inventory: names of missing devices, and names of unhealthy devices with the reason."""
 
     def __init__(self) -> None:
-        self.gone: set[str] = set()
-        self.sick: dict[str, str] = {}
+        self.missing: set[str] = set()
+        self.unhealthy: dict[str, str] = {}
         self.health_version = 0
         self.reports: asyncio.Queue[int] = asyncio.Queue()
-        self.waits = 0
+        self.wait_count = 0
 
     @property
     def has_faults(self) -> bool:
-        return bool(self.sick)
+        return bool(self.unhealthy)
 
     async def health_changed(self, seen: int) -> int:
-        self.waits += 1
+        self.wait_count += 1
         self.health_version = await self.reports.get()
         return self.health_version
 
@@ -52,13 +52,13 @@ class Devices:
         return object() if (name, pool) != ("never", "node") else None
 
     def get(self, name: str, pool: str) -> object:
-        return None if name in self.gone or name == "never" else object()
+        return None if name in self.missing or name == "never" else object()
 
     def healthy(self, name: str, pool: str) -> bool:
-        return name not in self.sick
+        return name not in self.unhealthy
 
     def unhealthy_reason(self, name: str, pool: str) -> str:
-        return self.sick[name]
+        return self.unhealthy[name]
 
 
 class Setup:
@@ -78,7 +78,7 @@ class Setup:
 
 
 @pytest.fixture
-def made() -> Setup:
+def setup() -> Setup:
     return Setup()
 
 
@@ -87,22 +87,22 @@ def record(uid: str, *devices: str, state: State = State.PREPARED) -> Record:
     return Record(uid, "ns", f"c-{uid}", state, "boot", "", doc)
 
 
-async def test_each_fault_is_reported_when_it_begins_and_again_after_it_had_ended(made: Setup) -> None:
-    made.rows = [record("u", "d-0", "d-1"), record("v", "d-1", state=State.UNPREPARING), record("w", "never")]
-    await made.alerts.check()
-    assert made.events.claims == []
-    made.devices.gone = {"d-0"}
-    made.devices.sick = {"d-0": "hot", "d-1": "hot"}
+async def test_each_fault_is_reported_when_it_begins_and_again_after_it_had_ended(setup: Setup) -> None:
+    setup.rows = [record("u", "d-0", "d-1"), record("v", "d-1", state=State.UNPREPARING), record("w", "never")]
+    await setup.alerts.check()
+    assert setup.events.claims == []
+    setup.devices.missing = {"d-0"}
+    setup.devices.unhealthy = {"d-0": "hot", "d-1": "hot"}
     vanished = ("ns/c-u u", "DeviceVanished: device node/d-0 of this claim is no longer on the node")
-    sick = ("ns/c-u u", "DeviceUnhealthy: device node/d-1 of this claim is unhealthy: hot")
+    event = ("ns/c-u u", "DeviceUnhealthy: device node/d-1 of this claim is unhealthy: hot")
     for _ in range(2):
-        await made.alerts.check()
-        assert made.events.claims == [sick, vanished]
-    made.devices.sick = {}
-    await made.alerts.check()
-    made.devices.sick = {"d-1": "hot"}
-    await made.alerts.check()
-    assert made.events.claims == [sick, vanished, sick]
+        await setup.alerts.check()
+        assert setup.events.claims == [event, vanished]
+    setup.devices.unhealthy = {}
+    await setup.alerts.check()
+    setup.devices.unhealthy = {"d-1": "hot"}
+    await setup.alerts.check()
+    assert setup.events.claims == [event, vanished, event]
 
 
 @pytest.mark.parametrize(
@@ -116,68 +116,68 @@ async def test_each_fault_is_reported_when_it_begins_and_again_after_it_had_ende
     ],
 )
 async def test_an_unreadable_record_is_reported_on_its_claim_if_the_claim_is_known(
-    made: Setup, raw: Any, expected: bool
+    setup: Setup, raw: Any, expected: bool
 ) -> None:
-    made.rows = [UnreadableRecord("u", "its line is damaged", raw)]
-    await made.alerts.check()
+    setup.rows = [UnreadableRecord("u", "its line is damaged", raw)]
+    await setup.alerts.check()
     text = "the record of this claim on the node cannot be read, so its devices stay held: its line is damaged"
-    assert made.events.claims == ([("ns/c u", f"RecordUnreadable: {text}")] if expected else [])
+    assert setup.events.claims == ([("ns/c u", f"RecordUnreadable: {text}")] if expected else [])
 
 
-async def test_each_repair_of_the_journal_is_one_event_on_the_node(made: Setup) -> None:
-    made.repaired.append("first")
-    await made.alerts.check()
-    made.repaired.append("second")
+async def test_each_repair_of_the_journal_is_one_event_on_the_node(setup: Setup) -> None:
+    setup.repaired.append("first")
+    await setup.alerts.check()
+    setup.repaired.append("second")
     for _ in range(2):
-        await made.alerts.check()
-    assert made.events.node == [("node-1", "RecordsSetAside", "first"), ("node-1", "RecordsSetAside", "second")]
+        await setup.alerts.check()
+    assert setup.events.node == [("node-1", "RecordsSetAside", "first"), ("node-1", "RecordsSetAside", "second")]
 
 
 @pytest.fixture
-async def running(made: Setup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
+async def running(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Setup]:
     monkeypatch.setattr(module, "_INTERVAL", 600.0)
-    task = asyncio.create_task(made.alerts.run())
-    await wait_until(lambda: made.devices.waits == 1)
-    yield made
+    task = asyncio.create_task(setup.alerts.run())
+    await wait_until(lambda: setup.devices.wait_count == 1)
+    yield setup
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
 
 
-async def test_a_health_report_that_says_that_all_is_well_reads_no_records(running: Setup) -> None:
+async def test_a_health_report_without_faults_reads_no_records(running: Setup) -> None:
     for number in (1, 2):
         running.devices.reports.put_nowait(number)
-    await wait_until(lambda: running.devices.waits == 3)
+    await wait_until(lambda: running.devices.wait_count == 3)
     assert running.reads == 1
-    running.devices.sick = {"d-0": "hot"}
+    running.devices.unhealthy = {"d-0": "hot"}
     running.devices.reports.put_nowait(3)
-    await wait_until(lambda: running.devices.waits == 4)
+    await wait_until(lambda: running.devices.wait_count == 4)
     assert running.reads == 2
 
 
-async def test_the_end_of_a_reported_fault_is_seen_at_once(running: Setup) -> None:
-    running.rows, running.devices.sick = [record("u", "d-0")], {"d-0": "hot"}
+async def test_the_end_of_a_reported_fault_is_detected_at_once(running: Setup) -> None:
+    running.rows, running.devices.unhealthy = [record("u", "d-0")], {"d-0": "hot"}
     running.devices.reports.put_nowait(1)
     await wait_until(lambda: running.events.claims)
-    running.devices.sick = {}
+    running.devices.unhealthy = {}
     running.devices.reports.put_nowait(2)
     await wait_until(lambda: running.reads == 3)
     assert running.alerts._reported == set()
 
 
-async def test_records_that_cannot_be_read_are_read_again_soon(made: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_records_are_read_again_soon(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_INTERVAL", 600.0)
     monkeypatch.setattr(module, "_RETRY", 0.001)
-    made.fault = RecordsError("the disk is full")
-    task = asyncio.create_task(made.alerts.run())
-    await wait_until(lambda: made.reads > 2)
-    made.fault, made.rows, made.devices.gone = None, [record("u", "d-0")], {"d-0"}
-    await wait_until(lambda: made.events.claims)
+    setup.fault = RecordsError("the disk is full")
+    task = asyncio.create_task(setup.alerts.run())
+    await wait_until(lambda: setup.reads > 2)
+    setup.fault, setup.rows, setup.devices.missing = None, [record("u", "d-0")], {"d-0"}
+    await wait_until(lambda: setup.events.claims)
     assert not task.done()
     task.cancel()
     await asyncio.wait([task])
 
 
-def test_a_claim_is_named_as_its_event_needs_it() -> None:
+def test_the_event_of_an_unreadable_record_names_its_claim() -> None:
     subject = module._subject_of(UnreadableRecord("u", "", {"namespace": "ns", "name": "c"}))
     assert subject == claim_subject("ns", "c", "u")

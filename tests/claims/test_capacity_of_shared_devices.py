@@ -1,5 +1,9 @@
-"""Partitions of one physical device and shares of one device never have more together than there is, and are never refused
-when they fit: the guard against a model of its own, in any order, with dead processes, legacy holds and changing stock."""
+"""Partitions of one physical device, and shares of one device, never consume more than exists, and are never refused
+when they fit.
+
+A model with its own bookkeeping checks this in any order of steps, with dead processes, holds of earlier versions and
+changing supplies.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ LINES = [Device(f"line-{i}", capacity={"lanes": "8"}, allow_multiple_allocations
 DEVICES = {d.name: d for d in [*PARTITIONS, *LINES, partition("x-shared", "x", 2, 1), Device("plain")]}
 
 
-def stock(memory: int, engines: int, lanes: int) -> PoolSupply:
+def make_supply(memory: int, engines: int, lanes: int) -> PoolSupply:
     cards = {card: {"memory": f"{10 * memory}Gi", "engines": str(engines)} for card in ("x", "y")}
     lines = {d.name: Device(d.name, capacity={"lanes": str(lanes)}, allow_multiple_allocations=True) for d in LINES}
     return PoolSupply([*(DEVICES | lines).values()], cards)
@@ -62,7 +66,7 @@ def entry(name: str, share: str = "", lanes: str = "", **more: Any) -> dict[str,
     return out | ({"shareID": share} if share else {})
 
 
-wishes = st.one_of(
+requested_devices = st.one_of(
     st.builds(entry, st.sampled_from([d.name for d in PARTITIONS] + ["plain"])),
     st.builds(entry, st.sampled_from([d.name for d in LINES]), st.sampled_from("stuv"), st.sampled_from(SHARES)),
     st.builds(entry, st.just("x-shared"), st.sampled_from("stuv")),
@@ -70,162 +74,175 @@ wishes = st.one_of(
 )
 
 
-class Guard(RuleBasedStateMachine):
-    """Two instances, each with its own view of what there is; the model keeps its own books, in fractions."""
+class CapacityModel(RuleBasedStateMachine):
+    """Two instances, each with its own view of the supplies. The model keeps its own bookkeeping, in fractions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.db = memory_database()
         self.numbers = itertools.count()
-        self.claims: dict[str, list[dict[str, Any]]] = {}  # what holds something, by UID
-        self.stocks = [stock(7, 7, 8), stock(7, 7, 8)]
-        self.same = True
-        self.judges = [self.judge() for _ in self.stocks]
+        self.claims: dict[str, list[dict[str, Any]]] = {}  # the devices of each claim, by UID
+        self.supplies = [make_supply(7, 7, 8), make_supply(7, 7, 8)]
+        self.is_supply_equal = True
+        self.instances = [self.make_instance() for _ in self.supplies]
 
     def teardown(self) -> None:
-        for judge in self.judges:
-            judge.process.release()
+        for instance in self.instances:
+            instance.process.release()
         self.folder.cleanup()
 
-    def judge(self) -> Transitions:
+    def make_instance(self) -> Transitions:
         process = InstanceLock(Path(self.folder.name))
         process.acquire()
         return Transitions(DRIVER, process, BOOT, lambda uid: False)
 
-    # --- the model's books ----------------------------------------------------------------------
+    # --- the bookkeeping of the model -----------------------------------------------------------
 
-    def drawn(self, claims: dict[str, list[dict[str, Any]]], what: tuple[str, str, str]) -> dict[str, Fraction]:
-        """Who has how much of (counters, set, counter) or (capacity, device, name): by device, or by share."""
-        kind, where, name = what
+    def consumed(self, claims: dict[str, list[dict[str, Any]]], supply: tuple[str, str, str]) -> dict[str, Fraction]:
+        """Returns the consumed amount of (counters, set, counter) or (capacity, device, name), by device or by
+        share.
+        """
+        kind, owner, name = supply
         out: dict[str, Fraction] = {}
         for uid, devices in claims.items():
             for d in devices:
-                takes = d.get("takes")
+                consumption = d.get("takes")
                 if d.get("adminAccess"):
                     continue
                 if kind == "counters":
-                    if takes is None:
-                        takes = takes_json(draws_of(DEVICES[d["device"]]))
-                    amount = takes.get("counters", {}).get(where, {}).get(name, "0")
+                    if consumption is None:
+                        consumption = takes_json(draws_of(DEVICES[d["device"]]))
+                    amount = consumption.get("counters", {}).get(owner, {}).get(name, "0")
                     out[d["device"]] = number(amount)
-                elif d["device"] == where:
+                elif d["device"] == owner:
                     out[f"{uid} {d.get('shareID')}"] = (
-                        self.limit(0, what) if takes is None else number(takes.get("capacity", {}).get(name, "0"))
+                        self.limit(0, supply)
+                        if consumption is None
+                        else number(consumption.get("capacity", {}).get(name, "0"))
                     )
         return out
 
-    def limit(self, which: int, what: tuple[str, str, str]) -> Fraction:
-        kind, where, name = what
-        found = self.stocks[which]
+    def limit(self, index: int, supply: tuple[str, str, str]) -> Fraction:
+        kind, owner, name = supply
+        pool_supply = self.supplies[index]
         if kind == "counters":
-            return number(found.counter_sets[where][name])
-        return number(found.devices[where].json()["capacity"][name]["value"])
+            return number(pool_supply.counter_sets[owner][name])
+        return number(pool_supply.devices[owner].json()["capacity"][name]["value"])
 
     @property
     def kinds(self) -> list[tuple[str, str, str]]:
         counters = [("counters", card, name) for card in ("x", "y") for name in UNITS]
         return counters + [("capacity", d.name, "lanes") for d in LINES]
 
-    def fits(self, which: int, wanted: list[dict[str, Any]], claims: dict[str, list[dict[str, Any]]]) -> bool:
-        for what in self.kinds:
-            before = sum(self.drawn(claims, what).values())
-            after = sum(self.drawn({**claims, "new": wanted}, what).values())
-            if after > before and after > self.limit(which, what):
+    def fits(self, index: int, new_devices: list[dict[str, Any]], claims: dict[str, list[dict[str, Any]]]) -> bool:
+        for supply in self.kinds:
+            consumed_before = sum(self.consumed(claims, supply).values())
+            consumed_after = sum(self.consumed({**claims, "new": new_devices}, supply).values())
+            if consumed_after > consumed_before and consumed_after > self.limit(index, supply):
                 return False
         return True
 
-    def is_free(self, wanted: list[dict[str, Any]]) -> bool:
+    def is_free(self, new_devices: list[dict[str, Any]]) -> bool:
         held = [d for devices in self.claims.values() for d in devices if not d.get("adminAccess")]
         return not any(
             w["device"] == h["device"] and (not w.get("shareID") or w.get("shareID") in {"", None, h.get("shareID")} or not h.get("shareID"))
-            for w in wanted if not w.get("adminAccess") for h in held
+            for w in new_devices if not w.get("adminAccess") for h in held
         )  # fmt: skip
 
     # --- rules ----------------------------------------------------------------------------------
 
-    @rule(wanted=st.lists(wishes, min_size=1, max_size=2, unique_by=lambda d: d["device"]), which=st.integers(0, 1))
-    def prepare(self, wanted: list[dict[str, Any]], which: int) -> None:
+    @rule(
+        new_devices=st.lists(requested_devices, min_size=1, max_size=2, unique_by=lambda d: d["device"]),
+        index=st.integers(0, 1),
+    )
+    def prepare(self, new_devices: list[dict[str, Any]], index: int) -> None:
         uid = f"uid-{next(self.numbers)}"
-        judge = self.judges[which]
+        instance = self.instances[index]
         while True:
-            record = Record(uid, "ns", f"name-{uid}", State.PREPARING, BOOT, judge.process.id, {"devices": wanted})
+            record = Record(
+                uid, "ns", f"name-{uid}", State.PREPARING, BOOT, instance.process.id, {"devices": new_devices}
+            )
             try:
-                verdict = judge.begin(self.db, record, None, self.stocks[which])
+                decision = instance.begin(self.db, record, None, self.supplies[index])
             except OverdrawnError as e:
-                assert self.is_free(wanted)
-                assert not self.fits(which, wanted, self.claims)
+                assert self.is_free(new_devices)
+                assert not self.fits(index, new_devices, self.claims)
                 assert isinstance(e, OverdrawnByError)
-                # Who is named holds some of it, and without those it would fit.
+                # Each named holder has a part of the supply, and without all named holders the claim would fit.
                 named = {r.uid for r in e.holders}
-                rest = {u: c for u, c in self.claims.items() if u not in named}
-                alone = rest if named else {}
-                assert bool(named) != (not self.fits(which, wanted, {})) or not self.fits(which, wanted, alone)
+                other_claims = {u: c for u, c in self.claims.items() if u not in named}
+                remaining = other_claims if named else {}
+                assert bool(named) != (not self.fits(index, new_devices, {})) or not self.fits(
+                    index, new_devices, remaining
+                )
                 assert all(f"ns/name-{u}" in str(e) for u in sorted(named)[:4])
                 return
             except DeviceHeldError:
-                assert not self.is_free(wanted)
+                assert not self.is_free(new_devices)
                 return
-            if isinstance(verdict, StaleHolders):
-                for holder in verdict.holders:
+            if isinstance(decision, StaleHolders):
+                for holder in decision.holders:
                     assert holder.uid in self.claims
-                    assert isinstance(judge.free(self.db, holder.uid), RollBack)
+                    assert isinstance(instance.free(self.db, holder.uid), RollBack)
                     self.end(holder.uid)
                 continue
-            assert isinstance(verdict, Prepare)
+            assert isinstance(decision, Prepare)
             break
-        assert self.is_free(wanted)
-        assert self.fits(which, wanted, self.claims)
-        self.claims[uid] = wanted
+        assert self.is_free(new_devices)
+        assert self.fits(index, new_devices, self.claims)
+        self.claims[uid] = new_devices
 
     @rule(data=st.data())
     @precondition(lambda self: self.claims)
-    def committed(self, data: st.DataObject) -> None:
+    def commit(self, data: st.DataObject) -> None:
         uid = data.draw(st.sampled_from(sorted(self.claims)))
         row = self.db.read(uid)
         assert isinstance(row, Record)
         fence = row.fence
         row.state, row.owner = State.PREPARED, ""
         assert self.db.update(row, fence)
-        # A repetition is answered whatever there is now.
-        again = Record(uid, "ns", row.name, State.PREPARING, BOOT, self.judges[0].process.id, {"devices": row.devices})
-        assert isinstance(self.judges[0].begin(self.db, again, None, stock(0, 0, 0)), AlreadyPrepared)
+        # A repetition succeeds whatever the supply is.
+        repetition = Record(
+            uid, "ns", row.name, State.PREPARING, BOOT, self.instances[0].process.id, {"devices": row.devices}
+        )
+        assert isinstance(self.instances[0].begin(self.db, repetition, None, make_supply(0, 0, 0)), AlreadyPrepared)
 
     @rule(data=st.data())
     @precondition(lambda self: self.claims)
-    def unprepared(self, data: st.DataObject) -> None:
+    def unprepare(self, data: st.DataObject) -> None:
         self.end(data.draw(st.sampled_from(sorted(self.claims))))
 
     def end(self, uid: str) -> None:
         self.db.forget(uid)
         del self.claims[uid]
 
-    @rule(which=st.integers(0, 1))
-    def killed(self, which: int) -> None:
-        self.judges[which].process.release()
-        self.judges[which] = self.judge()
+    @rule(index=st.integers(0, 1))
+    def kill_instance(self, index: int) -> None:
+        self.instances[index].process.release()
+        self.instances[index] = self.make_instance()
 
-    @rule(which=st.integers(0, 1), memory=st.integers(3, 9), engines=st.integers(3, 9), lanes=st.integers(3, 9))
-    def the_driver_says_otherwise(self, which: int, memory: int, engines: int, lanes: int) -> None:
-        self.stocks[which] = stock(memory, engines, lanes)
-        self.same = False
+    @rule(index=st.integers(0, 1), memory=st.integers(3, 9), engines=st.integers(3, 9), lanes=st.integers(3, 9))
+    def change_supply(self, index: int, memory: int, engines: int, lanes: int) -> None:
+        self.supplies[index] = make_supply(memory, engines, lanes)
+        self.is_supply_equal = False
 
     @rule(device=st.sampled_from([d.name for d in PARTITIONS]))
-    def held_by_a_version_that_kept_no_amounts(self, device: str) -> None:
-        wanted = [{"request": "r", "pool": "node", "device": device}]
-        if self.is_free(wanted) and self.fits(0, [entry(device)], self.claims):
+    def insert_record_without_amounts(self, device: str) -> None:
+        new_devices = [{"request": "r", "pool": "node", "device": device}]
+        if self.is_free(new_devices) and self.fits(0, [entry(device)], self.claims):
             uid = f"old-{next(self.numbers)}"
-            self.db.insert(Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", {"devices": wanted}))
-            self.claims[uid] = wanted
+            self.db.insert(Record(uid, "ns", f"name-{uid}", State.PREPARED, BOOT, "", {"devices": new_devices}))
+            self.claims[uid] = new_devices
 
     @invariant()
-    def nothing_is_overdrawn(self) -> None:
-        if self.same:
-            for what in self.kinds:
-                assert sum(self.drawn(self.claims, what).values()) <= self.limit(0, what)
+    def check_amounts(self) -> None:
+        if self.is_supply_equal:
+            for supply in self.kinds:
+                assert sum(self.consumed(self.claims, supply).values()) <= self.limit(0, supply)
 
     @invariant()
-    def every_hold_is_known(self) -> None:
+    def check_claims(self) -> None:
         assert self.db.uids() == set(self.claims)
 
 
@@ -233,22 +250,22 @@ def number(text: str) -> Fraction:
     return Fraction(Quantity(text).value)
 
 
-Guard.TestCase.settings = settings(
+CapacityModel.TestCase.settings = settings(
     max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
-test_the_guard_against_a_model = Guard.TestCase
+test_decisions_against_a_model = CapacityModel.TestCase
 
 
-class LongGuard(Guard):
+class LongCapacityModel(CapacityModel):
     """The same with more examples."""
 
 
-LongGuard.TestCase.settings = settings(Guard.TestCase.settings, max_examples=110)
-test_the_guard_against_a_model_in_more_examples = pytest.mark.full(LongGuard.TestCase)
+LongCapacityModel.TestCase.settings = settings(CapacityModel.TestCase.settings, max_examples=110)
+test_decisions_against_a_model_in_more_examples = pytest.mark.full(LongCapacityModel.TestCase)
 
 
 @contextlib.contextmanager
-def guard(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
+def records_and_transitions(tmp_path: Path) -> Iterator[tuple[Any, Transitions]]:
     process = InstanceLock(tmp_path / "processes")
     process.acquire()
     yield memory_database(), Transitions(DRIVER, process, BOOT, lambda uid: False)
@@ -259,13 +276,13 @@ def claim(uid: str, *devices: dict[str, Any], state: State = State.PREPARED) -> 
     return Record(uid, "ns", f"name-{uid}", state, BOOT, "", {"devices": list(devices)})
 
 
-def test_a_refusal_reports_which_counter_how_much_and_who_holds_it(tmp_path: Path) -> None:
-    with guard(tmp_path) as (records, judge):
+def test_a_refusal_reports_the_counter_the_amounts_and_the_holders(tmp_path: Path) -> None:
+    with records_and_transitions(tmp_path) as (records, transitions):
         records.insert(claim("one", entry("x-d")))
         records.insert(claim("two", entry("x-b")))
         records.insert(claim("other card", entry("y-d")))
         with pytest.raises(OverdrawnError) as e:
-            judge.begin(records, claim("new", entry("x-c")), None, stock(7, 7, 8))
+            transitions.begin(records, claim("new", entry("x-c")), None, make_supply(7, 7, 8))
         assert str(e.value) == (
             "device x-c: 30Gi of counter memory in counter set x of pool node are requested and 70Gi exist, of which 60Gi are "
             "held by claims ns/name-one (UID one), ns/name-two (UID two): this amount is free when their pods have stopped"
@@ -273,11 +290,11 @@ def test_a_refusal_reports_which_counter_how_much_and_who_holds_it(tmp_path: Pat
         assert records.read("new") is None
 
 
-def test_a_refused_share_reports_which_capacity_how_much_and_who_holds_it(tmp_path: Path) -> None:
-    with guard(tmp_path) as (records, judge):
+def test_a_refused_share_reports_the_capacity_the_amounts_and_the_holders(tmp_path: Path) -> None:
+    with records_and_transitions(tmp_path) as (records, transitions):
         records.insert(claim("one", entry("line-0", "s", "2500m")))
         with pytest.raises(OverdrawnError) as e:
-            judge.begin(records, claim("new", entry("line-0", "t", "7")), None, stock(7, 7, 8))
+            transitions.begin(records, claim("new", entry("line-0", "t", "7")), None, make_supply(7, 7, 8))
         assert str(e.value) == (
             "device line-0: 7 of capacity lanes of device line-0 in pool node are requested and 8 exist, of which 2500m are held "
             "by claim ns/name-one (UID one): this amount is free when their pods have stopped"
@@ -285,49 +302,55 @@ def test_a_refused_share_reports_which_capacity_how_much_and_who_holds_it(tmp_pa
 
 
 def test_shares_of_one_partition_draw_its_counters_once(tmp_path: Path) -> None:
-    with guard(tmp_path) as (records, judge):
+    with records_and_transitions(tmp_path) as (records, transitions):
         for share in "stuv":
-            verdict = judge.begin(records, claim(share, entry("x-shared", share)), None, stock(2, 1, 8))
-            assert isinstance(verdict, Prepare)
+            decision = transitions.begin(records, claim(share, entry("x-shared", share)), None, make_supply(2, 1, 8))
+            assert isinstance(decision, Prepare)
 
 
-def test_a_share_of_which_nobody_knows_what_it_takes_has_its_device_whole(tmp_path: Path) -> None:
-    with guard(tmp_path) as (records, judge):
+def test_a_share_of_unknown_size_has_its_whole_device(tmp_path: Path) -> None:
+    with records_and_transitions(tmp_path) as (records, transitions):
         records.insert(claim("old", {"pool": "node", "device": "line-0", "shareID": "s"}))
         with pytest.raises(OverdrawnError, match="amount unknown"):
-            judge.begin(records, claim("new", entry("line-0", "t", "500m")), None, stock(7, 7, 8))
-        assert isinstance(judge.begin(records, claim("else", entry("line-1", "t", "8")), None, stock(7, 7, 8)), Prepare)
+            transitions.begin(records, claim("new", entry("line-0", "t", "500m")), None, make_supply(7, 7, 8))
+        assert isinstance(
+            transitions.begin(records, claim("else", entry("line-1", "t", "8")), None, make_supply(7, 7, 8)), Prepare
+        )
 
 
-def test_a_device_that_nobody_knows_any_more_draws_everything_of_its_pool(tmp_path: Path) -> None:
-    with guard(tmp_path) as (records, judge):
+def test_an_unknown_device_draws_everything_of_its_pool(tmp_path: Path) -> None:
+    with records_and_transitions(tmp_path) as (records, transitions):
         records.insert(claim("old", {"pool": "node", "device": "gone"}))
         with pytest.raises(OverdrawnError, match=r"ns/name-old \(UID old\) \(amount unknown\)"):
-            judge.begin(records, claim("new", entry("x-a")), None, stock(7, 7, 8))
-        assert isinstance(judge.begin(records, claim("plain", entry("plain")), None, stock(7, 7, 8)), Prepare)
+            transitions.begin(records, claim("new", entry("x-a")), None, make_supply(7, 7, 8))
+        assert isinstance(
+            transitions.begin(records, claim("plain", entry("plain")), None, make_supply(7, 7, 8)), Prepare
+        )
 
 
-def test_admin_access_takes_nothing_and_is_never_refused_for_what_others_hold(tmp_path: Path) -> None:
-    with guard(tmp_path) as (records, judge):
+def test_admin_access_consumes_nothing_and_is_never_refused_for_holds_of_other_claims(tmp_path: Path) -> None:
+    with records_and_transitions(tmp_path) as (records, transitions):
         records.insert(claim("all", entry("x-whole")))
         admin = claim("admin", entry("x-a", adminAccess=True))
-        assert isinstance(judge.begin(records, admin, None, stock(7, 7, 8)), Prepare)
+        assert isinstance(transitions.begin(records, admin, None, make_supply(7, 7, 8)), Prepare)
         records.forget("all")
-        assert isinstance(judge.begin(records, claim("new", entry("x-whole")), None, stock(7, 7, 8)), Prepare)
+        assert isinstance(
+            transitions.begin(records, claim("new", entry("x-whole")), None, make_supply(7, 7, 8)), Prepare
+        )
 
 
 amounts = st.integers(0, 10**30).map(lambda n: f"{n}n")
 
 
-@given(limit=amounts, held=st.lists(amounts, max_size=6), asked=amounts)
-def test_amounts_are_exact_however_large_and_small(limit: str, held: list[str], asked: str) -> None:
-    """Also beyond 64 bits, and a billionth above."""
+@given(limit=amounts, held=st.lists(amounts, max_size=6), requested=amounts)
+def test_amounts_are_exact_at_any_size(limit: str, held: list[str], requested: str) -> None:
+    """Also beyond 64 bits, and one billionth above the limit."""
     device = Device("d", capacity={"c": limit}, allow_multiple_allocations=True)
-    takes = [takes_json({}, {"c": Quantity(a)}) for a in [asked, *held]]
-    wanted, *others = [Hold("node", "d", f"s{i}", rows_text(t), f"u{i}") for i, t in enumerate(takes)]
-    found = shortage([wanted], others, PoolSupply([device]))
-    numbers = [Fraction(Quantity(a).value) for a in [asked, *held]]
-    assert (found is not None) == (numbers[0] > 0 and sum(numbers) > Fraction(Quantity(limit).value))
+    consumptions = [takes_json({}, {"c": Quantity(a)}) for a in [requested, *held]]
+    new_hold, *other_holds = [Hold("node", "d", f"s{i}", rows_text(t), f"u{i}") for i, t in enumerate(consumptions)]
+    shortage_found = shortage([new_hold], other_holds, PoolSupply([device]))
+    numbers = [Fraction(Quantity(a).value) for a in [requested, *held]]
+    assert (shortage_found is not None) == (numbers[0] > 0 and sum(numbers) > Fraction(Quantity(limit).value))
 
 
 def rows_text(takes: dict[str, Any]) -> str:
@@ -336,6 +359,6 @@ def rows_text(takes: dict[str, Any]) -> str:
 
 @given(text=st.one_of(st.text(), st.binary(), st.integers(), st.floats(), st.none(), st.sampled_from([
     "{}", "[]", "1", '{"counters": 1}', '{"counters": {"s": {"c": "x"}}}', '{"capacity": {"c": "1K"}}', '{"capacity": {"c": 1}}'])))  # fmt: skip
-def test_a_damaged_amount_is_one_that_nobody_knows(text: object) -> None:
-    found = read_takes(text)
-    assert found is None or text == "{}" or isinstance(text, str)
+def test_a_damaged_amount_is_unknown(text: object) -> None:
+    amounts_read = read_takes(text)
+    assert amounts_read is None or text == "{}" or isinstance(text, str)

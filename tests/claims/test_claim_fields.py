@@ -1,4 +1,4 @@
-"""The fields of a claim that are read: of a claim that has all of them, and of claims that lack each."""
+"""Reads the fields of a claim that has all of them, and of claims that lack one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MANAGED = [{"manager": "m"}]
 
 
 def decode(status: Any = None, **metadata: Any) -> ClaimFields:
-    found = {"metadata": {"uid": "u", **metadata}} | ({} if status is None else {"status": status})
-    return ClaimFields.decode(json.dumps(found).encode())
+    obj = {"metadata": {"uid": "u", **metadata}} | ({} if status is None else {"status": status})
+    return ClaimFields.decode(json.dumps(obj).encode())
 
 
-def seen(fields: ClaimFields) -> tuple[Any, ...]:
+def values(fields: ClaimFields) -> tuple[Any, ...]:
     return (
         fields.allocated_at,
         fields.node,
@@ -46,10 +46,10 @@ NONE = ("", "", [], 0, [], [], [])
 def without(path: str) -> dict[str, Any]:
     status = json.loads(json.dumps(STATUS))
     *parents, last = path.split(".")
-    at = status
+    parent = status
     for name in parents:
-        at = at[name]
-    at[last] = None
+        parent = parent[name]
+    parent[last] = None
     return status
 
 
@@ -70,8 +70,8 @@ def without(path: str) -> dict[str, Any]:
         (decode(without("devices")), (*ALL[:5], [], [])),
     ],
 )
-def test_each_field_is_empty_where_the_claim_lacks_it(fields: ClaimFields, expected: tuple[Any, ...]) -> None:
-    assert seen(fields) == expected
+def test_each_field_is_empty_if_the_claim_lacks_it(fields: ClaimFields, expected: tuple[Any, ...]) -> None:
+    assert values(fields) == expected
 
 
 def test_a_device_without_a_share_has_an_empty_share_in_its_key() -> None:

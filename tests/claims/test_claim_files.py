@@ -1,4 +1,6 @@
-"""CDI files: written whole or not at all, compared by content; odd ones in the folder end nothing and tell no lies."""
+"""CDI files are complete or absent, and are compared by content. Malformed files in the folder stop nothing and lead to
+no wrong record.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DR
 UUID = "0b7c1f1e-5d55-4f0e-9c55-0123456789ab"
 
 
-class Plain(Driver):
-    """Each container gets its device's name, and as much text as ``padding`` says."""
+class NameDriver(Driver):
+    """Each container gets its device's name, and ``padding`` bytes of text."""
 
     name = DRIVER
     padding = 0
@@ -49,14 +51,14 @@ def note_of(folder: Path, uid: str) -> Path:
     return ClaimSpecs(folder / "cdi", DRIVER).note_path(uid)
 
 
-Which = Callable[[Path, str], Path]
+PathOf = Callable[[Path, str], Path]
 
 
-# --- whole or not at all ----------------------------------------------------------------------------
+# --- complete or absent -----------------------------------------------------------------------------
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small_cdi_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder for CDI files of 64 KiB."""
     folder = tmp_path / "cdi"
     folder.mkdir()
@@ -66,22 +68,24 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.mounts
-async def test_a_full_tmpfs_fails_the_claim_leaves_no_part_of_a_file_and_heals(tmp_path: Path, small: Path) -> None:
+async def test_a_full_tmpfs_fails_the_claim_and_leaves_no_partial_file_and_a_later_call_succeeds(
+    tmp_path: Path, small_cdi_folder: Path
+) -> None:
     api = FakeApiServer()
     first, second = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("a", "b")))
-    driver = Plain()
-    async with running_manager(tmp_path, driver, api) as one:
-        assert not isinstance(await one.prepare(first), DraError)
-        filler = small / "filler"
-        filler.write_bytes(b"x" * 40_000)  # some pages are left, and a file of 30 KiB would be cut
+    driver = NameDriver()
+    async with running_manager(tmp_path, driver, api) as manager:
+        assert not isinstance(await manager.prepare(first), DraError)
+        filler = small_cdi_folder / "filler"
+        filler.write_bytes(b"x" * 40_000)  # some pages are free: a file of 30 KiB would be cut
         driver.padding = 30_000
-        answer = await one.prepare(second)
-        assert isinstance(answer, RecordsError)
-        assert "No space left" in str(answer)
-        assert [p.name for p in small.iterdir() if f"_{second.uid}." in p.name] == []
-        assert await one.records() == {"a": "Prepared"}
+        response = await manager.prepare(second)
+        assert isinstance(response, RecordsError)
+        assert "No space left" in str(response)
+        assert [p.name for p in small_cdi_folder.iterdir() if f"_{second.uid}." in p.name] == []
+        assert await manager.records() == {"a": "Prepared"}
         filler.unlink()
-        assert not isinstance(await one.prepare(second), DraError)
+        assert not isinstance(await manager.prepare(second), DraError)
         assert (
             json.loads(path_of(tmp_path, "b").read_text())["devices"][0]["containerEdits"]["env"][1]
             == "Y=" + "y" * 30_000
@@ -92,295 +96,295 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
 
-def emptied(path: Path) -> None:
+def make_empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def of_another(path: Path) -> None:
+def write_other_uid(path: Path) -> None:
     path.write_text(path.read_text().replace("X=d-0", "X=d-9"))
 
 
-def longer(path: Path) -> None:
+def append_text(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\n")
 
 
-def huge(path: Path) -> None:
+def make_huge(path: Path) -> None:
     os.truncate(path, 1 << 40)
 
 
-def fifo(path: Path) -> None:
+def make_fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
-def zeros(path: Path) -> None:
+def write_zeros(path: Path) -> None:
     path.unlink()
     path.symlink_to("/dev/zero")
 
 
-def nowhere(path: Path) -> None:
+def link_to_nothing(path: Path) -> None:
     path.unlink()
     path.symlink_to("/nonexistent/x")
 
 
-CHANGES = [cut, emptied, of_another, longer, huge, fifo, zeros, nowhere]
+CHANGES = [cut, make_empty, write_other_uid, append_text, make_huge, make_fifo, write_zeros, link_to_nothing]
 
 
-@pytest.mark.parametrize("which", [path_of, note_of])
+@pytest.mark.parametrize("path_function", [path_of, note_of])
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_repetition_writes_the_file_again_unless_its_content_is_right(
-    tmp_path: Path, which: Which, change: Callable[[Path], None]
+async def test_a_repetition_writes_the_file_again_if_its_content_differs(
+    tmp_path: Path, path_function: PathOf, change: Callable[[Path], None]
 ) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as one:
-        first = await one.prepare(ref)
-        path = which(tmp_path, "a")
+    async with running_manager(tmp_path, NameDriver(), api) as manager:
+        first = await manager.prepare(ref)
+        path = path_function(tmp_path, "a")
         await wait_until(path.exists)
-        right = path.read_bytes()
-        for ask in (lambda: one.prepare(ref), one.claims.reconciler.once):
+        content = path.read_bytes()
+        for call in (lambda: manager.prepare(ref), manager.claims.reconciler.once):
             change(path)
-            await ask()
-            assert path.read_bytes() == right
+            await call()
+            assert path.read_bytes() == content
             assert path.is_file()
             assert not path.is_symlink()
         inode = path.stat().st_ino
-        assert await one.prepare(ref) == first
+        assert await manager.prepare(ref) == first
         assert path.stat().st_ino == inode
 
 
-# --- what files tell --------------------------------------------------------------------------------
+# --- records from files -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("device", [f"gpu-{UUID}", UUID, "d-0"])
 @pytest.mark.parametrize("share", [None, UUID])
-async def test_a_device_whose_name_ends_in_a_uuid_is_rebuilt_as_it_was(
+async def test_a_device_whose_name_ends_in_a_uuid_is_restored_from_its_file(
     tmp_path: Path, device: str, share: str | None
 ) -> None:
     from dra_kubeletplugin import Device
 
     api = FakeApiServer()
     ref = api.allocate("a", "a", device, DRIVER, **({"shareID": share} if share else {}))
-    async with running_manager(tmp_path, Plain(), api) as one:
-        await one.inventory.update([Pool("node", [Device(device)])])
-        answer = await one.prepare(ref)
-        assert not isinstance(answer, DraError)
-        before = (await one.claims.store.all())[0]
-        one.settings.records_path.write_bytes(b"garbage" * 999)
-    one.settings.records_path.write_bytes(b"garbage" * 999)
-    async with running_manager(tmp_path, Plain(), api) as after:
-        await after.inventory.update([Pool("node", [Device(device)])])
-        (record,) = await after.claims.store.all()
-        assert record.devices == before.devices
+    async with running_manager(tmp_path, NameDriver(), api) as manager:
+        await manager.inventory.update([Pool("node", [Device(device)])])
+        response = await manager.prepare(ref)
+        assert not isinstance(response, DraError)
+        old_record = (await manager.claims.store.all())[0]
+        manager.settings.records_path.write_bytes(b"garbage" * 999)
+    manager.settings.records_path.write_bytes(b"garbage" * 999)
+    async with running_manager(tmp_path, NameDriver(), api) as restarted:
+        await restarted.inventory.update([Pool("node", [Device(device)])])
+        (record,) = await restarted.claims.store.all()
+        assert record.devices == old_record.devices
         assert [h[:3] for h in record.holds()] == [("node", device, share or "")]
-        assert await after.prepare(ref) == answer
-        other = api.allocate("b", "b", device, DRIVER, **({"shareID": share} if share else {}))
-        assert isinstance(await after.prepare(other), DeviceHeldError)
+        assert await restarted.prepare(ref) == response
+        other_ref = api.allocate("b", "b", device, DRIVER, **({"shareID": share} if share else {}))
+        assert isinstance(await restarted.prepare(other_ref), DeviceHeldError)
 
 
-async def test_a_copy_of_another_claim_s_file_reports_nothing_and_goes_without_touching_that_claim(
+async def test_a_copy_of_another_claim_s_file_is_removed_and_does_not_touch_that_claim(
     tmp_path: Path,
 ) -> None:
-    undone: list[str] = []
+    unprepared: list[str] = []
 
-    class Noting(Plain):
+    class RecordingDriver(NameDriver):
         async def unprepare(self, claim: PreparedClaim) -> None:
-            undone.append(claim.uid)
+            unprepared.append(claim.uid)
 
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Noting(), api) as one:
-        await one.prepare(ref)
-        for which in (path_of, note_of):
-            await wait_until(which(tmp_path, "a").exists)
-            which(tmp_path, "copy").write_bytes(which(tmp_path, "a").read_bytes())
-            os.utime(which(tmp_path, "copy"), (1, 1))
-    one.settings.records_path.write_bytes(b"")
-    async with running_manager(tmp_path, Noting(), api) as after:
-        assert await after.records() == {"a": "Prepared"}
-        await after.claims.reconciler.once()
-        for which in (path_of, note_of):
-            assert not which(tmp_path, "copy").exists()
-            assert which(tmp_path, "a").exists()
-        assert undone == []
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
+        await manager.prepare(ref)
+        for path_function in (path_of, note_of):
+            await wait_until(path_function(tmp_path, "a").exists)
+            path_function(tmp_path, "copy").write_bytes(path_function(tmp_path, "a").read_bytes())
+            os.utime(path_function(tmp_path, "copy"), (1, 1))
+    manager.settings.records_path.write_bytes(b"")
+    async with running_manager(tmp_path, RecordingDriver(), api) as restarted:
+        assert await restarted.records() == {"a": "Prepared"}
+        await restarted.claims.reconciler.once()
+        for path_function in (path_of, note_of):
+            assert not path_function(tmp_path, "copy").exists()
+            assert path_function(tmp_path, "a").exists()
+        assert unprepared == []
 
 
-async def test_an_unprepare_that_cannot_read_a_note_now_undoes_nothing_and_is_reported_so(
+async def test_an_unprepare_that_cannot_read_a_note_rolls_nothing_back_and_reports_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The note alone tells what is to be undone, and the process has no file left to open it."""
-    undone: list[str] = []
+    """Only the note contains the undo steps, and the process cannot open another file."""
+    unprepared: list[str] = []
 
-    class Noting(Plain):
+    class RecordingDriver(NameDriver):
         async def unprepare(self, claim: PreparedClaim) -> None:
-            undone.append(claim.uid)
+            unprepared.append(claim.uid)
 
     def fails(*_: Any) -> Any:
         raise OSError(errno.EMFILE, "Too many open files")
 
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Noting(), api) as one:
-        await one.prepare(ref)
+    async with running_manager(tmp_path, RecordingDriver(), api) as manager:
+        await manager.prepare(ref)
         await wait_until(note_of(tmp_path, "a").exists)
-        await one.claims.store.do(lambda records: records.forget("a"))
+        await manager.claims.store.do(lambda records: records.forget("a"))
         with monkeypatch.context() as patch:
             patch.setattr(ClaimSpecs, "note", fails)
-            answer = await one.unprepare(ref)
-        assert isinstance(answer, RecordsError), answer
-        assert await one.unprepare(ref) == ()
-        assert undone == ["a"]
+            response = await manager.unprepare(ref)
+        assert isinstance(response, RecordsError), response
+        assert await manager.unprepare(ref) == ()
+        assert unprepared == ["a"]
 
 
-def noted(change: dict[str, Any]) -> Callable[[Path], None]:
-    """Fields of a note, or of the document in it."""
+def set_in_note(change: dict[str, Any]) -> Callable[[Path], None]:
+    """Returns a function that sets fields of a note, or of the document in it."""
 
     def write(path: Path) -> None:
-        found = json.loads(path.read_text())
-        outer = {k: v for k, v in change.items() if k in found}
-        inner = {k: v for k, v in change.items() if k not in found}
-        if "doc" in found:
-            found["doc"] |= inner
-        path.write_text(json.dumps(found | outer))
+        document = json.loads(path.read_text())
+        outer = {k: v for k, v in change.items() if k in document}
+        inner = {k: v for k, v in change.items() if k not in document}
+        if "doc" in document:
+            document["doc"] |= inner
+        path.write_text(json.dumps(document | outer))
 
     return write
 
 
-def nested(path: Path) -> None:
+def nest_deeply(path: Path) -> None:
     path.write_text("[" * 100_000)
 
 
-def nested_inside(path: Path) -> None:
+def nest_document_deeply(path: Path) -> None:
     path.write_text('{"uid":"a","namespace":"","name":"","boot":"boot","created":1.0,"doc":' + "[" * 100_000)
 
 
-def a_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-ODD: list[Callable[[Path], None]] = [
-    *CHANGES[:2], *CHANGES[4:], nested, nested_inside, a_directory, noted({"devices": 5}), noted({"devices": [1]}),
-    noted({"namespace": 5}), noted({"created": "x"}), noted({"uid": "b"}), noted({"undo": [{"step": 1}]}), noted({"boot": []}),
-    noted({"doc": []}), noted({"cdi": {"devices": [None]}}),
+MALFORMATIONS: list[Callable[[Path], None]] = [
+    *CHANGES[:2], *CHANGES[4:], nest_deeply, nest_document_deeply, make_directory, set_in_note({"devices": 5}), set_in_note({"devices": [1]}),
+    set_in_note({"namespace": 5}), set_in_note({"created": "x"}), set_in_note({"uid": "b"}), set_in_note({"undo": [{"step": 1}]}), set_in_note({"boot": []}),
+    set_in_note({"doc": []}), set_in_note({"cdi": {"devices": [None]}}),
 ]  # fmt: skip
 
 
 @pytest.mark.cases(24)
-@pytest.mark.parametrize("change", ODD)
-@pytest.mark.parametrize("which", [path_of, note_of])
+@pytest.mark.parametrize("change", MALFORMATIONS)
+@pytest.mark.parametrize("path_function", [path_of, note_of])
 @pytest.mark.parametrize("repair", [True, False])
-async def test_a_malformed_file_ends_nothing_and_the_other_claims_are_known(
-    tmp_path: Path, change: Callable[[Path], None], which: Which, repair: bool
+async def test_a_malformed_file_affects_no_other_claim(
+    tmp_path: Path, change: Callable[[Path], None], path_function: PathOf, repair: bool
 ) -> None:
     api = FakeApiServer()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("a", "b"))]
-    async with running_manager(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, NameDriver(), api) as manager:
         for ref in refs:
-            await one.prepare(ref)
+            await manager.prepare(ref)
             await wait_until(note_of(tmp_path, ref.uid).exists)
-    change(which(tmp_path, "a"))
+    change(path_function(tmp_path, "a"))
     if repair:
-        one.settings.records_path.write_bytes(b"")
-    async with running_manager(tmp_path, Plain(), api) as after:
-        assert (await after.records())["b"] == "Prepared"
-        await after.claims.reconciler.once()
-        assert not isinstance(await after.prepare(refs[1]), DraError)
-        assert await after.claims.faults() == []
-        assert await after.unprepare(refs[1]) == ()
+        manager.settings.records_path.write_bytes(b"")
+    async with running_manager(tmp_path, NameDriver(), api) as restarted:
+        assert (await restarted.records())["b"] == "Prepared"
+        await restarted.claims.reconciler.once()
+        assert not isinstance(await restarted.prepare(refs[1]), DraError)
+        assert await restarted.claims.faults() == []
+        assert await restarted.unprepare(refs[1]) == ()
 
 
-async def test_malformed_names_in_the_folder_end_nothing(tmp_path: Path) -> None:
+async def test_malformed_file_names_in_the_folder_stop_nothing(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as one:
-        await one.prepare(ref)
+    async with running_manager(tmp_path, NameDriver(), api) as manager:
+        await manager.prepare(ref)
         prefix = path_of(tmp_path, "").name.removesuffix(".json")
         await wait_until(note_of(tmp_path, "a").exists)
-        whole = note_of(tmp_path, "a").read_bytes()
+        content = note_of(tmp_path, "a").read_bytes()
         for name in (b"\xff\xfe", b"", b"a\nb", b"\xed\xa0\x80", b"x" * 150):
-            for which in (path_of, note_of):
-                before, after = os.fsencode(which(tmp_path, "UID")).split(b"UID")
-                path = before + name + after
+            for path_function in (path_of, note_of):
+                prefix_bytes, suffix_bytes = os.fsencode(path_function(tmp_path, "UID")).split(b"UID")
+                path = prefix_bytes + name + suffix_bytes
                 with open(path, "wb") as f:  # noqa: ASYNC230, PTH123  (a name that is no text)
-                    f.write(whole.replace(b'"uid":"a"', b'"uid":"' + name + b'"'))
+                    f.write(content.replace(b'"uid":"a"', b'"uid":"' + name + b'"'))
                 os.utime(path, (1, 1))
         (tmp_path / "cdi" / f".{prefix}z.tmp-9-00000000").mkdir()
-        await one.claims.reconciler.once()
-    one.settings.records_path.write_bytes(b"")
-    async with running_manager(tmp_path, Plain(), api) as after:
-        assert (await after.records())["a"] == "Prepared"
-        assert await after.claims.faults() == []
-        report = await after.claims.reconciler.once()
+        await manager.claims.reconciler.once()
+    manager.settings.records_path.write_bytes(b"")
+    async with running_manager(tmp_path, NameDriver(), api) as suffix_bytes:
+        assert (await suffix_bytes.records())["a"] == "Prepared"
+        assert await suffix_bytes.claims.faults() == []
+        report = await suffix_bytes.claims.reconciler.once()
         assert "a" not in report.files_removed
-        assert await after.unprepare(ref) == ()
+        assert await suffix_bytes.unprepare(ref) == ()
 
 
-async def test_a_uid_that_no_file_can_have_fails_its_own_claim_only(tmp_path: Path) -> None:
+async def test_a_uid_that_is_no_valid_file_name_fails_only_its_own_claim(tmp_path: Path) -> None:
     api = FakeApiServer()
     refs = [api.allocate("a", "a", "d-0", DRIVER), api.allocate("n", "n\0n", "d-1", DRIVER)]
-    async with running_manager(tmp_path, Plain(), api) as one:
-        answers = await one.claims.prepare(refs)
-        assert not isinstance(answers["a"], DraError)
-        assert isinstance(answers["n\0n"], DraError)
-        undone = await one.claims.unprepare(refs)
-        assert undone["a"] == ()
+    async with running_manager(tmp_path, NameDriver(), api) as manager:
+        responses = await manager.claims.prepare(refs)
+        assert not isinstance(responses["a"], DraError)
+        assert isinstance(responses["n\0n"], DraError)
+        unprepare_results = await manager.claims.unprepare(refs)
+        assert unprepare_results["a"] == ()
 
 
 @pytest.mark.parametrize("days", [-3650, 3650])
-async def test_an_orphan_goes_also_where_the_clock_has_jumped(tmp_path: Path, days: int) -> None:
-    async with running_manager(tmp_path, Plain()) as one:
+async def test_an_orphan_file_is_removed_also_after_a_jump_of_the_clock(tmp_path: Path, days: int) -> None:
+    async with running_manager(tmp_path, NameDriver()) as manager:
         (tmp_path / "cdi").mkdir(exist_ok=True)
         orphan = path_of(tmp_path, "orphan")
         orphan.write_text("{}")
-        when = time.time() + days * 86400
-        os.utime(orphan, (when, when))
-        await one.claims.reconciler.once()
+        mtime = time.time() + days * 86400
+        os.utime(orphan, (mtime, mtime))
+        await manager.claims.reconciler.once()
         assert not orphan.exists()
 
 
 @pytest.mark.parametrize("token", ["1", "9-deadbeef", "", "x" * 40])
-async def test_what_a_writer_left_that_died_goes_also_one_that_was_process_1_elsewhere(
+async def test_a_temporary_file_of_a_dead_writer_is_removed_also_if_the_writer_was_process_1(
     tmp_path: Path, token: str
 ) -> None:
-    async with running_manager(tmp_path, Plain()) as one, running_manager(tmp_path, Plain()) as other:
+    async with running_manager(tmp_path, NameDriver()) as manager, running_manager(tmp_path, NameDriver()) as other:
         (tmp_path / "cdi").mkdir(exist_ok=True)
         name = "." + path_of(tmp_path, "u").name.removesuffix(".json")
-        left = tmp_path / "cdi" / f"{name}.tmp-{token}"
-        living = tmp_path / "cdi" / f"{name}.tmp-{other.process.id}"
-        for path in (left, living):
+        stale_file = tmp_path / "cdi" / f"{name}.tmp-{token}"
+        live_file = tmp_path / "cdi" / f"{name}.tmp-{other.process.id}"
+        for path in (stale_file, live_file):
             path.touch()
-        await one.claims.reconciler.once()
-        assert not left.exists()
-        assert living.exists()
+        await manager.claims.reconciler.once()
+        assert not stale_file.exists()
+        assert live_file.exists()
 
 
-async def test_a_file_that_appears_while_its_claim_ends_is_no_lost_record(tmp_path: Path) -> None:
+async def test_a_file_that_appears_while_its_claim_is_unprepared_is_no_lost_record(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as one:
-        await one.prepare(ref)
-        await one.unprepare(ref)
+    async with running_manager(tmp_path, NameDriver(), api) as manager:
+        await manager.prepare(ref)
+        await manager.unprepare(ref)
 
-        async def gone() -> bool:
-            return not await one.records() and not path_of(tmp_path, "a").exists()
+        async def list_no_files() -> bool:
+            return not await manager.records() and not path_of(tmp_path, "a").exists()
 
-        await wait_until(gone)
-        async with running_manager(tmp_path, Plain(), api) as other:
+        await wait_until(list_no_files)
+        async with running_manager(tmp_path, NameDriver(), api) as other:
             assert await other.records() == {}
             assert other.claims.store.journal.report == []
 
 
-def test_the_record_of_a_file_is_the_record_that_it_was_written_for(tmp_path: Path) -> None:
+def test_the_record_of_a_file_equals_the_record_that_wrote_it(tmp_path: Path) -> None:
     record = make_record_with_file(tmp_path, "u", "d-0", undo=[{"step": "release", "data": {"device": "d-0"}}])
-    found = record_of(ClaimSpecs(tmp_path / "cdi", DRIVER), "u")
-    assert found
-    assert (found.devices, found.steps, found.name, found.boot_id) == (
+    record_read = record_of(ClaimSpecs(tmp_path / "cdi", DRIVER), "u")
+    assert record_read
+    assert (record_read.devices, record_read.steps, record_read.name, record_read.boot_id) == (
         record.devices, record.steps, record.name, record.boot_id,
     )  # fmt: skip
 
 
-# --- one file alone ----------------------------------------------------------------------------------------
+# --- a single file -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -397,7 +401,7 @@ def failing(error: Exception) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (
             OSError(errno.ENOSPC, "No space left", "/x"),
@@ -415,15 +419,15 @@ def failing(error: Exception) -> Callable[..., None]:
         (ValueError("a name\n"), "the files of the claim cannot be written: a name"),
     ],
 )
-def test_each_error_of_a_file_has_its_advice_and_only_a_disk_is_a_fault_until_a_probe(
-    tmp_path: Path, files: ClaimFiles, error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+def test_each_file_error_has_its_advice_and_only_a_disk_error_is_a_fault_until_a_probe(
+    tmp_path: Path, files: ClaimFiles, error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = make_record_with_file(tmp_path, "u", "d-0")
     with monkeypatch.context() as patch:
         patch.setattr(files.specs, "write", failing(error))
         with pytest.raises(RecordsError) as caught:
             files.put(record)
-        assert says in str(caught.value)
+        assert message in str(caught.value)
         assert files.fault == (str(caught.value) if isinstance(error, OSError) else "")
         patch.setattr(files.specs, "probe", failing(error))
         files.probe()
@@ -434,7 +438,7 @@ def test_each_error_of_a_file_has_its_advice_and_only_a_disk_is_a_fault_until_a_
 
 
 @pytest.mark.parametrize("name", ["/cdi/x", None])
-def test_a_note_that_cannot_be_read_now_names_its_file_or_the_folder(
+def test_a_note_that_cannot_be_read_is_an_error_that_names_the_file_or_the_folder(
     files: ClaimFiles, name: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files.specs, "note", failing(OSError(errno.EIO, "I/O error", name)))
@@ -443,15 +447,19 @@ def test_a_note_that_cannot_be_read_now_names_its_file_or_the_folder(
     assert str(caught.value) == f"{name or files.specs.root} cannot be read (I/O error): see its mount"
 
 
-def test_a_record_from_its_note_is_complete_and_a_note_of_another_claim_is_none(
+def test_a_record_from_its_note_is_complete_and_a_note_of_another_claim_is_ignored(
     tmp_path: Path, files: ClaimFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = make_record_with_file(tmp_path, "u", "d-0")
     record.doc.pop("complete")
     files.note(record)
-    found = files.read_note("u")
-    assert found is not None
-    assert (found.doc["complete"], found.created, found.boot_id) == (True, record.created, record.boot_id)
+    record_read = files.read_note("u")
+    assert record_read is not None
+    assert (record_read.doc["complete"], record_read.created, record_read.boot_id) == (
+        True,
+        record.created,
+        record.boot_id,
+    )
     assert files.read_note("v") is None
     assert caplog.text == ""
     files.specs.note_path("v").write_bytes(files.specs.note_path("u").read_bytes())
@@ -459,7 +467,7 @@ def test_a_record_from_its_note_is_complete_and_a_note_of_another_claim_is_none(
     assert "it belongs to claim u" in caplog.text
 
 
-def test_a_note_that_cannot_be_removed_stops_the_rollback_only_if_it_would_bring_the_claim_back(
+def test_a_note_that_cannot_be_removed_stops_the_rollback_only_if_it_would_restore_the_claim(
     tmp_path: Path, files: ClaimFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_record_with_file(tmp_path, "u", "d-0")
@@ -481,12 +489,14 @@ def test_a_note_that_cannot_be_written_is_logged_and_fails_nothing(
     assert caplog.text.count("cannot write the claim's note") == 2
 
 
-def test_files_are_restored_only_where_they_differ_and_removed_all_together(tmp_path: Path, files: ClaimFiles) -> None:
+def test_only_files_that_differ_are_restored_and_all_files_are_removed_together(
+    tmp_path: Path, files: ClaimFiles
+) -> None:
     record = make_record_with_file(tmp_path, "u", "d-0")
     assert files.are_intact(record)
     assert files.restore(record) is False
-    for lost in (files.specs.path("u"), files.specs.note_path("u")):
-        lost.unlink()
+    for removed_file in (files.specs.path("u"), files.specs.note_path("u")):
+        removed_file.unlink()
         assert not files.are_intact(record)
         assert files.restore(record) is True
         assert files.are_intact(record)
@@ -496,7 +506,7 @@ def test_files_are_restored_only_where_they_differ_and_removed_all_together(tmp_
     assert list(files.specs.root.iterdir()) == []
 
 
-def test_the_age_of_a_claim_s_files_is_that_of_the_newest(tmp_path: Path, files: ClaimFiles) -> None:
+def test_the_age_of_a_claim_s_files_is_the_age_of_the_newest_file(tmp_path: Path, files: ClaimFiles) -> None:
     make_record_with_file(tmp_path, "u", "d-0")
     for path, age in ((files.specs.path("u"), 5_000), (files.specs.note_path("u"), 1_000)):
         os.utime(path, (time.time() - age,) * 2)

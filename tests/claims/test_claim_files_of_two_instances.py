@@ -1,4 +1,4 @@
-"""What one instance does with a claim's files must fit what another does with the claim at that moment."""
+"""Two instances work on the files of one claim at the same time, and the files match the records afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.helpers.crash.record_stores import DRIVER, make_record_with_file
 from tests.helpers.waiting import wait_until
 
 
-class Plain(Driver):
+class RecordingDriver(Driver):
     name = DRIVER
 
     def __init__(self) -> None:
@@ -32,88 +32,100 @@ class Plain(Driver):
         return [d.prepared(ContainerEdits(env={"D": d.name})) for d in claim.devices]
 
 
-def meanwhile(
+def run_before_method(
     monkeypatch: pytest.MonkeyPatch, files: ClaimFiles, method: str, work: Callable[[], Awaitable[object]]
 ) -> asyncio.Event:
-    """Before ``method`` does its part, another instance does ``work``, or as much of it as it can in that time.
+    """Makes ``method`` run ``work`` of another instance first, for at most 0.4 s.
 
-    Answers what is set when all of it is done.
+    Returns an event that is set when ``work`` is complete.
     """
     loop, real, done = asyncio.get_running_loop(), getattr(files, method), asyncio.Event()
 
-    async def begun() -> None:
+    async def run_work() -> None:
         await work()
         done.set()
 
-    def after(*args: Any) -> Any:
+    def replacement(*args: Any) -> Any:
         monkeypatch.undo()
         with contextlib.suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(begun(), loop).result(0.4)
+            asyncio.run_coroutine_threadsafe(run_work(), loop).result(0.4)
         return real(*args)
 
-    monkeypatch.setattr(files, method, after)
+    monkeypatch.setattr(files, method, replacement)
     return done
 
 
-async def test_a_note_never_outlives_its_record_whoever_unprepares_the_claim(
+async def test_a_note_never_outlives_its_record_if_another_instance_unprepares_the_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, later = FakeApiServer(), Plain()
-    ref, other = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
-    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
-        done = meanwhile(monkeypatch, old.claims.files, "note", lambda: new.unprepare(ref))
-        await old.prepare(ref)
+    api, later = FakeApiServer(), RecordingDriver()
+    ref, other_ref = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
+    async with (
+        running_manager(tmp_path, RecordingDriver(), api) as old_manager,
+        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
+    ):
+        done = run_before_method(monkeypatch, old_manager.claims.files, "note", lambda: new_manager.unprepare(ref))
+        await old_manager.prepare(ref)
         await done.wait()
-        assert not old.claims.files.specs.note_path("a").exists()
-    async with running_manager(tmp_path, later, api) as third:
-        assert await third.records() == {}
-        assert not isinstance(await third.prepare(other), Exception)
+        assert not old_manager.claims.files.specs.note_path("a").exists()
+    async with running_manager(tmp_path, later, api) as restarted:
+        assert await restarted.records() == {}
+        assert not isinstance(await restarted.prepare(other_ref), Exception)
         assert later.prepared == ["b"]
 
 
-@pytest.mark.parametrize("who", ["prepare", "reconcile"])
+@pytest.mark.parametrize("caller", ["prepare", "reconcile"])
 @pytest.mark.parametrize("step", ["are_intact", "restore"])
-async def test_files_that_are_repaired_while_another_instance_unprepares_the_claim_do_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, step: str
+async def test_files_that_are_repaired_while_another_instance_unprepares_the_claim_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caller: str, step: str
 ) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
-        await old.prepare(ref)
-        old.claims.files.specs.path("a").unlink()
-        done = meanwhile(monkeypatch, old.claims.files, step, lambda: new.unprepare(ref))
-        if who == "prepare":
-            await old.prepare(ref)
+    async with (
+        running_manager(tmp_path, RecordingDriver(), api) as old_manager,
+        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
+    ):
+        await old_manager.prepare(ref)
+        old_manager.claims.files.specs.path("a").unlink()
+        done = run_before_method(monkeypatch, old_manager.claims.files, step, lambda: new_manager.unprepare(ref))
+        if caller == "prepare":
+            await old_manager.prepare(ref)
         else:
-            await old.claims.reconciler.once(ask_server=False)
+            await old_manager.claims.reconciler.once(ask_server=False)
         await done.wait()
-        await wait_until(lambda: not old.claims.tasks.uids)
-        assert await new.records() == {}
-        assert list(old.settings.cdi_root.iterdir()) == []
+        await wait_until(lambda: not old_manager.claims.tasks.uids)
+        assert await new_manager.records() == {}
+        assert list(old_manager.settings.cdi_root.iterdir()) == []
 
 
-async def test_an_unprepare_of_what_is_not_known_leaves_what_another_instance_prepares(
+async def test_an_unprepare_of_an_unknown_claim_keeps_the_files_that_another_instance_prepares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
-        done = meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
-        assert await old.unprepare(ref) == ()
+    async with (
+        running_manager(tmp_path, RecordingDriver(), api) as old_manager,
+        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
+    ):
+        done = run_before_method(monkeypatch, old_manager.claims.files, "remove_all", lambda: new_manager.prepare(ref))
+        assert await old_manager.unprepare(ref) == ()
         await done.wait()
-        assert await new.records() == {"a": "Prepared"}
-        assert new.claims.files.specs.exists("a")
+        assert await new_manager.records() == {"a": "Prepared"}
+        assert new_manager.claims.files.specs.exists("a")
 
 
-async def test_what_looks_like_an_orphan_stays_where_another_instance_prepares_its_claim(
+async def test_apparent_orphan_files_are_kept_while_another_instance_prepares_their_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as old, running_manager(tmp_path, Plain(), api) as new:
+    async with (
+        running_manager(tmp_path, RecordingDriver(), api) as old_manager,
+        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
+    ):
         make_record_with_file(tmp_path, "a", "d-0")
-        done = meanwhile(monkeypatch, old.claims.files, "remove_all", lambda: new.prepare(ref))
-        await old.claims.engine.rollback.remove_orphan("a")
+        done = run_before_method(monkeypatch, old_manager.claims.files, "remove_all", lambda: new_manager.prepare(ref))
+        await old_manager.claims.engine.rollback.remove_orphan("a")
         await done.wait()
-        assert await new.records() == {"a": "Prepared"}
-        assert new.claims.files.specs.exists("a")
+        assert await new_manager.records() == {"a": "Prepared"}
+        assert new_manager.claims.files.specs.exists("a")

@@ -1,4 +1,6 @@
-"""The CDI folder is full, or its file system is remounted read-only, with the records well or full too: nothing is lost, all heals."""
+"""The CDI folder is full, or its file system is remounted read-only, with the records writable or on a full disk:
+nothing is lost, and later calls succeed.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ async def error_of(node: Any, call: Any, claim: Any) -> str:
 
 @pytest.mark.parametrize("records", ["records well", "records full"])
 @pytest.mark.parametrize("fault", [full, read_only])
-async def test_claims_fail_alone_with_the_folder_s_name_and_heal(fault: Any, records: str) -> None:
+async def test_claims_fail_alone_with_the_folder_s_name_and_later_calls_succeed(fault: Any, records: str) -> None:
     async with node_with(cls := make_toy_class(), reconcile_interval=0.2) as node, contextlib.AsyncExitStack() as stack:
         await node.stop()
         cdi, plugin_dir = node.settings.cdi_root, node.settings.plugin_dir
@@ -69,22 +71,24 @@ async def test_claims_fail_alone_with_the_folder_s_name_and_heal(fault: Any, rec
         stack.enter_context(own_disk(plugin_dir, "2m"))
         await node.start()
         stack.push_async_callback(node.stop)
-        held, wanted = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(2)]
-        assert await error_of(node, prepare_call, held) == ""
+        held_claim, new_claim = [
+            await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(2)
+        ]
+        assert await error_of(node, prepare_call, held_claim) == ""
         with fault(cdi):
             with full(plugin_dir) if records == "records full" else contextlib.nullcontext():
-                error = await error_of(node, prepare_call, wanted)
+                error = await error_of(node, prepare_call, new_claim)
                 assert "cannot be written" in error or "disk is full" in error, error
                 assert records == "records full" or str(cdi) in error, error
                 assert any("cannot be written" in line for line in await node.plugin.not_ready())
-                unprepared = await error_of(node, unprepare_call, held)
-                # A spec can be removed from a full disk, and not from one that is read-only.
+                unprepared = await error_of(node, unprepare_call, held_claim)
+                # A spec can be removed from a full disk, but not from a read-only one.
                 assert bool(unprepared) <= (records == "records full" or fault is read_only), unprepared
                 assert not (unprepared and "toy-0" not in (await node.leftovers())["held"])
-            assert wanted["metadata"]["uid"] not in cls.state or "toy-1" in (await node.leftovers())["held"]
+            assert new_claim["metadata"]["uid"] not in cls.state or "toy-1" in (await node.leftovers())["held"]
         # The kubelet repeats both calls.
-        assert await error_of(node, prepare_call, wanted) == ""
-        assert await error_of(node, unprepare_call, held) == ""
+        assert await error_of(node, prepare_call, new_claim) == ""
+        assert await error_of(node, unprepare_call, held_claim) == ""
         assert list(cls.state.values()) == [["toy-1"]]
         assert (await node.leftovers())["held"] == ["toy-1"]
 
@@ -92,6 +96,6 @@ async def test_claims_fail_alone_with_the_folder_s_name_and_heal(fault: Any, rec
             return await node.plugin.not_ready() == []
 
         await node.api.wait("the plugin to be ready", ready)
-        assert await error_of(node, unprepare_call, wanted) == ""
+        assert await error_of(node, unprepare_call, new_claim) == ""
         assert (await node.leftovers(), cls.state) == (NOTHING, {})
         assert [p.name for p in cdi.iterdir()] == []

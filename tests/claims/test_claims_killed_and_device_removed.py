@@ -29,8 +29,8 @@ ONLY_C_3 = f'device.attributes["{DRIVER}"].index == 3'
 def vanished(b: NodeHarness) -> list[str]:
     """Returns the devices that are published with the taint for devices that vanished in use."""
     slices: list[Any] = b.cluster.slices()
-    found = [d for s in slices for d in s["spec"].get("devices") or ()]
-    return [d["name"] for d in found if GONE.key in {t["key"] for t in d.get("taints") or ()}]
+    items = [d for s in slices for d in s["spec"].get("devices") or ()]
+    return [d["name"] for d in items if GONE.key in {t["key"] for t in d.get("taints") or ()}]
 
 
 def published(b: NodeHarness) -> set[str]:
@@ -40,17 +40,17 @@ def published(b: NodeHarness) -> set[str]:
 async def start_without_the_device(b: NodeHarness) -> None:
     (b.faults / "device-gone").touch()
     await b.start(RESCAN_INTERVAL="1s")
-    await b.until("the other devices to be published", lambda: {"c-0", "c-1", "c-2"} <= published(b))
+    await b.until("the publication of the other devices", lambda: {"c-0", "c-1", "c-2"} <= published(b))
 
 
 async def end(b: NodeHarness) -> None:
     await b.cluster.delete_pod("pod")
     await b.until("everything to be free", b.is_empty)
-    await b.until("the device to be published no more", lambda: published(b) == {"c-0", "c-1", "c-2"})
+    await b.until("the removal of the device from the slices", lambda: published(b) == {"c-0", "c-1", "c-2"})
 
 
 @pytest.mark.parametrize("point", PREPARED)
-async def test_killed_in_prepare_the_device_is_published_as_vanished_where_its_claim_was_committed(
+async def test_a_device_that_vanished_after_a_kill_in_prepare_is_published_if_its_claim_was_committed(
     tmp_path: Path, point: str
 ) -> None:
     async with node_harness(tmp_path) as b:
@@ -60,19 +60,24 @@ async def test_killed_in_prepare_the_device_is_published_as_vanished_where_its_c
         await start_without_the_device(b)
         committed = point == "prepare: after commit"
         await b.until(
-            "what was begun to be undone", lambda: list(b.records().values()) == (["Prepared"] if committed else [])
+            "the rollback of the interrupted prepare",
+            lambda: list(b.records().values()) == (["Prepared"] if committed else []),
         )
-        await b.until("c-3 to be told of as it is", lambda: vanished(b) == (["c-3"] if committed else []))
+        await b.until(
+            "the publication of c-3 with or without the taint", lambda: vanished(b) == (["c-3"] if committed else [])
+        )
         await b.kill()
         await b.start()
-        await b.until("c-3 to be told of after one more kill", lambda: vanished(b) == (["c-3"] if committed else []))
+        await b.until(
+            "the publication of c-3 after another kill", lambda: vanished(b) == (["c-3"] if committed else [])
+        )
         b.check()
         await end(b)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("point", UNPREPARED)
-async def test_killed_in_unprepare_the_device_is_published_as_vanished_until_that_is_done(
+async def test_a_device_that_vanished_after_a_kill_in_unprepare_is_published_until_the_unprepare_completes(
     tmp_path: Path, point: str
 ) -> None:
     async with node_harness(tmp_path) as b:

@@ -1,6 +1,6 @@
 """A real plugin process is killed before a step with an external effect. Nothing leaks, and no device has two holders.
 
-One step of each phase; ``python -m tests.helpers.crash.kill_sweep`` takes all of them.
+The test runs one step of each phase; ``python -m tests.helpers.crash.kill_sweep`` runs all steps.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_killed_before_a_step_the_next_instance_finds_all_as_the_kubelet_was_reported(phase: str) -> None:
+async def test_after_a_kill_before_a_step_the_next_instance_matches_the_responses_to_the_kubelet(phase: str) -> None:
     async with sweep() as plugins:
         steps = await plugins.steps(phase)
         assert len(steps) >= 5, steps

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("point", PREPARE_POINTS)
-async def test_killed_in_prepare_the_pod_gets_its_device_after_a_restart(tmp_path: Path, point: str) -> None:
+async def test_after_a_kill_in_prepare_and_a_restart_the_pod_gets_its_device(tmp_path: Path, point: str) -> None:
     async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
@@ -33,11 +33,13 @@ async def test_killed_in_prepare_the_pod_gets_its_device_after_a_restart(tmp_pat
         (claim,) = b.cluster.claims()
         assert b.holders() == {"c-0": claim["metadata"]["uid"]}
         await b.cluster.delete_pod("pod")
-        assert b.is_empty(), (b.taken(), b.files(), b.records())
+        assert b.is_empty(), (b.device_files(), b.files(), b.records())
 
 
 @pytest.mark.parametrize("point", PREPARE_POINTS)
-async def test_killed_in_prepare_and_the_pod_deleted_meanwhile_the_device_is_free(tmp_path: Path, point: str) -> None:
+async def test_after_a_kill_in_prepare_and_the_deletion_of_the_pod_the_device_is_free(
+    tmp_path: Path, point: str
+) -> None:
     from dra_kubeletplugin.kube.resource import PODS
 
     async with node_harness(tmp_path) as b:
@@ -46,7 +48,7 @@ async def test_killed_in_prepare_and_the_pod_deleted_meanwhile_the_device_is_fre
         await b.died()
         await b.cluster.client.delete(PODS, "pod", "default")
         await b.start()
-        await b.until("the pod to go", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
+        await b.until("the pod to disappear", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
         await b.until("everything to be free", b.is_empty)
         await b.apply_pod("next")
         await b.cluster.wait_running("next")
@@ -54,7 +56,7 @@ async def test_killed_in_prepare_and_the_pod_deleted_meanwhile_the_device_is_fre
 
 
 @pytest.mark.parametrize("point", UNPREPARE_POINTS)
-async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: Path, point: str) -> None:
+async def test_after_a_kill_in_unprepare_and_a_restart_the_device_is_free(tmp_path: Path, point: str) -> None:
     async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("pod")
@@ -67,26 +69,26 @@ async def test_killed_in_unprepare_the_device_is_free_after_a_restart(tmp_path: 
         await b.died()
         b.check()
         await b.start()
-        await b.until("the pod to go", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
-        assert b.is_empty(), (b.taken(), b.files(), b.records())
+        await b.until("the pod to disappear", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
+        assert b.is_empty(), (b.device_files(), b.files(), b.records())
 
 
 @pytest.mark.full
-async def test_a_few_random_kills_leak_nothing_and_hand_nothing_out_twice() -> None:
-    done = await kills(12, random.Random(7))
-    assert done.kills == 12
+async def test_random_kills_leak_nothing_and_allocate_no_device_twice() -> None:
+    totals = await kills(12, random.Random(7))
+    assert totals.kills == 12
 
 
 @pytest.mark.full
-async def test_a_few_rolling_updates_leak_nothing_and_hand_nothing_out_twice() -> None:
-    done = await kills(6, random.Random(11), rolling=True)
-    assert done.kills == 6
+async def test_rolling_updates_leak_nothing_and_allocate_no_device_twice() -> None:
+    totals = await kills(6, random.Random(11), rolling=True)
+    assert totals.kills == 6
 
 
 # asyncio leaks a connection that is closed during its creation. The leak is in the proxy, not in the plugin.
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_few_kills_while_everything_around_fails_leak_nothing_and_every_call_is_answered() -> None:
-    done = await kills(12, random.Random(7), faults=True)
-    assert done.kills == 12
-    assert len(done.faults) >= 6  # number of kinds; which ones occur is random
+async def test_random_kills_during_faults_leak_nothing_and_every_call_gets_a_response() -> None:
+    totals = await kills(12, random.Random(7), faults=True)
+    assert totals.kills == 12
+    assert len(totals.faults) >= 6  # number of kinds; which ones occur is random

@@ -1,4 +1,6 @@
-"""A pod whose namespace, claim and request have the longest names that the API server accepts, on a node with metadata files."""
+"""A pod whose namespace, claim and request have the longest names that the API server accepts, on a node with metadata
+files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ NAMESPACE = "n" * 63
 NAME = ".".join(["c" * 63, "l" * 63, "a" * 63, "i" * 61])
 
 
-class Described(Driver):
+class MetadataDriver(Driver):
     name = "described.example.com"
     metadata = True
 
@@ -22,7 +24,7 @@ class Described(Driver):
         return [d.prepared(metadata={"made": True}) for d in claim.devices]
 
 
-async def run_and_end(cluster: LocalCluster, namespace: str, name: str, request: str) -> None:
+async def run_and_delete(cluster: LocalCluster, namespace: str, name: str, request: str) -> None:
     """Runs a pod with the only device of the node, and deletes the pod and its claim."""
     claim = pods.claim(name, ClaimSpec(Request(request)))
     pod = pods.pod("p", claims=[name])
@@ -33,10 +35,10 @@ async def run_and_end(cluster: LocalCluster, namespace: str, name: str, request:
     await cluster.delete_pod("p", namespace)
 
 
-async def test_a_pod_with_the_longest_names_runs_ends_and_leaves_the_device_to_others() -> None:
-    async with node_with(Described) as node:
+async def test_a_pod_with_the_longest_names_runs_and_its_end_frees_the_device() -> None:
+    async with node_with(MetadataDriver) as node:
         await node.cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-        await run_and_end(node.cluster, NAMESPACE, NAME, "r" * 63)
-        await run_and_end(node.cluster, "default", "c", "r")
+        await run_and_delete(node.cluster, NAMESPACE, NAME, "r" * 63)
+        await run_and_delete(node.cluster, "default", "c", "r")
         assert await node.leftovers() == NOTHING
         assert not list((node.settings.plugin_dir / "dra-device-metadata").iterdir())

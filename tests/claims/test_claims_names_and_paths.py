@@ -1,4 +1,6 @@
-"""Names and annotations that a user chooses never become part of a path on the host, whatever the API server accepts."""
+"""Names and annotations that a user chooses never become part of a path on the host, whatever the API server
+accepts.
+"""
 
 from __future__ import annotations
 
@@ -36,38 +38,38 @@ class WithMetadata(Driver):
 def allocate(
     api: FakeApiServer, name: str = "c", uid: str = UID, request: str = "r", **annotations: str
 ) -> ClaimIdentity:
-    """A claim in the namespace with the longest name, which got device d-0."""
+    """Creates a claim in the namespace with the longest name, with the device d-0."""
     api.allocate(name, uid, "d-0", DRIVER, request=request)
     api.claims[name]["metadata"] |= {"namespace": LONGEST_LABEL, "annotations": annotations}
     return ClaimIdentity(LONGEST_LABEL, name, uid)
 
 
-def files_of(one: RunningManager) -> list[Path]:
-    """Everything below the folders in which claims have files."""
-    tops = (one.settings.cdi_root, one.settings.plugin_dir / "dra-device-metadata")
+def files_of(manager: RunningManager) -> list[Path]:
+    """Returns all files and folders below the folders for claim files."""
+    tops = (manager.settings.cdi_root, manager.settings.plugin_dir / "dra-device-metadata")
     return sorted(p for top in tops if top.exists() for p in top.rglob("*"))
 
 
-def container_path(one: RunningManager) -> str:
-    """Where the only metadata file is mounted in containers."""
-    (spec,) = one.settings.cdi_root.glob("*.json")
+def container_path(manager: RunningManager) -> str:
+    """Returns the path of the only metadata file in containers."""
+    (spec,) = manager.settings.cdi_root.glob("*.json")
     (device,) = (d for d in json.loads(spec.read_text())["devices"] if "_" in d["name"])
     return str(device["containerEdits"]["mounts"][0]["containerPath"])
 
 
 async def test_a_claim_with_the_longest_names_is_prepared_and_unprepared(tmp_path: Path) -> None:
-    """A folder named by namespace and claim would need 317 bytes, and a file name has 255."""
+    """A folder named after namespace and claim would need 317 bytes, but a file name has at most 255."""
     api = FakeApiServer()
     ref = allocate(api, LONGEST_NAME, request=f"{'r' * 63}/{'s' * 63}")
     assert (len(ref.namespace), len(ref.name)) == (63, 253)
-    async with running_manager(tmp_path, WithMetadata(), api) as one:
-        assert not isinstance(await one.prepare(ref), DraError)
-        names = [p.name for p in files_of(one)]
+    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+        assert not isinstance(await manager.prepare(ref), DraError)
+        names = [p.name for p in files_of(manager)]
         assert f"{ref.uid}_{'r' * 63}.json" in names
         assert not [n for n in names if "ccc" in n or "nnn" in n]
-        assert await one.unprepare(ref) == ()
-        assert files_of(one) == []
-        assert await one.records() == {}
+        assert await manager.unprepare(ref) == ()
+        assert files_of(manager) == []
+        assert await manager.records() == {}
 
 
 @pytest.mark.parametrize(
@@ -76,62 +78,60 @@ async def test_a_claim_with_the_longest_names_is_prepared_and_unprepared(tmp_pat
 async def test_a_pod_claim_name_that_is_no_dns_label_is_ignored(tmp_path: Path, text: str) -> None:
     api = FakeApiServer()
     ref = allocate(api, **{POD_CLAIM: text})
-    async with running_manager(tmp_path, WithMetadata(), api) as one:
-        assert not isinstance(await one.prepare(ref), DraError)
-        assert container_path(one).endswith(f"/dra-device-attributes/resourceclaims/c/r/{DRIVER}-metadata.json")
-        assert await one.unprepare(ref) == ()
-        assert files_of(one) == []
+    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+        assert not isinstance(await manager.prepare(ref), DraError)
+        assert container_path(manager).endswith(f"/dra-device-attributes/resourceclaims/c/r/{DRIVER}-metadata.json")
+        assert await manager.unprepare(ref) == ()
+        assert files_of(manager) == []
 
 
 async def test_a_pod_claim_name_that_is_a_dns_label_is_in_the_path_as_kep_5304_states(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = allocate(api, **{POD_CLAIM: "p" * 63})
-    async with running_manager(tmp_path, WithMetadata(), api) as one:
-        await one.prepare(ref)
+    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+        await manager.prepare(ref)
         expected = (
             f"/var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/{'p' * 63}/r/{DRIVER}-metadata.json"
         )
-        assert container_path(one) == expected
+        assert container_path(manager) == expected
 
 
 @pytest.mark.parametrize("request_name", ["../../x", "..", "", "a.b", "R", "x" * 64, "/sub", "a\0"])
-async def test_a_request_name_that_no_api_server_accepts_is_refused_and_nothing_is_left(
-    tmp_path: Path, request_name: str
-) -> None:
+async def test_an_invalid_request_name_is_refused_and_leaves_no_file(tmp_path: Path, request_name: str) -> None:
     api = FakeApiServer()
     ref = allocate(api, request=request_name)
-    async with running_manager(tmp_path, WithMetadata(), api) as one:
-        answer = await one.prepare(ref)
-        assert isinstance(answer, ClaimError)
-        assert "request" in str(answer)
-        assert files_of(one) == []
-        assert await one.records() == {}
+    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+        response = await manager.prepare(ref)
+        assert isinstance(response, ClaimError)
+        assert "request" in str(response)
+        assert files_of(manager) == []
+        assert await manager.records() == {}
 
 
 UIDS = ["../../x", "..", ".", "a/b", "u" * 64, "u" * 300, "u\0", "-u", "u_1", "ü", "a b"]
 
 
 @pytest.mark.parametrize("uid", UIDS)
-async def test_a_uid_that_cannot_be_part_of_a_file_name_is_refused_and_its_unprepare_touches_no_file(
+async def test_a_uid_that_is_no_valid_file_name_is_refused_and_its_unprepare_touches_no_file(
     tmp_path: Path, uid: str
 ) -> None:
     api = FakeApiServer()
     ref = allocate(api, uid=uid)
-    async with running_manager(tmp_path, WithMetadata(), api) as one:
-        others = tmp_path / "x.json"
-        others.touch()
-        answer = await one.prepare(ref)
-        assert isinstance(answer, ClaimError)
-        assert "UID" in str(answer)
-        assert await one.records() == {}
-        assert await one.unprepare(ref) == ()
-        assert files_of(one) == []
-        assert others.exists()
-        assert one.settings.records_path.exists()
+    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+        other_file = tmp_path / "x.json"
+        other_file.touch()
+        response = await manager.prepare(ref)
+        assert isinstance(response, ClaimError)
+        assert "UID" in str(response)
+        assert await manager.records() == {}
+        assert await manager.unprepare(ref) == ()
+        assert files_of(manager) == []
+        assert other_file.exists()
+        assert manager.settings.records_path.exists()
 
 
 @pytest.mark.parametrize("uid", UIDS)
-def test_no_uid_leads_out_of_the_cdi_folder_nor_makes_a_name_too_long(tmp_path: Path, uid: str) -> None:
+def test_no_uid_leads_out_of_the_cdi_folder_or_makes_a_name_too_long(tmp_path: Path, uid: str) -> None:
     specs = ClaimSpecs(tmp_path, DRIVER)
     for path in (specs.path(uid), specs.note_path(uid)):
         assert path.parent == tmp_path
@@ -141,9 +141,9 @@ def test_no_uid_leads_out_of_the_cdi_folder_nor_makes_a_name_too_long(tmp_path: 
     specs.remove_note(uid)
 
 
-def test_a_name_that_is_none_has_no_path_in_containers() -> None:
-    good: dict[str, Any] = {"claim": "a.b", "pod_claim": "", "request": "r/s", "driver": DRIVER}
-    in_container(**good)
+def test_an_invalid_name_has_no_path_in_containers() -> None:
+    valid_names: dict[str, Any] = {"claim": "a.b", "pod_claim": "", "request": "r/s", "driver": DRIVER}
+    in_container(**valid_names)
     for field, value in [
         ("claim", "../x"),
         ("claim", "c" * 254),
@@ -152,10 +152,10 @@ def test_a_name_that_is_none_has_no_path_in_containers() -> None:
         ("claim", ""),
     ]:
         with pytest.raises(ValueError, match="DNS"):
-            in_container(**good | {field: value})
+            in_container(**valid_names | {field: value})
 
 
-def test_the_longest_names_of_files_fit_into_255_bytes(tmp_path: Path) -> None:
+def test_the_longest_file_names_fit_into_255_bytes(tmp_path: Path) -> None:
     specs = ClaimSpecs(tmp_path / "cdi", "d" * 63, "0b6a0c1e-0000-4000-8000-000000000001")
     files = MetadataFiles(tmp_path, specs.driver)
     record = Record("u" * 63, LONGEST_LABEL, LONGEST_NAME, State.PREPARED, "boot")

@@ -1,4 +1,6 @@
-"""Claims with the worst parameters that an API server accepts do not hold up the plugin's event loop, and leave no memory behind."""
+"""Claims with the worst parameters that an API server accepts do not block the plugin's event loop, and leave no memory
+behind.
+"""
 
 from __future__ import annotations
 
@@ -29,33 +31,33 @@ async def test_no_step_of_the_event_loop_is_long(tmp_path: Path, kind: type[wors
         name = shape.replace(" ", "-")
         api.encoded[name] = worst_claims_process.encoded(kind, shape, name, 1)
     api.encoded |= {"ordinary": worst_claims_process.encoded(worst_parameters.Plain, "right numbers", "ordinary", 1)}
-    async with running_manager(tmp_path, worst_claims_process.Worst(), api) as one:
-        await one.prepare(ClaimIdentity("ns", "ordinary", "ordinary"))  # modules are imported
-        await one.unprepare(ClaimIdentity("ns", "ordinary", "ordinary"))
+    async with running_manager(tmp_path, worst_claims_process.WorstClaimsDriver(), api) as manager:
+        await manager.prepare(ClaimIdentity("ns", "ordinary", "ordinary"))  # imports the modules
+        await manager.unprepare(ClaimIdentity("ns", "ordinary", "ordinary"))
         for shape in SHAPES:
             ref = ClaimIdentity("ns", shape.replace(" ", "-"), shape.replace(" ", "-"))
             with worst_parameters.event_loop_steps() as steps:
-                outcome = await one.prepare(ref)
+                outcome = await manager.prepare(ref)
             assert max(steps) < LIMIT * MACHINE, (shape, sorted(steps)[-3:])
             assert not isinstance(outcome, DraError) or isinstance(outcome, ConfigError), outcome
-            await one.unprepare(ref)
+            await manager.unprepare(ref)
 
 
-async def test_an_ordinary_claim_does_not_wait_for_many_bad_ones(tmp_path: Path) -> None:
-    """In steps of the event loop, each short: whoever is busy beside it has no part in this."""
+async def test_an_ordinary_claim_does_not_wait_for_many_invalid_claims(tmp_path: Path) -> None:
+    """Counts steps of the event loop, each of them short, so other processes on the machine have no effect."""
     api = worst_claims_process.Server()
     api.encoded = {
         f"c{i}": worst_claims_process.encoded(worst_parameters.Plain, "near names", f"c{i}", 1) for i in range(20)
     }
-    small = worst_parameters.entries(worst_parameters.Plain, "right numbers", 1, 300)
-    good = worst_parameters.with_allocation(worst_parameters.claim(small, "good"), small)
-    api.encoded["good"] = json.dumps(good).encode()
-    async with running_manager(tmp_path, worst_claims_process.Worst(), api) as one:
-        bad = [asyncio.create_task(one.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))) for i in range(20)]
+    small_config = worst_parameters.entries(worst_parameters.Plain, "right numbers", 1, 300)
+    valid_claim = worst_parameters.with_allocation(worst_parameters.claim(small_config, "good"), small_config)
+    api.encoded["good"] = json.dumps(valid_claim).encode()
+    async with running_manager(tmp_path, worst_claims_process.WorstClaimsDriver(), api) as manager:
+        invalid_calls = [asyncio.create_task(manager.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))) for i in range(20)]
         await asyncio.sleep(0)
-        assert not isinstance(await one.prepare(ClaimIdentity("ns", "good", "good")), DraError)
+        assert not isinstance(await manager.prepare(ClaimIdentity("ns", "good", "good")), DraError)
         with worst_parameters.event_loop_steps() as steps:
-            outcomes = await asyncio.gather(*bad)
+            outcomes = await asyncio.gather(*invalid_calls)
         assert max(steps, default=0) < LIMIT * MACHINE
         assert all(isinstance(o, ConfigError) for o in outcomes)
 
@@ -63,14 +65,14 @@ async def test_an_ordinary_claim_does_not_wait_for_many_bad_ones(tmp_path: Path)
 @pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and malloc_trim is glibc's")
 @pytest.mark.timeout(600)
-async def test_resident_memory_comes_back(tmp_path: Path) -> None:
-    """120 prepares of claims of 1 MB: they took 1.3 GB, and 130 MB stayed."""
+async def test_resident_memory_returns_to_its_level(tmp_path: Path) -> None:
+    """120 prepares of claims of 1 MB, which once took 1.3 GB and kept 130 MB."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.helpers.crash.worst_claims_process", str(tmp_path),
         cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     out, _ = await process.communicate()
-    found = json.loads(out)
-    assert found["faults"] > 0
-    assert found["after"] - found["before"] <= RESIDENT, found
-    assert found["peak"] - found["before"] <= 8 * RESIDENT, found
+    measured = json.loads(out)
+    assert measured["faults"] > 0
+    assert measured["after"] - measured["before"] <= RESIDENT, measured
+    assert measured["peak"] - measured["before"] <= 8 * RESIDENT, measured

@@ -1,4 +1,6 @@
-"""What drivers tell of devices in their claims (KEP-4817), through real sockets: written behind a prepare, beside other writers."""
+"""Device status that drivers report in claims (KEP-4817), through real sockets: written after a prepare, next to other
+writers.
+"""
 
 from __future__ import annotations
 
@@ -53,27 +55,27 @@ def no_hook() -> None:
 
 
 @pytest.fixture
-def nobody_there() -> Iterator[str]:
+def refusing_url() -> Iterator[str]:
     with refusing_port() as port:
         yield f"http://127.0.0.1:{port}"
 
 
-async def told(node: DriverNode, check: Callable[[list[JSON]], bool], pod: str = "pod") -> list[JSON]:
+async def wait_for_status(node: DriverNode, check: Callable[[list[JSON]], bool], pod: str = "pod") -> list[JSON]:
     claim = await node.claim_of(pod)
 
-    async def found() -> list[JSON] | None:
+    async def read_status() -> list[JSON] | None:
         obj = await node.cluster.client.get(CLAIMS, claim["metadata"]["name"], "default")
         devices = obj["status"].get("devices") or []
         return devices if check(devices) else None
 
-    out: list[JSON] = await node.cluster.wait("the status of devices", found)
+    out: list[JSON] = await node.cluster.wait("the status of devices", read_status)
     return out
 
 
-async def test_what_prepare_answers_is_in_the_claim() -> None:
+async def test_the_status_that_prepare_reports_is_in_the_claim() -> None:
     async with node_with(Net) as node:
         await node.run_pod()
-        (device,) = await told(node, bool)
+        (device,) = await wait_for_status(node, bool)
         assert (device["driver"], device["pool"], device["device"]) == (NAME, "node-1", "n0")
         assert device["data"] == {"vlan": 7}
         assert device["networkData"] == {
@@ -85,43 +87,43 @@ async def test_what_prepare_answers_is_in_the_claim() -> None:
         assert condition.items() >= {"type": "Ready", "status": "True", "reason": "LinkUp"}.items()
 
 
-async def test_reports_that_cannot_be_written_fail_no_prepare_and_come_later(nobody_there: str) -> None:
-    async with node_with(Net) as node, KubeClient(ApiConfig(nobody_there), timeout=1.0) as nobody:
+async def test_reports_that_cannot_be_written_fail_no_prepare_and_are_written_later(refusing_url: str) -> None:
+    async with node_with(Net) as node, KubeClient(ApiConfig(refusing_url), timeout=1.0) as refusing_client:
         reports = node.plugin.claims.reports
-        server, reports.client = reports.client, nobody
+        server, reports.client = reports.client, refusing_client
         await node.run_pod()
 
-        async def noted() -> bool:
+        async def is_noted() -> bool:
             return any("cannot write device status" in n for n in await node.plugin.notes())
 
-        await node.cluster.wait("the fault to be noted", noted)
+        await node.cluster.wait("the fault to be noted", is_noted)
         assert await node.plugin.not_ready() == []
         reports.client = server
-        await told(node, bool)
+        await wait_for_status(node, bool)
 
-        async def well() -> bool:
-            return not await noted()
+        async def is_note_removed() -> bool:
+            return not await is_noted()
 
-        await node.cluster.wait("the note to go", well)
+        await node.cluster.wait("the removal of the note", is_note_removed)
 
 
-async def test_a_report_waits_out_an_outage() -> None:
+async def test_a_report_during_an_outage_is_written_after_the_outage() -> None:
     async with node_with(Net) as node:
         await node.run_pod()
-        await told(node, bool)
+        await wait_for_status(node, bool)
         meta = (await node.claim_of("pod"))["metadata"]
         key = ClaimIdentity("default", meta["name"], meta["uid"])
         with node.cluster.api_outage():
-            said = node.plugin.claims.reports.queue(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
-            assert await said is False, "it waits for a bounded time"
-        await told(node, lambda d: d[0]["data"] == {"vlan": 9})
+            write_task = node.plugin.claims.reports.queue(key, {("node-1", "n0", ""): DeviceStatus(data={"vlan": 9})})
+            assert await write_task is False, "the wait is bounded"
+        await wait_for_status(node, lambda d: d[0]["data"] == {"vlan": 9})
 
 
-async def test_entries_and_conditions_of_others_stay_as_they_are() -> None:
+async def test_entries_and_conditions_of_other_writers_are_unchanged() -> None:
     async with node_with(Net) as node:
         Net.hook = lambda claim: claim.report(claim.devices[0], DeviceStatus(data={"early": True})) and None
         await node.run_pod()
-        await told(node, lambda d: bool(d) and d[0].get("data") == {"vlan": 7})
+        await wait_for_status(node, lambda d: bool(d) and d[0].get("data") == {"vlan": 7})
         claim = await node.claim_of("pod")
         condition = {"type": "Others", "status": "True", "reason": "R", "message": "", "lastTransitionTime": now()}
         entry = {"driver": NAME, "pool": "node-1", "device": "n0", "conditions": [condition]}
@@ -136,27 +138,27 @@ async def test_entries_and_conditions_of_others_stay_as_they_are() -> None:
         )
         key = ("node-1", "n0", "")
         reports = node.plugin.claims.reports
-        said = reports.queue(
+        write_task = reports.queue(
             ClaimIdentity("default", meta["name"], meta["uid"]),
             {key: DeviceStatus(conditions=[Condition("Ready", False, "LinkDown")])},
         )
-        assert await said is True
-        (device,) = await told(node, lambda d: len(d[0]["conditions"]) == 2)
+        assert await write_task is True
+        (device,) = await wait_for_status(node, lambda d: len(d[0]["conditions"]) == 2)
         assert {c["type"]: c["status"] for c in device["conditions"]} == {"Ready": "False", "Others": "True"}
-        assert "data" not in device, "a later report replaces what the same writer said before"
+        assert "data" not in device, "a later report replaces the earlier report of the same writer"
 
 
-async def test_a_new_process_keeps_what_the_one_before_stated_of_other_devices() -> None:
+async def test_a_new_process_keeps_the_reports_of_the_earlier_process_on_other_devices() -> None:
     async with node_with(Net) as node:
         await node.run_pod(count=2)
-        before = await told(node, lambda d: len(d) == 2)
+        status_before = await wait_for_status(node, lambda d: len(d) == 2)
         await node.restart()
         claim = await node.claim_of("pod")
         meta = claim["metadata"]
         key = ClaimIdentity("default", meta["name"], meta["uid"])
         await node.plugin.claims.reports.queue(key, {("node-1", "n1", ""): DeviceStatus(data={"vlan": 8})})
-        after = await told(node, lambda d: any(e.get("data") == {"vlan": 8} for e in d))
-        assert after[0] == before[0]
+        status_after = await wait_for_status(node, lambda d: any(e.get("data") == {"vlan": 8} for e in d))
+        assert status_after[0] == status_before[0]
 
 
 async def test_a_report_from_a_thread_waits_for_the_write() -> None:
@@ -169,17 +171,17 @@ async def test_a_report_from_a_thread_waits_for_the_write() -> None:
     async with node_with(Plain) as node:
         await node.run_pod()
         assert written == [True]
-        await told(node, lambda d: d[0]["data"] == {"from": "a thread"})
+        await wait_for_status(node, lambda d: d[0]["data"] == {"from": "a thread"})
 
 
-def test_a_claim_made_by_hand_and_devices_of_others_are_refused() -> None:
+def test_a_claim_without_its_plugin_and_devices_of_other_claims_are_refused() -> None:
     claim = Claim(namespace="n", name="c", uid="u", devices=())
     with pytest.raises(DriverError):
         claim.report(object(), UP)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "make",
+    "create",
     [
         lambda: Condition("not valid!", True),
         lambda: Condition("Ready", True, "two words"),
@@ -201,20 +203,20 @@ def test_a_claim_made_by_hand_and_devices_of_others_are_refused() -> None:
         lambda: NetworkData(interface_name="x" * 257),
     ],
 )
-def test_what_the_server_would_refuse_is_refused_where_it_is_written(make: Callable[[], object]) -> None:
+def test_an_invalid_status_is_refused_at_its_creation(create: Callable[[], object]) -> None:
     with pytest.raises(InvalidObjectError):
-        make()
+        create()
 
 
-def test_the_time_of_a_condition_stays_while_its_status_does() -> None:
-    before = {"type": "Ready", "status": "True", "reason": "Old", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-    same = Condition("Ready", True, "New").json(before, "2026-02-02T00:00:00Z")
-    other = Condition("Ready", None).json(before, "2026-02-02T00:00:00Z")
-    assert same["lastTransitionTime"] == "2026-01-01T00:00:00Z" and same["reason"] == "New"
-    assert other["lastTransitionTime"] == "2026-02-02T00:00:00Z" and other["status"] == "Unknown"
+def test_the_time_of_a_condition_is_unchanged_while_its_status_is() -> None:
+    old_condition = {"type": "Ready", "status": "True", "reason": "Old", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    same_status = Condition("Ready", True, "New").json(old_condition, "2026-02-02T00:00:00Z")
+    other_status = Condition("Ready", None).json(old_condition, "2026-02-02T00:00:00Z")
+    assert same_status["lastTransitionTime"] == "2026-01-01T00:00:00Z" and same_status["reason"] == "New"
+    assert other_status["lastTransitionTime"] == "2026-02-02T00:00:00Z" and other_status["status"] == "Unknown"
 
 
-def test_nothing_is_reported_of_devices_that_are_not_allocated_any_more() -> None:
+def test_no_status_is_reported_for_deallocated_devices() -> None:
     for status in (b'{"allocation": {"devices": {"results": []}}}', b"{}"):
         claim = ClaimFields.decode(b'{"metadata": {"uid": "u"}, "status": ' + status + b"}")
         assert merged(claim, NAME, "m", {("p", "d", ""): UP}) is None

@@ -1,4 +1,4 @@
-"""What is told of a claim's devices while something else is being written."""
+"""Reports of device status while another write is in progress."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dra_kubeletplugin.kube.errors import InvalidError
 from dra_kubeletplugin.kube.http1 import HttpResponse
 
 
-async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> None:
+async def test_a_report_during_the_refusal_of_an_earlier_report_is_written() -> None:
     reports = DeviceStatusReporter(None, "d", "m", Metrics())  # type: ignore[arg-type]
     refused, sent = asyncio.Event(), []
 
-    async def write(_: ClaimIdentity, wanted: dict[Any, DeviceStatus], *__: Any) -> bool:
-        sent.append(dict(wanted))
+    async def write(_: ClaimIdentity, statuses: dict[Any, DeviceStatus], *__: Any) -> bool:
+        sent.append(dict(statuses))
         if len(sent) == 1:
             await refused.wait()
             raise InvalidError("no such thing")
@@ -37,17 +37,17 @@ async def test_a_report_that_comes_while_one_is_refused_is_still_written() -> No
     try:
         async with asyncio.timeout(30):
             claim, device = ClaimIdentity("ns", "c", "u"), ("p", "d", "")
-            odd, good = DeviceStatus(data={"x": 1}), DeviceStatus(data={"x": 2})
-            await asyncio.sleep(0)  # it runs
-            first = reports.queue(claim, {device: odd})
+            refused_status, accepted_status = DeviceStatus(data={"x": 1}), DeviceStatus(data={"x": 2})
+            await asyncio.sleep(0)  # the task starts
+            first = reports.queue(claim, {device: refused_status})
             while not sent:
                 await asyncio.sleep(0.01)
-            second = reports.queue(claim, {device: good})
+            second = reports.queue(claim, {device: accepted_status})
             await asyncio.sleep(0)
             refused.set()
             assert not await first
             assert await second
-        assert sent == [{device: odd}, {device: good}]
+        assert sent == [{device: refused_status}, {device: accepted_status}]
     finally:
         running.cancel()
 
@@ -68,34 +68,36 @@ CLAIM: dict[str, Any] = {
 }  # fmt: skip
 
 
-def places(at: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container with each of its keys."""
-    for key in at if isinstance(at, dict) else range(len(at)) if isinstance(at, list) else ():
-        yield at, key
-        yield from places(at[key])
+def positions(container: Any) -> Iterator[tuple[Any, Any]]:
+    """Yields every container with each of its keys."""
+    for key in (
+        container if isinstance(container, dict) else range(len(container)) if isinstance(container, list) else ()
+    ):
+        yield container, key
+        yield from positions(container[key])
 
 
 @given(st.data())
-def test_a_claim_that_is_none_is_an_error_of_the_server_s_and_not_ours(data: st.DataObject) -> None:
+def test_a_malformed_claim_from_the_server_is_an_api_error_and_no_exception(data: st.DataObject) -> None:
     claim = copy.deepcopy(CLAIM)
     for _ in range(data.draw(st.integers(1, 2))):
-        if every := list(places(claim)):
-            at, key = data.draw(st.sampled_from(every))
+        if all_positions := list(positions(claim)):
+            container, key = data.draw(st.sampled_from(all_positions))
             value = data.draw(
                 st.sampled_from((None, 5, "", "k:{", [], {}, [None], {"k:{": {}}, {'k:{"type":[]}': 5}, ...))
             )
             if value is not ...:
-                at[key] = copy.deepcopy(value)
+                container[key] = copy.deepcopy(value)
             else:
-                del at[key]
+                del container[key]
 
     class Client:
         async def dra(self, plural: str) -> Resource:
             return Resource("resource.k8s.io", "v1", plural, True)
 
-        async def raw(self, path: str, query: Any = None, *, body: Any = None, **more: Any) -> HttpResponse:
-            found = {"metadata": {"uid": "u"}, "status": body["status"]} if body else claim
-            return HttpResponse(200, {}, json.dumps(found).encode())
+        async def raw(self, path: str, query: Any = None, *, body: Any = None, **options: Any) -> HttpResponse:
+            obj = {"metadata": {"uid": "u"}, "status": body["status"]} if body else claim
+            return HttpResponse(200, {}, json.dumps(obj).encode())
 
     async def report() -> None:
         reports = DeviceStatusReporter(Client(), "d", "m", Metrics())  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The reporter alone, with a scripted API client: each response of the API server, each retry, and who is notified when."""
+"""The reporter with a scripted API client: each response of the API server, each retry, and the result that each caller
+gets.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +35,28 @@ NAME = "net.example.com"
 CLAIM = ClaimIdentity("ns", "c", "u")
 KEY = ("p", "d", "")
 STATUS = DeviceStatus(data={"vlan": 1})
-GONE = NotFoundError("gone", details={"details": {"name": "c"}})
+NOT_FOUND = NotFoundError("gone", details={"details": {"name": "c"}})
 
 
-def claim(*devices: str, uid: str = "u", **more: Any) -> dict[str, Any]:
+def claim(*devices: str, uid: str = "u", **fields: Any) -> dict[str, Any]:
     results = [{"driver": NAME, "pool": "p", "device": d, "request": "r"} for d in devices]
-    status = {"allocation": {"devices": {"results": results}}, **more.pop("status", {})}
-    return {"metadata": {"name": "c", "namespace": "ns", "uid": uid, "resourceVersion": "7", **more}, "status": status}
+    status = {"allocation": {"devices": {"results": results}}, **fields.pop("status", {})}
+    return {
+        "metadata": {"name": "c", "namespace": "ns", "uid": uid, "resourceVersion": "7", **fields},
+        "status": status,
+    }
 
 
 class Client:
-    """Returns the claim for each GET and applies each PATCH, unless ``reads`` or ``writes`` has a response or an exception left."""
+    """Returns the claim for each GET and applies each PATCH. Responses and exceptions in ``reads`` and ``writes`` come
+    first.
+    """
 
-    def __init__(self, found: Any = None) -> None:
-        self.found = found or claim("d")
+    def __init__(self, claim_object: Any = None) -> None:
+        self.claim = claim_object or claim("d")
         self.reads: list[Any] = []
         self.writes: list[Any] = []
-        self.got = 0
+        self.get_count = 0
         self.patched: list[Any] = []
         self.go = asyncio.Event()
         self.go.set()
@@ -61,21 +68,21 @@ class Client:
         self, path: str, query: Any = None, *, method: str = "GET", body: Any = None, content_type: str = ""
     ) -> HttpResponse:
         if method == "GET":
-            self.got += 1
+            self.get_count += 1
             await self.go.wait()
-            return self._respond(self.reads, self.found)
+            return self._respond(self.reads, self.claim)
         self.patched.append(SimpleNamespace(path=path, query=query, method=method, body=body, type=content_type))
-        return self._respond(self.writes, {**self.found, "status": body["status"]})
+        return self._respond(self.writes, {**self.claim, "status": body["status"]})
 
     @staticmethod
     def _respond(script: list[Any], default: Any) -> HttpResponse:
-        found = script.pop(0) if script else default
-        if isinstance(found, Exception):
-            raise found
-        return HttpResponse(200, {}, found if isinstance(found, bytes) else json.dumps(found).encode())
+        response = script.pop(0) if script else default
+        if isinstance(response, Exception):
+            raise response
+        return HttpResponse(200, {}, response if isinstance(response, bytes) else json.dumps(response).encode())
 
 
-def make(client: Client, manager: str = "m") -> DeviceStatusReporter:
+def make_reporter(client: Client, manager: str = "m") -> DeviceStatusReporter:
     return DeviceStatusReporter(client, NAME, manager, Metrics())  # type: ignore[arg-type]
 
 
@@ -84,7 +91,7 @@ def make(client: Client, manager: str = "m") -> DeviceStatusReporter:
 
 async def test_a_write_applies_the_status_to_the_version_that_was_read() -> None:
     client = Client()
-    assert await make(client, "m/node").write(CLAIM, {KEY: STATUS}) is True
+    assert await make_reporter(client, "m/node").write(CLAIM, {KEY: STATUS}) is True
     (patch,) = client.patched
     assert patch.path == "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/c/status"
     assert (patch.method, patch.type) == ("PATCH", "application/apply-patch+yaml")
@@ -98,37 +105,37 @@ async def test_a_write_applies_the_status_to_the_version_that_was_read() -> None
 
 
 @pytest.mark.parametrize(
-    ("read", "same"),
-    [(GONE, True), (claim("d", uid="another"), True), (claim("other"), True), (claim("d"), False)],
+    ("read", "is_same_claim"),
+    [(NOT_FOUND, True), (claim("d", uid="another"), True), (claim("other"), True), (claim("d"), False)],
     ids=["no claim", "another claim", "other devices", "not the same"],
 )
-async def test_nothing_is_written_to_a_claim_that_is_gone_or_changed(read: Any, same: bool) -> None:
+async def test_nothing_is_written_to_a_claim_that_is_deleted_or_replaced(read: Any, is_same_claim: bool) -> None:
     client = Client()
     client.reads = [read]
-    assert await make(client).write(CLAIM, {KEY: STATUS}, lambda _: same) is False
-    assert (client.got, client.patched) == (1, [])
+    assert await make_reporter(client).write(CLAIM, {KEY: STATUS}, lambda _: is_same_claim) is False
+    assert (client.get_count, client.patched) == (1, [])
 
 
 BROKEN = [b"[]", b"{", b"[" * 100_000]
 
 
 @pytest.mark.parametrize("read", [NotFoundError("no such resource"), ApiError("away"), *BROKEN])
-async def test_a_claim_that_cannot_be_read_is_an_error(read: Any) -> None:
+async def test_an_unreadable_claim_is_an_error(read: Any) -> None:
     client = Client()
     client.reads = [read]
     with pytest.raises(ApiError):
-        await make(client).write(CLAIM, {KEY: STATUS})
+        await make_reporter(client).write(CLAIM, {KEY: STATUS})
     assert client.patched == []
 
 
 async def test_a_conflict_reads_the_claim_again_a_few_times() -> None:
     client = Client()
     client.writes = [ConflictError("changed")] * 4
-    assert await make(client).write(CLAIM, {KEY: STATUS}) is True
-    assert (client.got, len(client.patched)) == (5, 5)
+    assert await make_reporter(client).write(CLAIM, {KEY: STATUS}) is True
+    assert (client.get_count, len(client.patched)) == (5, 5)
     client.writes = [ConflictError("changed")] * 9
     with pytest.raises(ConflictError, match="again and again"):
-        await make(client).write(CLAIM, {KEY: STATUS})
+        await make_reporter(client).write(CLAIM, {KEY: STATUS})
     assert len(client.patched) == 10
 
 
@@ -136,25 +143,25 @@ async def test_a_server_that_drops_the_field_or_returns_no_claim_is_an_error() -
     client = Client()
     client.writes = [claim("d")]
     with pytest.raises(BadRequestError, match="dropped"):
-        await make(client).write(CLAIM, {KEY: STATUS})
+        await make_reporter(client).write(CLAIM, {KEY: STATUS})
     for body in BROKEN:
         client.writes = [body]
         with pytest.raises(ApiError, match="response to a status write is not a ResourceClaim"):
-            await make(client).write(CLAIM, {KEY: STATUS})
+            await make_reporter(client).write(CLAIM, {KEY: STATUS})
 
 
-def test_the_field_manager_has_at_most_128_bytes_and_no_half_character() -> None:
+def test_the_field_manager_has_at_most_128_bytes_and_no_partial_character() -> None:
     client = Client.__new__(Client)
-    assert make(client, "m" * 128).manager == "m" * 128
-    assert make(client, "m" * 129).manager == "m" * 128
-    assert make(client, "m" * 127 + "ü").manager == "m" * 127
+    assert make_reporter(client, "m" * 128).manager == "m" * 128
+    assert make_reporter(client, "m" * 129).manager == "m" * 128
+    assert make_reporter(client, "m" * 127 + "ü").manager == "m" * 127
 
 
-# --- which entries are applied -----------------------------------------------------------------------------
+# --- the applied entries -----------------------------------------------------------------------------------
 
 
-def owned(*keys: tuple[str, str, str], manager: str = "m", **instead: Any) -> dict[str, Any]:
-    """Managed fields of an apply that has ``data`` and the condition A of each device."""
+def owned(*keys: tuple[str, str, str], manager: str = "m", **other_fields: Any) -> dict[str, Any]:
+    """Returns managed fields of an apply that contains ``data`` and the condition A of each device."""
     fields = {"f:data": {}, "f:conditions": {'k:{"type":"A"}': {}, "x": {}}}
     items = {
         "k:" + json.dumps({"driver": d, "pool": "p", "device": n} | ({"shareID": s} if s else {})): fields
@@ -165,17 +172,17 @@ def owned(*keys: tuple[str, str, str], manager: str = "m", **instead: Any) -> di
         "operation": "Apply",
         "subresource": "status",
         "fieldsV1": {"f:status": {"f:devices": {".": {}, **items}}},
-        **instead,
+        **other_fields,
     }
 
 
-def entry(device: str, driver: str = NAME, **more: Any) -> dict[str, Any]:
+def entry(device: str, driver: str = NAME, **fields: Any) -> dict[str, Any]:
     conditions = [{"type": t, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"} for t in "AB"]
-    return {"driver": driver, "pool": "p", "device": device, "conditions": conditions, "data": {"old": 1}, **more}
+    return {"driver": driver, "pool": "p", "device": device, "conditions": conditions, "data": {"old": 1}, **fields}
 
 
-def decode(found: dict[str, Any]) -> ClaimFields:
-    return ClaimFields.decode(json.dumps(found).encode())
+def decode(obj: dict[str, Any]) -> ClaimFields:
+    return ClaimFields.decode(json.dumps(obj).encode())
 
 
 A = [{"type": "A", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
@@ -188,7 +195,7 @@ NEW = {"driver": NAME, "pool": "p", "device": "d0", "data": {"vlan": 1}}
     [
         ([], [], [NEW]),
         ([owned((NAME, "d1", ""))], [entry("d1")], [NEW, KEPT]),
-        # Fields of the entry that the manager does not own stay with their writers.
+        # Fields of the entry that the manager does not own stay with their managers.
         ([owned((NAME, "d1", ""))], [entry("d1", networkData={"interfaceName": "eth1"})], [NEW, KEPT]),
         ([owned((NAME, "d1", ""))], [entry("d1", data=None)], [NEW, {k: v for k, v in KEPT.items() if k != "data"}]),
         (
@@ -214,44 +221,48 @@ NEW = {"driver": NAME, "pool": "p", "device": "d0", "data": {"vlan": 1}}
     ],
 )
 def test_a_write_repeats_exactly_the_fields_that_the_manager_owns(managed: Any, current: Any, expected: Any) -> None:
-    found = decode(claim("d0", "d1", status={"devices": current}, managedFields=managed))
-    assert merged(found, NAME, "m", {("p", "d0", ""): STATUS}) == expected
+    fields_read = decode(claim("d0", "d1", status={"devices": current}, managedFields=managed))
+    assert merged(fields_read, NAME, "m", {("p", "d0", ""): STATUS}) == expected
 
 
-def test_shares_of_one_device_are_entries_of_their_own() -> None:
-    found = claim("d", "d", "d")
-    for result, share in zip(found["status"]["allocation"]["devices"]["results"], ("", "s1", "s2"), strict=True):
+def test_shares_of_one_device_are_separate_entries() -> None:
+    fields_read = claim("d", "d", "d")
+    for result, share in zip(fields_read["status"]["allocation"]["devices"]["results"], ("", "s1", "s2"), strict=True):
         result["shareID"] = share or None
-    found["status"]["devices"] = [entry("d", shareID="s1"), entry("d")]
-    found["metadata"]["managedFields"] = [owned((NAME, "d", "s1"), (NAME, "d", ""))]
-    out = merged(decode(found), NAME, "m", {("p", "d", "s2"): STATUS})
-    assert out
-    assert [(e.get("shareID"), e["data"]) for e in out] == [(None, {"old": 1}), ("s1", {"old": 1}), ("s2", {"vlan": 1})]
+    fields_read["status"]["devices"] = [entry("d", shareID="s1"), entry("d")]
+    fields_read["metadata"]["managedFields"] = [owned((NAME, "d", "s1"), (NAME, "d", ""))]
+    entries = merged(decode(fields_read), NAME, "m", {("p", "d", "s2"): STATUS})
+    assert entries
+    assert [(e.get("shareID"), e["data"]) for e in entries] == [
+        (None, {"old": 1}),
+        ("s1", {"old": 1}),
+        ("s2", {"vlan": 1}),
+    ]
 
 
-def test_a_condition_keeps_its_time_and_network_data_is_kept_where_the_manager_owns_it() -> None:
+def test_a_condition_keeps_its_time_and_network_data_of_the_manager_is_kept() -> None:
     fields = owned((NAME, "d1", ""))
     for item in fields["fieldsV1"]["f:status"]["f:devices"].values():
         item.update({"f:networkData": {}}) if item else None
     current = [entry("d0"), entry("d1", networkData=NetworkData(interface_name="eth1").json())]
-    found = decode(claim("d0", "d1", status={"devices": current}, managedFields=[fields]))
-    out = merged(found, NAME, "m", {("p", "d0", ""): DeviceStatus(conditions=[Condition("A", True)])})
-    assert out
-    assert out[0]["conditions"][0]["lastTransitionTime"] == "2026-01-01T00:00:00Z"
-    assert out[1] == KEPT | {"networkData": {"interfaceName": "eth1"}}
+    fields_read = decode(claim("d0", "d1", status={"devices": current}, managedFields=[fields]))
+    entries = merged(fields_read, NAME, "m", {("p", "d0", ""): DeviceStatus(conditions=[Condition("A", True)])})
+    assert entries
+    assert entries[0]["conditions"][0]["lastTransitionTime"] == "2026-01-01T00:00:00Z"
+    assert entries[1] == KEPT | {"networkData": {"interfaceName": "eth1"}}
 
 
 # --- pending reports ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retries come without a pause."""
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the pauses between retries."""
     monkeypatch.setattr(module, "_MAX_PAUSE", 0.0)
 
 
 @contextlib.asynccontextmanager
-async def running(reporter: DeviceStatusReporter) -> AsyncIterator[DeviceStatusReporter]:
+async def running_reporter(reporter: DeviceStatusReporter) -> AsyncIterator[DeviceStatusReporter]:
     task = asyncio.create_task(reporter.run())
     await asyncio.sleep(0)
     try:
@@ -266,15 +277,15 @@ def counts(reporter: DeviceStatusReporter) -> dict[str, int]:
     out = {}
     for result in ("written", "dropped", "failed"):
         line = f'status_reports_total{{result="{result}"}} '
-        found = [t for t in reporter.metrics.text().decode().splitlines() if line in t]
-        out[result] = int(float(found[0].rpartition(" ")[2])) if found else 0
+        lines = [t for t in reporter.metrics.text().decode().splitlines() if line in t]
+        out[result] = int(float(lines[0].rpartition(" ")[2])) if lines else 0
     return out
 
 
-async def test_reports_are_written_also_those_of_before_the_start_and_those_of_threads() -> None:
-    reporter = make(Client())
+async def test_reports_are_written_also_from_threads_and_from_before_the_start() -> None:
+    reporter = make_reporter(Client())
     early = reporter.queue(CLAIM, {KEY: STATUS})
-    async with running(reporter):
+    async with running_reporter(reporter):
         assert await early is True
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
         assert await asyncio.to_thread(lambda: reporter.of(CLAIM).report(KEY, STATUS).wait()) is True
@@ -282,43 +293,43 @@ async def test_reports_are_written_also_those_of_before_the_start_and_those_of_t
     assert reporter._pending == {}
 
 
-async def test_a_report_for_a_claim_that_is_gone_is_dropped_without_a_fault() -> None:
+async def test_a_report_for_a_deleted_claim_is_dropped_without_a_fault() -> None:
     client = Client()
-    client.reads = [GONE]
-    async with running(make(client)) as reporter:
+    client.reads = [NOT_FOUND]
+    async with running_reporter(make_reporter(client)) as reporter:
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is False
         assert reporter.fault == ""
     assert counts(reporter) == {"written": 0, "dropped": 1, "failed": 0}
 
 
-@pytest.mark.usefixtures("at_once")
-async def test_a_failed_write_is_retried_logged_once_and_reported_until_one_succeeds(
+@pytest.mark.usefixtures("retry_at_once")
+async def test_a_failed_write_is_retried_logged_once_and_reported_until_a_write_succeeds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = Client()
     client.reads = [ApiError("away")] * 3 + [ForbiddenError("no")]
-    async with running(make(client)) as reporter:
+    async with running_reporter(make_reporter(client)) as reporter:
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
         assert reporter.fault == ""
     assert counts(reporter) == {"written": 1, "dropped": 0, "failed": 4}
-    away, forbidden = (r.getMessage() for r in caplog.records)
-    assert "away" in away
-    assert "set the feature deviceStatus in values.yaml" in forbidden
+    unreachable_line, forbidden_line = (r.getMessage() for r in caplog.records)
+    assert "away" in unreachable_line
+    assert "set the feature deviceStatus in values.yaml" in forbidden_line
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("retry_at_once")
 @pytest.mark.parametrize("error", [BadRequestError("no"), InvalidError("no")])
-async def test_a_report_that_the_server_refuses_is_given_up_at_once(error: ApiError) -> None:
+async def test_a_report_that_the_server_refuses_is_dropped_at_once(error: ApiError) -> None:
     client = Client()
     client.writes = [error]
-    async with running(make(client)) as reporter:
+    async with running_reporter(make_reporter(client)) as reporter:
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is False
         assert "cannot write device status to claims: " in reporter.fault
         assert reporter._pending == {}
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is True
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("retry_at_once")
 @pytest.mark.parametrize("retry_for", [600.0, -1.0])
 async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_for_a_bounded_time(
     retry_for: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -326,7 +337,7 @@ async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_fo
     monkeypatch.setattr(module, "_RETRY_FOR", retry_for)
     client = Client()
     client.reads = [KeyError("odd")]
-    async with running(make(client)) as reporter:
+    async with running_reporter(make_reporter(client)) as reporter:
         assert await reporter.queue(CLAIM, {KEY: STATUS}) is (retry_for > 0)
         assert reporter._pending == {}
     assert any(r.levelno == logging.ERROR and r.exc_info for r in caplog.records)
@@ -336,7 +347,7 @@ async def test_an_unexpected_failure_is_logged_with_its_traceback_and_retried_fo
 def test_the_pause_doubles_with_each_failure_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.random, "uniform", lambda low, high: high)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    reporter = make(Client.__new__(Client))
+    reporter = make_reporter(Client.__new__(Client))
     pending = module._PendingStatuses(CLAIM, since=100.0)
     pauses = []
     for _ in range(9):
@@ -347,22 +358,22 @@ def test_the_pause_doubles_with_each_failure_up_to_its_limit(monkeypatch: pytest
 
 async def test_the_wait_for_a_report_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_WAIT", 0.01)
-    reporter = make(Client())
+    reporter = make_reporter(Client())
     result = reporter.queue(CLAIM, {KEY: STATUS})
     assert await result is False
     assert await asyncio.to_thread(result.wait) is False
 
 
-async def test_a_status_that_comes_during_a_write_is_written_next_and_the_newest_of_each_device_wins() -> None:
+async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_device_wins() -> None:
     client = Client(claim("d", "e"))
-    async with running(make(client)) as reporter:
+    async with running_reporter(make_reporter(client)) as reporter:
         client.go.clear()
         first = reporter.queue(CLAIM, {KEY: STATUS, ("p", "e", ""): STATUS})
-        await wait_until(lambda: client.got)
+        await wait_until(lambda: client.get_count)
         second = reporter.queue(CLAIM, {KEY: DeviceStatus(data={"vlan": 2})})
         third = reporter.queue(CLAIM, {KEY: DeviceStatus(data={"vlan": 3})})
         await asyncio.sleep(0)
-        assert client.got == 1, "one write of a claim at a time"
+        assert client.get_count == 1, "one write of a claim at a time"
         client.go.set()
         assert [await r for r in (first, second, third)] == [True, True, True]
     assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == [[1, 1], [3]]
@@ -371,21 +382,21 @@ async def test_a_status_that_comes_during_a_write_is_written_next_and_the_newest
 async def test_four_claims_are_written_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     client = Client()
     client.go.clear()
-    async with running(make(client)) as reporter:
+    async with running_reporter(make_reporter(client)) as reporter:
         results = [reporter.queue(ClaimIdentity("ns", "c", f"u{i}"), {KEY: STATUS}) for i in range(6)]
-        await wait_until(lambda: client.got == 4)
+        await wait_until(lambda: client.get_count == 4)
         await asyncio.sleep(0.02)
-        assert client.got == 4
+        assert client.get_count == 4
         assert reporter._pause() == module._MAX_PAUSE
         client.go.set()
-        assert [await r for r in results] == [False] * 6  # other claims
-        assert client.got == 6
+        assert [await r for r in results] == [False] * 6  # reports of other claims
+        assert client.get_count == 6
 
 
 async def test_a_new_report_does_not_wait_for_the_pause_of_a_failed_one() -> None:
     client = Client()
     client.reads = [ApiError("away")]
-    async with running(make(client)) as reporter:
+    async with running_reporter(make_reporter(client)) as reporter:
         first = reporter.queue(CLAIM, {KEY: STATUS})
         await wait_until(lambda: reporter.fault)
         (pending,) = reporter._pending.values()
@@ -399,25 +410,25 @@ async def test_too_many_pending_reports_drop_the_oldest(
 ) -> None:
     monkeypatch.setattr(module, "_MAX_PENDING", 2)
     monkeypatch.setattr(module, "_WAIT", 600.0)
-    reporter = make(Client())
-    of = [ClaimIdentity("ns", "c", f"u{i}") for i in range(3)]
-    results = [reporter.queue(ref, {KEY: STATUS}) for ref in (of[0], of[1])]
-    results.append(reporter.queue(of[0], {KEY: STATUS}))  # no claim more, and now the newest
+    reporter = make_reporter(Client())
+    claims = [ClaimIdentity("ns", "c", f"u{i}") for i in range(3)]
+    results = [reporter.queue(ref, {KEY: STATUS}) for ref in (claims[0], claims[1])]
+    results.append(reporter.queue(claims[0], {KEY: STATUS}))  # not an additional claim, but now the newest report
     assert list(reporter._pending) == ["u1", "u0"]
-    reporter.queue(of[2], {KEY: STATUS})
+    reporter.queue(claims[2], {KEY: STATUS})
     assert list(reporter._pending) == ["u0", "u2"]
     async with asyncio.timeout(30):
         assert await results[1] is False
     assert "too many reports are pending" in caplog.text
 
 
-async def test_the_next_attempt_is_waited_for_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_next_attempt_runs_at_exactly_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    reporter = make(Client())
+    reporter = make_reporter(Client())
     assert reporter._pause() == module._MAX_PAUSE
     assert reporter._due() == []
-    for uid, at in (("u0", 107.0), ("u1", 103.0), ("u2", 101.0), ("u3", 100.0), ("u4", 500.0)):
-        reporter._pending[uid] = module._PendingStatuses(ClaimIdentity("ns", "c", uid), not_before=at)
+    for uid, due in (("u0", 107.0), ("u1", 103.0), ("u2", 101.0), ("u3", 100.0), ("u4", 500.0)):
+        reporter._pending[uid] = module._PendingStatuses(ClaimIdentity("ns", "c", uid), not_before=due)
     reporter._busy = {"u2", "u3"}
     assert reporter._pause() == 3.0
     assert reporter._due() == []
@@ -429,8 +440,8 @@ async def test_the_next_attempt_is_waited_for_exactly(monkeypatch: pytest.Monkey
 
 
 def test_a_listener_is_notified_once() -> None:
-    heard: list[bool] = []
-    pending = module._PendingStatuses(CLAIM, listeners=[heard.append])
+    notifications: list[bool] = []
+    pending = module._PendingStatuses(CLAIM, listeners=[notifications.append])
     pending.notify(True)
     pending.notify(False)
-    assert heard == [True]
+    assert notifications == [True]

@@ -1,7 +1,9 @@
-"""Any order of prepare, unprepare, repeat, kill, reboot, outage, damage, claim replaced, two instances: claims against a model.
+"""Compares claims with a model, for any order of prepare, unprepare, repetition, kill, reboot, outage, damage, replaced
+claims and two instances.
 
-The engine is real, with a real SQLite file and real CDI files. A killed instance stops at a random effect and does nothing more,
-not even what stands in a `finally`; its lock goes as the kernel would drop it, and another instance starts on the same files.
+The engine is real, with a real journal and real CDI files. A killed instance stops at a random effect and runs nothing
+more, not even a `finally` block. Its lock is released as the kernel would release it, and another instance starts on
+the same files.
 """
 
 from __future__ import annotations
@@ -44,14 +46,17 @@ from tests.helpers.crash.claim_manager import FakeApiServer
 pytestmark = pytest.mark.gates("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
 NAME = "model.example.com"
-LINKS, LANES = 4, 10  # what there is of a counter for the partitions, and of a capacity for the shares
+LINKS, LANES = 4, 10  # the total of a counter for the partitions, and of a capacity for the shares
 DRAWS = {"p-0": 2, "p-1": 2, "p-2": 3}
 DEVICES = [*(f"m-{i}" for i in range(3)), *DRAWS, "shared"]
-KNOWN = {"first": DEVICES, "second": ["m-0", "m-1", "p-0", "p-1", "shared"]}  # two versions see different devices
+DEVICES_OF_VERSION = {
+    "first": DEVICES,
+    "second": ["m-0", "m-1", "p-0", "p-1", "shared"],
+}  # two versions detect different devices
 
 
-class Wish(NamedTuple):
-    """What the scheduler gave a claim: a device, or a share with so much of its capacity."""
+class AllocatedDevice(NamedTuple):
+    """The device that the scheduler allocated to a claim, or a share with an amount of its capacity."""
 
     device: str
     share: str = ""
@@ -61,16 +66,19 @@ class Wish(NamedTuple):
     def key(self) -> str:
         return f"{self.device}/{self.share}" if self.share else self.device
 
-    def clashes(self, other: Wish) -> bool:
+    def clashes(self, other: AllocatedDevice) -> bool:
         return self.device == other.device and (self.share == other.share or not (self.share and other.share))
 
 
 def card_of(key: str) -> str:
-    """The card that a device or share is a part of; its power is a shared step."""
+    """Returns the card of a device or share; the card's power is a shared step."""
     return key[0]
 
 
-WISHES = [*(Wish(d) for d in DEVICES), *(Wish("shared", s, n) for s, n in (("a", 3), ("b", 5), ("c", 8), ("d", 10)))]
+ALLOCATABLE = [
+    *(AllocatedDevice(d) for d in DEVICES),
+    *(AllocatedDevice("shared", s, n) for s, n in (("a", 3), ("b", 5), ("c", 8), ("d", 10))),
+]
 
 
 def published(name: str) -> Device:
@@ -82,52 +90,54 @@ def published(name: str) -> Device:
 
 
 class Hardware:
-    """What the devices themselves know: who has them, how much of them, and power. Survives kills, not reboots."""
+    """The state of the devices: their holders, the consumed amounts, and power. It survives kills, but not reboots."""
 
     def __init__(self) -> None:
         self.holder: dict[str, str] = {}
         self.lanes: dict[str, int] = {}
         self.power: dict[str, bool] = {}  # by card; False while it changes
         self.changed_in_use: list[str] = []
-        self.overdrawn: list[str] = []  # at any moment; what a driver raises is undone and told as its own fault
+        self.overdrawn: list[
+            str
+        ] = []  # at any moment, because an exception in the driver would be rolled back and reported as a driver error
 
-    def look(self) -> None:
-        """Notes what is handed out twice, in parts too."""
-        drawn = sum(DRAWS.get(key, 0) for key in self.holder)
-        shared = sum(self.lanes[key] for key in self.holder if "/" in key)
-        both = "shared" in self.holder and any("/" in key for key in self.holder)
-        if drawn > LINKS or shared > LANES or both:
+    def check_amounts(self) -> None:
+        """Records a device that has two holders, also in parts."""
+        links = sum(DRAWS.get(key, 0) for key in self.holder)
+        lanes = sum(self.lanes[key] for key in self.holder if "/" in key)
+        is_device_and_share = "shared" in self.holder and any("/" in key for key in self.holder)
+        if links > LINKS or lanes > LANES or is_device_and_share:
             self.overdrawn.append(f"{self.holder}, lanes {self.lanes}")
 
     def change_power(self, card: str) -> None:
-        """Notes a change of power under a claim."""
+        """Records a change of power under a claim."""
         users = [uid for key, uid in self.holder.items() if card_of(key) == card]
         if users:
             self.changed_in_use.append(f"the power of {card} changed under {users}")
         self.power[card] = False
 
 
-class Model(Driver):
+class ModelDriver(Driver):
     name = NAME
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
-        self.fuse = -1  # effects until the process stops; -1: never
-        self.power_fuse = -1  # the same for shared steps
+        self.effects_left = -1  # effects until the process stops; -1: never
+        self.power_effects_left = -1  # the same for shared steps
         self.stopped = asyncio.Event()
         self.resumed = asyncio.Event()
 
     async def effect(self) -> None:
-        if self.fuse == 0:
+        if self.effects_left == 0:
             self.stopped.set()
             await self.resumed.wait()
-        self.fuse -= self.fuse >= 0
+        self.effects_left -= self.effects_left >= 0
 
     async def power_effect(self) -> None:
-        if self.power_fuse == 0:
+        if self.power_effects_left == 0:
             self.stopped.set()
             await self.resumed.wait()
-        self.power_fuse -= self.power_fuse >= 0
+        self.power_effects_left -= self.power_effects_left >= 0
 
     async def setup_power(self, card: str) -> None:
         await self.power_effect()
@@ -154,9 +164,9 @@ class Model(Driver):
             self.hardware.lanes[key] = sum(int(n.value) for n in d.consumed_capacity.values())
             holder = self.hardware.holder.setdefault(key, claim.uid)
             if holder != claim.uid:
-                # Only an instance that was taken for dead may get here; see taken_for_dead.
+                # Only an instance that was considered dead can get here; see considered_dead.
                 raise RetryableError(f"{d.name} is in use by {holder}")
-            self.hardware.look()
+            self.hardware.check_amounts()
             await self.effect()
         return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
@@ -180,12 +190,12 @@ class Model(Driver):
 
 
 class Instance:
-    """One process of the plugin."""
+    """One plugin process."""
 
-    def __init__(self, machine: Machine, which: str) -> None:
-        self.which = which
-        self.devices = KNOWN[which]
-        self.driver = Model(machine.hardware)
+    def __init__(self, machine: ClaimMachine, version: str) -> None:
+        self.version = version
+        self.devices = DEVICES_OF_VERSION[version]
+        self.driver = ModelDriver(machine.hardware)
         options = Settings(
             driver_name=NAME,
             node_name="node",
@@ -211,14 +221,14 @@ class Instance:
         )
         machine.run(self.claims.open())
 
-    async def die(self) -> None:
-        """As by SIGKILL: nothing of it happens any more."""
+    async def kill(self) -> None:
+        """Stops all work of the instance, as SIGKILL does."""
 
-        async def never(*_: Any, **__: Any) -> Any:
+        async def wait_forever(*_: Any, **__: Any) -> Any:
             await asyncio.Event().wait()
 
-        self.claims.store.do = never  # type: ignore[method-assign]
-        self.claims.store.run = never  # type: ignore[method-assign]
+        self.claims.store.do = wait_forever  # type: ignore[method-assign]
+        self.claims.store.run = wait_forever  # type: ignore[method-assign]
         current = asyncio.current_task()
         tasks = [t for t in asyncio.all_tasks() if t is not current]
         for task in tasks:
@@ -230,7 +240,7 @@ class Instance:
         self.claims.store.journal._lock.close()
 
 
-class Machine(RuleBasedStateMachine):
+class ClaimMachine(RuleBasedStateMachine):
     refs = Bundle("refs")
 
     def __init__(self) -> None:
@@ -243,235 +253,249 @@ class Machine(RuleBasedStateMachine):
         self.api = FakeApiServer()
         self.boot = 0
         self.numbers = itertools.count()
-        self.wanted: dict[str, Wish] = {}  # UIDs whose last answer to prepare was success, and their device
+        self.prepared_devices: dict[str, AllocatedDevice] = {}  # UIDs whose last prepare succeeded, and their device
         self.instances = {"first": Instance(self, "first")}
 
     def teardown(self) -> None:
-        # At the end everything is unprepared, and then nothing may be left.
-        self.api.away = False
+        # At the end all claims are unprepared, and then no state may be left.
+        self.api.is_unreachable = False
         for instance in self.instances.values():
-            instance.driver.fuse = instance.driver.power_fuse = -1
+            instance.driver.effects_left = instance.driver.power_effects_left = -1
         refs = [ClaimIdentity(r.namespace, r.name, r.uid) for r in self.records()]
-        answers = self.run(self.one.claims.unprepare(refs))
-        assert not any(isinstance(a, DraError) for a in answers.values()), answers
-        self.run(self.one.claims.reconciler.once(ask_server=False))
+        responses = self.run(self.first_instance.claims.unprepare(refs))
+        assert not any(isinstance(a, DraError) for a in responses.values()), responses
+        self.run(self.first_instance.claims.reconciler.once(ask_server=False))
         assert self.hardware.holder == {}
         assert self.hardware.power == {}
         assert self.specs.uids() == []
         assert self.records() == []
-        self.drop()
+        self.kill_all()
         self.runner.close()
-        left = [p.name for p in (self.root / "plugins" / NAME).iterdir() if ".new" in p.name]
-        assert left == []
+        temporary_files = [p.name for p in (self.root / "plugins" / NAME).iterdir() if ".new" in p.name]
+        assert temporary_files == []
         self.folder.cleanup()
 
     def run(self, coroutine: Awaitable[Any]) -> Any:
         return self.runner.run(coroutine)  # type: ignore[arg-type]
 
     @property
-    def one(self) -> Instance:
+    def first_instance(self) -> Instance:
         return next(iter(self.instances.values()))
 
     @property
     def specs(self) -> Any:
-        return self.one.claims.files.specs
+        return self.first_instance.claims.files.specs
 
     def records(self) -> list[Any]:
-        return self.run(self.one.claims.store.all())  # type: ignore[no-any-return]
+        return self.run(self.first_instance.claims.store.all())  # type: ignore[no-any-return]
 
     def instance(self, second: bool) -> Instance:
-        """One of those that live."""
+        """Returns one of the running instances."""
         return list(self.instances.values())[-1 if second else 0]
 
-    def drop(self) -> None:
+    def kill_all(self) -> None:
         for instance in self.instances.values():
-            self.run(instance.die())
+            self.run(instance.kill())
         self.instances.clear()
 
-    def replace(self, instance: Instance) -> None:
-        """The process dies; where none is left another one starts."""
-        self.run(instance.die())
-        del self.instances[instance.which]
+    def kill_and_replace(self, instance: Instance) -> None:
+        """Kills the instance. Another instance starts if none is left."""
+        self.run(instance.kill())
+        del self.instances[instance.version]
         if not self.instances:
             self.instances["first"] = Instance(self, "first")
 
     # --- rules ----------------------------------------------------------------------------------
 
-    @rule(target=refs, wish=st.sampled_from(WISHES), name=st.sampled_from(["a", "b", "c"]))
-    def allocate(self, wish: Wish, name: str) -> Any:
-        """A claim under a name that may have been used before, on a device that may still be held."""
-        return multiple(self._allocate(wish, name))
+    @rule(target=refs, allocated=st.sampled_from(ALLOCATABLE), name=st.sampled_from(["a", "b", "c"]))
+    def allocate(self, allocated: AllocatedDevice, name: str) -> Any:
+        """Creates a claim under a name that may be reused, on a device that may still be held."""
+        return multiple(self._allocate(allocated, name))
 
-    def _allocate(self, wish: Wish, name: str) -> tuple[ClaimIdentity, Wish]:
+    def _allocate(self, allocated: AllocatedDevice, name: str) -> tuple[ClaimIdentity, AllocatedDevice]:
         uid = f"uid-{next(self.numbers)}"
-        share = {"shareID": wish.share, "consumedCapacity": {"lanes": str(wish.lanes)}} if wish.share else {}
-        self.api.allocate(name, uid, wish.device, NAME, **share)
-        return ClaimIdentity("ns", name, uid), wish
+        share = (
+            {"shareID": allocated.share, "consumedCapacity": {"lanes": str(allocated.lanes)}} if allocated.share else {}
+        )
+        self.api.allocate(name, uid, allocated.device, NAME, **share)
+        return ClaimIdentity("ns", name, uid), allocated
 
-    @rule(target=refs, wishes=st.lists(st.sampled_from(WISHES[3:]), min_size=2, max_size=3), second=st.booleans())
-    def a_call_for_parts_of_one_device(self, wishes: list[Wish], second: bool) -> Any:
-        """Together they may be too much: then some get theirs, and none is refused that fits beside those."""
+    @rule(
+        target=refs,
+        all_allocated=st.lists(st.sampled_from(ALLOCATABLE[3:]), min_size=2, max_size=3),
+        second=st.booleans(),
+    )
+    def prepare_parts_of_one_device(self, all_allocated: list[AllocatedDevice], second: bool) -> Any:
+        """The parts may exceed the device: then some claims succeed, and no claim is refused that fits next to them."""
         instance = self.instance(second)
-        refs = [self._allocate(wish, name) for wish, name in zip(wishes, "abc", strict=False)]
-        before = self._living(instance)
-        answers = self.run(instance.claims.prepare([ref for ref, _ in refs]))
-        for ref, wish in refs:
-            answer = answers[ref.uid]
-            others = [r for r in [*before, *self._living(instance)] if r.uid != ref.uid]
-            if not isinstance(answer, DraError):
-                self.wanted[ref.uid] = wish
-            elif not isinstance(answer, DeviceGoneError) or wish.device in instance.devices:
-                unique = list({r.uid: r for r in others}.values())
-                assert self.api.away or self._stands_in_the_way(wish, unique, instance), answer
+        refs = [self._allocate(allocated, name) for allocated, name in zip(all_allocated, "abc", strict=False)]
+        prepared_before = self._prepared_records(instance)
+        responses = self.run(instance.claims.prepare([ref for ref, _ in refs]))
+        for ref, allocated in refs:
+            response = responses[ref.uid]
+            other_records = [r for r in [*prepared_before, *self._prepared_records(instance)] if r.uid != ref.uid]
+            if not isinstance(response, DraError):
+                self.prepared_devices[ref.uid] = allocated
+            elif not isinstance(response, DeviceGoneError) or allocated.device in instance.devices:
+                unique = list({r.uid: r for r in other_records}.values())
+                assert self.api.is_unreachable or self._is_blocked(allocated, unique, instance), response
         return multiple(*refs)
 
-    def _living(self, instance: Instance) -> list[Any]:
+    def _prepared_records(self, instance: Instance) -> list[Any]:
         return [r for r in self.records() if r.state is State.PREPARED and r.boot_id == instance.boot_id]
 
     @rule(ref=refs, second=st.booleans())
-    def prepare(self, ref: tuple[ClaimIdentity, Wish], second: bool) -> None:
+    def prepare(self, ref: tuple[ClaimIdentity, AllocatedDevice], second: bool) -> None:
         self._prepare(*ref, self.instance(second))
 
-    def _stands_in_the_way(self, wish: Wish, others: list[Any], instance: Instance) -> bool:
-        """Whether what others have leaves too little, as far as ``instance`` can know."""
-        entries = [d for r in others for d in r.devices]
-        if any(wish.clashes(Wish(d["device"], d.get("shareID") or "")) for d in entries):
+    def _is_blocked(self, allocated: AllocatedDevice, other_records: list[Any], instance: Instance) -> bool:
+        """Returns whether other claims leave too little, as far as ``instance`` can know."""
+        entries = [d for r in other_records for d in r.devices]
+        if any(allocated.clashes(AllocatedDevice(d["device"], d.get("shareID") or "")) for d in entries):
             return True
-        known = [d.get("takes") is not None for d in entries]
-        if wish.share:
-            shares = [(d, k) for d, k in zip(entries, known, strict=True) if d["device"] == "shared"]
-            taken = [int(d["takes"]["capacity"]["lanes"]) if k else LANES for d, k in shares]
-            return sum(taken) + wish.lanes > LANES
-        if wish.device in DRAWS:
-            drawn = [
+        has_amounts = [d.get("takes") is not None for d in entries]
+        if allocated.share:
+            shares = [(d, k) for d, k in zip(entries, has_amounts, strict=True) if d["device"] == "shared"]
+            amounts = [int(d["takes"]["capacity"]["lanes"]) if k else LANES for d, k in shares]
+            return sum(amounts) + allocated.lanes > LANES
+        if allocated.device in DRAWS:
+            draws = [
                 DRAWS.get(d["device"], 0) if k or d["device"] in instance.devices else LINKS
-                for d, k in zip(entries, known, strict=True)
+                for d, k in zip(entries, has_amounts, strict=True)
             ]
-            return sum(drawn) + DRAWS[wish.device] > LINKS
+            return sum(draws) + DRAWS[allocated.device] > LINKS
         return False
 
-    def _prepare(self, ref: ClaimIdentity, wish: Wish, instance: Instance) -> None:
+    def _prepare(self, ref: ClaimIdentity, allocated: AllocatedDevice, instance: Instance) -> None:
         claim = self.api.claims.get(ref.name) or {"metadata": {"uid": ""}}
-        live = claim["metadata"]["uid"] == ref.uid and bool(claim["status"])
-        living = self._living(instance)
-        recorded = {r.uid for r in living}
-        held = self._stands_in_the_way(wish, [r for r in living if r.uid != ref.uid], instance)
-        answer = self.run(instance.claims.prepare([ref]))[ref.uid]
-        if isinstance(answer, DraError):
-            unknown = isinstance(answer, DeviceGoneError) and wish.device not in instance.devices
-            assert self.api.away or not live or held or unknown, answer
+        is_allocated = claim["metadata"]["uid"] == ref.uid and bool(claim["status"])
+        prepared_records = self._prepared_records(instance)
+        recorded = {r.uid for r in prepared_records}
+        is_blocked = self._is_blocked(allocated, [r for r in prepared_records if r.uid != ref.uid], instance)
+        response = self.run(instance.claims.prepare([ref]))[ref.uid]
+        if isinstance(response, DraError):
+            is_unknown_device = isinstance(response, DeviceGoneError) and allocated.device not in instance.devices
+            assert self.api.is_unreachable or not is_allocated or is_blocked or is_unknown_device, response
             return
-        assert ref.uid in recorded or not held
-        assert [(a.device, a.share_id or "") for a in answer] == [wish[:2]]
-        assert self.hardware.holder[wish.key] == ref.uid
+        assert ref.uid in recorded or not is_blocked
+        assert [(a.device, a.share_id or "") for a in response] == [allocated[:2]]
+        assert self.hardware.holder[allocated.key] == ref.uid
         assert self.specs.exists(ref.uid)
-        self.wanted[ref.uid] = wish
+        self.prepared_devices[ref.uid] = allocated
 
     @rule(ref=consumes(refs), second=st.booleans())
-    def unprepare(self, ref: tuple[ClaimIdentity, Wish], second: bool) -> None:
-        answer = self.run(self.instance(second).claims.unprepare([ref[0]]))[ref[0].uid]
-        assert not isinstance(answer, DraError), answer
-        self.wanted.pop(ref[0].uid, None)
+    def unprepare(self, ref: tuple[ClaimIdentity, AllocatedDevice], second: bool) -> None:
+        response = self.run(self.instance(second).claims.unprepare([ref[0]]))[ref[0].uid]
+        assert not isinstance(response, DraError), response
+        self.prepared_devices.pop(ref[0].uid, None)
         assert ref[0].uid not in self.hardware.holder.values()
 
     @rule(ref=refs, effects=st.integers(0, 4), shared=st.booleans(), undo=st.booleans(), second=st.booleans())
-    def killed_in_the_middle(
-        self, ref: tuple[ClaimIdentity, Wish], effects: int, shared: bool, undo: bool, second: bool
+    def kill_during_call(
+        self, ref: tuple[ClaimIdentity, AllocatedDevice], effects: int, shared: bool, undo: bool, second: bool
     ) -> None:
         instance = self.instance(second)
         if shared:
-            instance.driver.power_fuse = effects
+            instance.driver.power_effects_left = effects
         else:
-            instance.driver.fuse = effects
+            instance.driver.effects_left = effects
 
         async def call() -> None:
-            work = asyncio.create_task((instance.claims.unprepare if undo else instance.claims.prepare)([ref[0]]))  # type: ignore[arg-type]
+            call_task = asyncio.create_task((instance.claims.unprepare if undo else instance.claims.prepare)([ref[0]]))  # type: ignore[arg-type]
             stopped = asyncio.create_task(instance.driver.stopped.wait())
-            await asyncio.wait([work, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([call_task, stopped], return_when=asyncio.FIRST_COMPLETED)
 
         self.run(call())
         if undo:
-            self.wanted.pop(ref[0].uid, None)
-        self.replace(instance)
+            self.prepared_devices.pop(ref[0].uid, None)
+        self.kill_and_replace(instance)
 
     @rule(second=st.booleans())
-    def killed_when_idle(self, second: bool) -> None:
-        self.replace(self.instance(second))
+    def kill_when_idle(self, second: bool) -> None:
+        self.kill_and_replace(self.instance(second))
 
     @rule()
     @precondition(lambda self: len(self.instances) == 1 and "first" in self.instances)
-    def a_rolling_update_begins(self) -> None:
+    def begin_rolling_update(self) -> None:
         self.instances["second"] = Instance(self, "second")
 
-    @rule(ref=refs, effects=st.integers(0, 2), other=st.sampled_from(["same claim", "reconcile"]))
+    @rule(ref=refs, effects=st.integers(0, 2), action=st.sampled_from(["same claim", "reconcile"]))
     @precondition(lambda self: len(self.instances) == 2)
-    def taken_for_dead(self, ref: tuple[ClaimIdentity, Wish], effects: int, other: str) -> None:
-        """What no lock should ever let happen: one instance is at work, the other holds it for dead, and it goes on late."""
-        slow, quick = self.instances.values()
-        if self.api.away or ref[1].device not in quick.devices or ref[0].uid in {r.uid for r in self.records()}:
-            return  # undoing what is on record is a touch of the hardware that no fence can hold back
-        slow.driver.fuse = effects
+    def considered_dead(self, ref: tuple[ClaimIdentity, AllocatedDevice], effects: int, action: str) -> None:
+        """Simulates a failed lock: one instance works, the other one considers it dead, and the first one continues
+        late.
+        """
+        first, second_instance = self.instances.values()
+        if (
+            self.api.is_unreachable
+            or ref[1].device not in second_instance.devices
+            or ref[0].uid in {r.uid for r in self.records()}
+        ):
+            return  # rolling back this record would change the hardware, which no fence can prevent
+        first.driver.effects_left = effects
 
-        async def story() -> tuple[Any, Any]:
-            call = asyncio.create_task(slow.claims.prepare([ref[0]]))  # type: ignore[arg-type]
-            stopped = asyncio.create_task(slow.driver.stopped.wait())
+        async def run_both() -> tuple[Any, Any]:
+            call = asyncio.create_task(first.claims.prepare([ref[0]]))  # type: ignore[arg-type]
+            stopped = asyncio.create_task(first.driver.stopped.wait())
             await asyncio.wait([call, stopped], return_when=asyncio.FIRST_COMPLETED)
-            told = None
+            second_response = None
             if stopped.done():
-                alive, quick.process.alive = quick.process.alive, lambda id: False  # type: ignore[method-assign]
-                if other == "same claim":
-                    told = (await quick.claims.prepare([ref[0]]))[ref[0].uid]
+                real_alive, second_instance.process.alive = second_instance.process.alive, lambda id: False  # type: ignore[method-assign]
+                if action == "same claim":
+                    second_response = (await second_instance.claims.prepare([ref[0]]))[ref[0].uid]
                 else:
-                    await quick.claims.reconciler.once(ask_server=False)
-                quick.process.alive = alive  # type: ignore[method-assign]
+                    await second_instance.claims.reconciler.once(ask_server=False)
+                second_instance.process.alive = real_alive  # type: ignore[method-assign]
             stopped.cancel()
-            slow.driver.fuse = -1
-            slow.driver.resumed.set()
-            late = (await call)[ref[0].uid]
-            slow.driver.resumed.clear()
-            slow.driver.stopped.clear()
-            return told, late
+            first.driver.effects_left = -1
+            first.driver.resumed.set()
+            first_response = (await call)[ref[0].uid]
+            first.driver.resumed.clear()
+            first.driver.stopped.clear()
+            return second_response, first_response
 
-        told, late = self.run(story())
-        if (told is not None and not isinstance(told, DraError)) or not isinstance(late, DraError):
-            self.wanted[ref[0].uid] = ref[1]
+        second_response, first_response = self.run(run_both())
+        if (second_response is not None and not isinstance(second_response, DraError)) or not isinstance(
+            first_response, DraError
+        ):
+            self.prepared_devices[ref[0].uid] = ref[1]
 
     @rule()
     def reboot(self) -> None:
-        self.drop()
+        self.kill_all()
         self.boot += 1
         self.hardware.holder.clear()
         self.hardware.power.clear()
         for path in (self.root / "cdi").glob("*"):
             path.unlink()
-        self.wanted.clear()
+        self.prepared_devices.clear()
         self.instances["first"] = Instance(self, "first")
 
     @rule(ref=refs)
-    def reboot_and_prepare_again(self, ref: tuple[ClaimIdentity, Wish]) -> None:
-        """What the kubelet does for every pod that stays."""
-        self._prepare(*ref, self.one)
+    def reboot_and_prepare_again(self, ref: tuple[ClaimIdentity, AllocatedDevice]) -> None:
+        """Does the work of the kubelet for every pod that continues to run."""
+        self._prepare(*ref, self.first_instance)
         self.reboot()
-        self._prepare(*ref, self.one)
+        self._prepare(*ref, self.first_instance)
 
     @rule(second=st.booleans())
-    def the_kubelet_restarts(self, second: bool) -> None:
-        """It prepares again what it knows; every answer is as it was."""
+    def restart_kubelet(self, second: bool) -> None:
+        """The kubelet prepares its claims again; every response is as before."""
         for record in self.records():
-            if record.uid in self.wanted:
+            if record.uid in self.prepared_devices:
                 ref = ClaimIdentity(record.namespace, record.name, record.uid)
-                self._prepare(ref, self.wanted[record.uid], self.instance(second))
+                self._prepare(ref, self.prepared_devices[record.uid], self.instance(second))
 
-    @rule(away=st.booleans())
-    def the_api_server_comes_or_goes(self, away: bool) -> None:
-        self.api.away = away
+    @rule(is_away=st.booleans())
+    def set_api_reachability(self, is_away: bool) -> None:
+        self.api.is_unreachable = is_away
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
-    def a_claim_is_deleted(self, name: str) -> None:
+    def delete_claim(self, name: str) -> None:
         self.api.claims.pop(name, None)
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
-    def a_claim_is_deallocated(self, name: str) -> None:
+    def deallocate_claim(self, name: str) -> None:
         if name in self.api.claims:
             self.api.claims[name] = {**self.api.claims[name], "status": {}}
 
@@ -479,28 +503,28 @@ class Machine(RuleBasedStateMachine):
     def reconcile(self, second: bool) -> None:
         report = self.run(self.instance(second).claims.reconciler.once())
         for uid in report.unprepared:
-            self.wanted.pop(uid, None)
+            self.prepared_devices.pop(uid, None)
 
     @rule(ref=refs, cut=st.booleans())
-    def a_file_is_damaged_by_hand(self, ref: tuple[ClaimIdentity, Wish], cut: bool) -> None:
+    def damage_file(self, ref: tuple[ClaimIdentity, AllocatedDevice], cut: bool) -> None:
         path = self.specs.path(ref[0].uid)
         if cut and path.exists():
             path.write_bytes(path.read_bytes()[:-5])
         else:
             path.unlink(missing_ok=True)
-        self.run(self.one.claims.reconciler.once(ask_server=False))
+        self.run(self.first_instance.claims.reconciler.once(ask_server=False))
 
-    @rule(how=st.sampled_from(["removed", "garbage", "emptied"]), second=st.booleans())
-    def the_journal_is_lost(self, how: str, second: bool) -> None:
-        """What was answered stays true, from the file that is open, from CDI files, and from what the driver knows."""
+    @rule(damage=st.sampled_from(["removed", "garbage", "emptied"]), second=st.booleans())
+    def lose_journal(self, damage: str, second: bool) -> None:
+        """Earlier responses stay true. The sources are the open file, the CDI files and the driver."""
         path = self.root / "plugins" / NAME / "records.journal"
         if not path.exists():
             return
-        match how:
+        match damage:
             case "removed":
                 path.unlink()
             case "garbage" | "emptied":
-                path.write_bytes(os.urandom(8192) if how == "garbage" else b"")
+                path.write_bytes(os.urandom(8192) if damage == "garbage" else b"")
         instances = (self.instance(second), *self.instances.values())
         for instance in instances:  # each plugin checks the file every two seconds, also an idle one
             self.run(instance.claims.store.check_file())
@@ -508,39 +532,39 @@ class Machine(RuleBasedStateMachine):
             assert self.run(instance.claims.recovery.once())
             self.run(instance.claims.reconciler.once(ask_server=False))
 
-    # --- what always holds ----------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------
 
     @invariant()
-    def what_was_answered_is_true(self) -> None:
-        for uid, wish in self.wanted.items():
-            assert self.hardware.holder.get(wish.key) == uid, f"{uid} was told that it has {wish}"
-            assert self.hardware.power.get(card_of(wish.key)), f"{uid} has {wish} without power"
+    def check_prepared_claims(self) -> None:
+        for uid, allocated in self.prepared_devices.items():
+            assert self.hardware.holder.get(allocated.key) == uid, f"{uid} is prepared with {allocated}"
+            assert self.hardware.power.get(card_of(allocated.key)), f"{uid} has {allocated} without power"
             assert self.specs.exists(uid)
 
     @invariant()
-    def nothing_is_handed_out_twice(self) -> None:
+    def check_holders(self) -> None:
         assert self.hardware.overdrawn == []
 
     @invariant()
-    def power_never_changes_under_a_claim(self) -> None:
+    def check_power(self) -> None:
         assert self.hardware.changed_in_use == []
 
     @invariant()
-    def every_file_and_every_held_device_has_a_record(self) -> None:
+    def check_records(self) -> None:
         uids = {r.uid for r in self.records()}
         assert set(self.specs.uids()) <= uids
         assert set(self.hardware.holder.values()) <= uids
 
 
-Machine.TestCase.settings = settings(
+ClaimMachine.TestCase.settings = settings(
     max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-test_claims_against_a_model = Machine.TestCase
+test_claims_against_a_model = ClaimMachine.TestCase
 
 
-class LongMachine(Machine):
+class LongClaimMachine(ClaimMachine):
     """The same with more examples."""
 
 
-LongMachine.TestCase.settings = settings(Machine.TestCase.settings, max_examples=45)
-test_claims_against_a_model_in_more_examples = pytest.mark.full(LongMachine.TestCase)
+LongClaimMachine.TestCase.settings = settings(ClaimMachine.TestCase.settings, max_examples=45)
+test_claims_against_a_model_in_more_examples = pytest.mark.full(LongClaimMachine.TestCase)

@@ -1,4 +1,6 @@
-"""Around one prepare or unprepare: what is in flight, counted, logged and announced, and who waits for whom."""
+"""Steps of one prepare or unprepare: claims in flight, metrics, log lines, notifications of changes, and waits between
+calls.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.waiting import wait_until
 
 
-class Plain(Driver):
-    """Has nothing to undo."""
+class PlainDriver(Driver):
+    """A driver without undo."""
 
     name = DRIVER
 
@@ -42,8 +44,10 @@ class Plain(Driver):
         return [d.prepared(ContainerEdits(env={"X": d.name})) for d in claim.devices]
 
 
-class Undoing(Plain):
-    """``prepare`` and ``unprepare`` wait for ``go`` and raise ``fault``. ``seen`` has what was in flight in each call."""
+class BlockingDriver(PlainDriver):
+    """``prepare`` and ``unprepare`` wait for ``go`` and raise ``fault``. ``states`` contains the states in flight in
+    each call.
+    """
 
     def __init__(self) -> None:
         self.fault: dict[str, Exception] = {}
@@ -51,15 +55,15 @@ class Undoing(Plain):
         self.go.set()
         self.entered = asyncio.Event()
         self.in_flight: InFlightRecords | None = None
-        self.seen: list[list[State]] = []
+        self.states: list[list[State]] = []
 
-    async def _enter(self, what: str) -> None:
+    async def _enter(self, operation: str) -> None:
         if self.in_flight:
-            self.seen.append([r.state for r in self.in_flight.records()])
+            self.states.append([r.state for r in self.in_flight.records()])
         self.entered.set()
         await self.go.wait()
-        if what in self.fault:
-            raise self.fault[what]
+        if operation in self.fault:
+            raise self.fault[operation]
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         await self._enter("prepare")
@@ -69,190 +73,199 @@ class Undoing(Plain):
         await self._enter("unprepare")
 
 
-def in_flight(one: RunningManager) -> list[Record]:
-    return one.claims.engine.context.in_flight.records()
+def records_in_flight(manager: RunningManager) -> list[Record]:
+    return manager.claims.engine.context.in_flight.records()
 
 
-def requests(one: RunningManager) -> dict[str, int]:
-    """The requests by operation and result."""
+def requests(manager: RunningManager) -> dict[str, int]:
+    """Returns the number of requests by operation and result."""
     out = {}
-    for line in one.metrics.text().decode().splitlines():
+    for line in manager.metrics.text().decode().splitlines():
         if line.startswith("dra_requests_total{"):
             labels, _, value = line.partition("{")[2].rpartition("} ")
             out[labels] = int(float(value))
     return out
 
 
-# --- what is in flight, and who is told of changes ---------------------------------------------------------
+# --- claims in flight, and notifications of changes --------------------------------------------------------
 
 
-@pytest.mark.parametrize("driver", [Plain, Undoing])
+@pytest.mark.parametrize("driver", [PlainDriver, BlockingDriver])
 async def test_a_claim_is_in_flight_during_its_work_and_each_change_of_devices_is_announced_once(
     tmp_path: Path, driver: type[Driver]
 ) -> None:
-    api, made = FakeApiServer(), driver()
+    api, driver_instance = FakeApiServer(), driver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, made, api) as one:
-        if isinstance(made, Undoing):
-            made.in_flight = one.claims.engine.context.in_flight
+    async with running_manager(tmp_path, driver_instance, api) as manager:
+        if isinstance(driver_instance, BlockingDriver):
+            driver_instance.in_flight = manager.claims.engine.context.in_flight
         for count in (1, 2):
-            assert not isinstance(await one.prepare(ref), DraError)
-            assert (in_flight(one), one.changes) == ([], count if count == 1 else 1)
-        assert await one.unprepare(ref) == ()
-        assert (in_flight(one), one.changes) == ([], 2)
-        assert await one.unprepare(ref) == ()
-        assert (in_flight(one), one.changes) == ([], 2)
-        if isinstance(made, Undoing):
-            assert made.seen == [[State.PREPARING], [State.UNPREPARING]]
+            assert not isinstance(await manager.prepare(ref), DraError)
+            assert (records_in_flight(manager), manager.changes) == ([], count if count == 1 else 1)
+        assert await manager.unprepare(ref) == ()
+        assert (records_in_flight(manager), manager.changes) == ([], 2)
+        assert await manager.unprepare(ref) == ()
+        assert (records_in_flight(manager), manager.changes) == ([], 2)
+        if isinstance(driver_instance, BlockingDriver):
+            assert driver_instance.states == [[State.PREPARING], [State.UNPREPARING]]
 
 
-async def test_nothing_stays_in_flight_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    api, driver = FakeApiServer(), Undoing()
-    ref, other = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
-    async with running_manager(tmp_path, driver, api) as one:
+async def test_no_claim_is_in_flight_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, driver = FakeApiServer(), BlockingDriver()
+    ref, other_ref = (api.allocate(n, n, "d-0", DRIVER) for n in "ab")
+    async with running_manager(tmp_path, driver, api) as manager:
         driver.fault["prepare"] = DriverError("no")
-        assert isinstance(await one.prepare(ref), DriverError)
-        assert (in_flight(one), one.changes) == ([], 1), "its device is free again"
+        assert isinstance(await manager.prepare(ref), DriverError)
+        assert (records_in_flight(manager), manager.changes) == ([], 1), "the device is free again"
         driver.fault["unprepare"] = DriverError("the card does not answer")
-        assert isinstance(await one.prepare(ref), DriverError)
-        assert in_flight(one) == []
+        assert isinstance(await manager.prepare(ref), DriverError)
+        assert records_in_flight(manager) == []
         driver.fault.clear()
-        assert isinstance(await one.prepare(ref), tuple | list)
-        assert isinstance(await one.prepare(other), DraError)  # the device is held
-        assert in_flight(one) == []
+        assert isinstance(await manager.prepare(ref), tuple | list)
+        assert isinstance(await manager.prepare(other_ref), DraError)  # the device is held
+        assert records_in_flight(manager) == []
 
-        def full(*_: Any, **__: Any) -> Any:
+        def fail_on_full_disk(*_: Any, **__: Any) -> Any:
             raise RecordsError("the disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Records, "insert", full)
-            assert isinstance(await one.prepare(api.allocate("c", "c", "d-1", DRIVER)), RecordsError)
-        assert in_flight(one) == []
+            patch.setattr(Records, "insert", fail_on_full_disk)
+            assert isinstance(await manager.prepare(api.allocate("c", "c", "d-1", DRIVER)), RecordsError)
+        assert records_in_flight(manager) == []
         with monkeypatch.context() as patch:
-            patch.setattr(one.claims.store.journal, "commit", full)  # after the record was put among those in flight
-            assert isinstance(await one.prepare(api.allocate("e", "e", "d-2", DRIVER)), RecordsError)
-        assert in_flight(one) == []
+            patch.setattr(
+                manager.claims.store.journal, "commit", fail_on_full_disk
+            )  # after the record was added to those in flight
+            assert isinstance(await manager.prepare(api.allocate("e", "e", "d-2", DRIVER)), RecordsError)
+        assert records_in_flight(manager) == []
         driver.fault["unprepare"] = DriverError("the card does not answer")
-        assert isinstance(await one.unprepare(ref), DraError)
-        assert in_flight(one) == []
+        assert isinstance(await manager.unprepare(ref), DraError)
+        assert records_in_flight(manager) == []
         with monkeypatch.context() as patch:
-            patch.setattr(Records, "update", full)
-            assert isinstance(await one.unprepare(ref), RecordsError)
-        assert in_flight(one) == []
+            patch.setattr(Records, "update", fail_on_full_disk)
+            assert isinstance(await manager.unprepare(ref), RecordsError)
+        assert records_in_flight(manager) == []
 
 
-async def test_a_prepare_whose_journal_is_lost_meanwhile_is_on_record_again(tmp_path: Path) -> None:
-    api, driver = FakeApiServer(), Undoing()
+async def test_a_prepare_whose_journal_is_lost_writes_its_record_again(tmp_path: Path) -> None:
+    api, driver = FakeApiServer(), BlockingDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as manager:
         driver.go.clear()
-        preparing = asyncio.create_task(one.prepare(ref))
+        preparing = asyncio.create_task(manager.prepare(ref))
         await driver.entered.wait()
-        one.settings.records_path.write_bytes(b"garbage")
-        await one.claims.store.check_file()
-        assert await one.records() == {"a": "Preparing"}
+        manager.settings.records_path.write_bytes(b"garbage")
+        await manager.claims.store.check_file()
+        assert await manager.records() == {"a": "Preparing"}
         driver.go.set()
         assert not isinstance(await preparing, DraError)
-        assert await one.records() == {"a": "Prepared"}
+        assert await manager.records() == {"a": "Prepared"}
 
 
-@pytest.mark.parametrize("when", ["step", "commit"])
-async def test_a_prepare_whose_record_another_instance_took_over_stops(
-    tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("phase", ["step", "commit"])
+async def test_a_prepare_stops_if_another_instance_took_over_its_record(
+    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stepping(Undoing):
+    class StepDriver(BlockingDriver):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            found = await super().prepare(claim)
-            if when == "step":
+            prepared = await super().prepare(claim)
+            if phase == "step":
                 await claim.on_undo("it")
-            return found
+            return prepared
 
         async def undo_it(self, claim: PreparedClaim) -> None:
             pass
 
-    api, driver = FakeApiServer(), Stepping()
+    api, driver = FakeApiServer(), StepDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as manager:
         driver.go.clear()
-        preparing = asyncio.create_task(one.prepare(ref))
+        preparing = asyncio.create_task(manager.prepare(ref))
         await driver.entered.wait()
 
-        def take(records: Records) -> None:
+        def take_over(records: Records) -> None:
             row = records.read("a")
             assert isinstance(row, Record)
             fence = row.fence
             row.owner = "1-deadbeef"
             assert records.update(row, fence)
 
-        await one.claims.store.do(take)
+        await manager.claims.store.do(take_over)
         driver.go.set()
-        answer = await preparing
-        assert isinstance(answer, ClaimTakenError)
-        says = "this instance stops its work" if when == "step" else "the kubelet retries"
-        assert says in str(answer)
-        assert await one.records() == {"a": "Preparing"}
-        assert in_flight(one) == []
+        response = await preparing
+        assert isinstance(response, ClaimTakenError)
+        error_text = "this instance stops its work" if phase == "step" else "the kubelet retries"
+        assert error_text in str(response)
+        assert await manager.records() == {"a": "Preparing"}
+        assert records_in_flight(manager) == []
 
 
 # --- two instances -----------------------------------------------------------------------------------------
 
 
-async def test_a_claim_that_another_instance_works_on_is_waited_for(tmp_path: Path) -> None:
-    api, slow = FakeApiServer(), Undoing()
-    ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, slow, api) as old, running_manager(tmp_path, Plain(), api) as new:
-        for work, empty in (("prepare", False), ("unprepare", True)):
-            slow.go.clear()
-            slow.entered.clear()
-            first = asyncio.create_task(getattr(old, work)(ref))
-            await slow.entered.wait()
-            second = asyncio.create_task(getattr(new, work)(ref))
-            reads = new.claims.store.transactions
-            await wait_until(lambda reads=reads: new.claims.store.transactions > reads + 3)  # type: ignore[misc]
-            assert not second.done()
-            slow.go.set()
-            assert (await first == ()) is empty
-            assert await second == await first
-        assert await new.records() == {}
-
-
-@pytest.mark.parametrize("work", ["prepare", "unprepare"])
-async def test_an_instance_that_hangs_with_a_claim_is_named_after_a_bounded_time(tmp_path: Path, work: str) -> None:
-    api, slow = FakeApiServer(), Undoing()
+async def test_an_instance_waits_for_a_claim_that_another_instance_processes(tmp_path: Path) -> None:
+    api, blocking_driver = FakeApiServer(), BlockingDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with (
-        running_manager(tmp_path, slow, api) as old,
-        running_manager(tmp_path, Plain(), api, lock_timeout=0.1) as new,
+        running_manager(tmp_path, blocking_driver, api) as old_manager,
+        running_manager(tmp_path, PlainDriver(), api) as new_manager,
     ):
-        slow.go.clear()
-        first = asyncio.create_task(old.prepare(ref))
-        await slow.entered.wait()
-        answer = await getattr(new, work)(ref)
-        assert isinstance(answer, ClaimBusyError)
-        pid = old.process.id.partition("-")[0]
-        assert f"(process {pid}) for more than 0.1 s: if that instance hangs, delete its pod" in str(answer)
-        assert "has been Preparing in another instance" in str(answer)
-        slow.go.set()
+        for operation, is_empty in (("prepare", False), ("unprepare", True)):
+            blocking_driver.go.clear()
+            blocking_driver.entered.clear()
+            first = asyncio.create_task(getattr(old_manager, operation)(ref))
+            await blocking_driver.entered.wait()
+            second = asyncio.create_task(getattr(new_manager, operation)(ref))
+            reads = new_manager.claims.store.transactions
+            await wait_until(lambda reads=reads: new_manager.claims.store.transactions > reads + 3)  # type: ignore[misc]
+            assert not second.done()
+            blocking_driver.go.set()
+            assert (await first == ()) is is_empty
+            assert await second == await first
+        assert await new_manager.records() == {}
+
+
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+async def test_an_instance_that_hangs_with_a_claim_is_named_after_a_bounded_time(
+    tmp_path: Path, operation: str
+) -> None:
+    api, blocking_driver = FakeApiServer(), BlockingDriver()
+    ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with (
+        running_manager(tmp_path, blocking_driver, api) as old_manager,
+        running_manager(tmp_path, PlainDriver(), api, lock_timeout=0.1) as new_manager,
+    ):
+        blocking_driver.go.clear()
+        first = asyncio.create_task(old_manager.prepare(ref))
+        await blocking_driver.entered.wait()
+        response = await getattr(new_manager, operation)(ref)
+        assert isinstance(response, ClaimBusyError)
+        pid = old_manager.process.id.partition("-")[0]
+        assert f"(process {pid}) for more than 0.1 s: if that instance hangs, delete its pod" in str(response)
+        assert "has been Preparing in another instance" in str(response)
+        blocking_driver.go.set()
         assert not isinstance(await first, DraError)
 
 
-async def test_a_claim_that_never_settles_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_that_stays_busy_is_an_error_after_a_bounded_number_of_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
         rounds: list[int] = []
 
-        async def again(*_: Any) -> Any:
+        async def never_ready(*_: Any) -> Any:
             rounds.append(1)
             return engine.InProgress(Record("a", "ns", "a", State.PREPARING, "boot"))
 
         async def no_wait(record: Record) -> None:
             pass
 
-        monkeypatch.setattr(one.claims.engine, "_wait_for_other", no_wait)
-        monkeypatch.setattr(one.claims.engine, "_begin", again)
-        monkeypatch.setattr(one.claims.engine.rollback, "unprepare", again)
-        for work in (one.prepare, one.unprepare):
+        monkeypatch.setattr(manager.claims.engine, "_wait_for_other", no_wait)
+        monkeypatch.setattr(manager.claims.engine, "_begin", never_ready)
+        monkeypatch.setattr(manager.claims.engine.rollback, "unprepare", never_ready)
+        for work in (manager.prepare, manager.unprepare):
             assert isinstance(await work(ref), ClaimBusyError)
         assert len(rounds) == 2 * 20
 
@@ -261,53 +274,53 @@ async def test_a_claim_that_never_settles_is_given_up(tmp_path: Path, monkeypatc
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The claims of a call wait for each other without a limit."""
+def without_wait_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the limit for which the claims of a call wait for each other."""
     monkeypatch.setattr(engine, "BatchWindow", functools.partial(BatchWindow, max_wait=600.0))
 
 
-@pytest.mark.usefixtures("patient")
-async def test_claims_of_a_call_wait_neither_for_a_claim_that_fails_nor_for_one_in_flight_before(
+@pytest.mark.usefixtures("without_wait_limit")
+async def test_claims_of_a_call_wait_neither_for_a_failing_claim_nor_for_one_in_flight_before(
     tmp_path: Path,
 ) -> None:
-    api, driver = FakeApiServer(), Undoing()
-    slow, quick, twice = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("abc"))
+    api, driver = FakeApiServer(), BlockingDriver()
+    slow_ref, quick_ref, repeated_ref = (api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("abc"))
     missing = ClaimIdentity("ns", "missing", "missing")
-    async with running_manager(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as manager:
         driver.go.clear()
-        first = asyncio.create_task(one.prepare(slow))
+        first = asyncio.create_task(manager.prepare(slow_ref))
         await driver.entered.wait()
-        call = asyncio.create_task(one.claims.prepare([slow, missing, quick, quick, twice]))
-        await wait_until(lambda: len(in_flight(one)) == 3)
+        call = asyncio.create_task(manager.claims.prepare([slow_ref, missing, quick_ref, quick_ref, repeated_ref]))
+        await wait_until(lambda: len(records_in_flight(manager)) == 3)
         driver.go.set()
-        answers = await call
-        assert list(answers) == ["a", "missing", "b", "c"]
-        assert isinstance(answers["missing"], ClaimNotFoundError)
-        assert [u for u, a in answers.items() if isinstance(a, DraError)] == ["missing"]
-        assert await first == answers["a"]
-        assert requests(one) == {
+        responses = await call
+        assert list(responses) == ["a", "missing", "b", "c"]
+        assert isinstance(responses["missing"], ClaimNotFoundError)
+        assert [u for u, a in responses.items() if isinstance(a, DraError)] == ["missing"]
+        assert await first == responses["a"]
+        assert requests(manager) == {
             'operation="prepare",result="NOT_FOUND"': 1,
             'operation="prepare",result="ok"': 4,
         }
-        assert await one.claims.prepare([]) == {}
+        assert await manager.claims.prepare([]) == {}
 
 
 async def test_work_that_takes_longer_than_a_call_continues_and_the_next_call_joins_it(tmp_path: Path) -> None:
-    api, driver = FakeApiServer(), Undoing()
+    api, driver = FakeApiServer(), BlockingDriver()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api, call_timeout=0.05) as one:
+    async with running_manager(tmp_path, driver, api, call_timeout=0.05) as manager:
         driver.go.clear()
-        assert isinstance(await one.prepare(ref), StillWorkingError)
+        assert isinstance(await manager.prepare(ref), StillWorkingError)
         driver.go.set()
-        await wait_until(lambda: not one.claims.tasks.uids)
-        assert not isinstance(await one.prepare(ref), DraError)
+        await wait_until(lambda: not manager.claims.tasks.uids)
+        assert not isinstance(await manager.prepare(ref), DraError)
 
 
 # --- the log -----------------------------------------------------------------------------------------------
 
 
-class Lines(logging.Handler):
-    """Each line with its own fields and those of its task."""
+class FieldRecorder(logging.Handler):
+    """Records each line with its own fields and the fields of its task."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,25 +330,32 @@ class Lines(logging.Handler):
         self.fields[record.getMessage()] = {**log_fields(), **vars(record)}
 
 
-async def test_the_lines_of_a_claim_have_its_name_and_its_pod(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_lines_of_a_claim_contain_its_name_and_its_pod(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
-    api, lines = FakeApiServer(), Lines()
+    api, lines = FakeApiServer(), FieldRecorder()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "1"}]
     logging.getLogger().addHandler(lines)
     try:
-        async with running_manager(tmp_path, Undoing(), api) as one:
-            await one.prepare(ref)
-            await one.unprepare(ref)
+        async with running_manager(tmp_path, BlockingDriver(), api) as manager:
+            await manager.prepare(ref)
+            await manager.unprepare(ref)
     finally:
         logging.getLogger().removeHandler(lines)
     for text, pod in (("prepared claim", "ns/p"), ("unprepared claim", None)):
-        found = lines.fields[text]
-        assert (found["claim"], found["claim_uid"], found["devices"], found.get("pod")) == ("ns/a", "a", ["d-0"], pod)
-        assert 0 <= found["duration_s"] < 60
+        line_fields = lines.fields[text]
+        assert (line_fields["claim"], line_fields["claim_uid"], line_fields["devices"], line_fields.get("pod")) == (
+            "ns/a",
+            "a",
+            ["d-0"],
+            pod,
+        )
+        assert 0 <= line_fields["duration_s"] < 60
 
 
-def test_only_a_single_pod_is_named() -> None:
+def test_a_pod_is_named_only_if_it_is_the_only_one() -> None:
     ref = ClaimIdentity("ns", "c", "u")
     pod = {"resource": "pods", "name": "p"}
     for reserved, expected in (
@@ -354,69 +374,69 @@ async def test_a_failure_that_returns_after_a_success_is_logged_again(
 ) -> None:
     api = FakeApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
         for count in (1, 2):
             api.claims.clear()
             for _ in range(2):
-                assert isinstance(await one.prepare(ref), ClaimNotFoundError)
+                assert isinstance(await manager.prepare(ref), ClaimNotFoundError)
             assert caplog.text.count("cannot prepare claim") == count
             api.allocate("a", "a", "d-0", DRIVER)
-            assert not isinstance(await one.prepare(ref), DraError)
+            assert not isinstance(await manager.prepare(ref), DraError)
 
 
-async def test_a_repeat_that_writes_a_file_again_names_the_claim(tmp_path: Path) -> None:
-    api, lines = FakeApiServer(), Lines()
+async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: Path) -> None:
+    api, lines = FakeApiServer(), FieldRecorder()
     ref = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as one:
-        await one.prepare(ref)
-        one.claims.files.specs.remove("a")
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        await manager.prepare(ref)
+        manager.claims.files.specs.remove("a")
         logging.getLogger().addHandler(lines)
-        await one.prepare(ref)
+        await manager.prepare(ref)
         logging.getLogger().removeHandler(lines)
     ((text, fields),) = lines.fields.items()
     assert "written again" in text
     assert (fields["claim"], fields["claim_uid"]) == ("ns/a", "a")
 
 
-async def test_a_prepare_with_an_undo_step_that_was_not_awaited_fails_and_is_undone(tmp_path: Path) -> None:
-    class Forgetful(Undoing):
-        undone = 0
+async def test_a_prepare_with_an_undo_step_that_was_not_awaited_fails_and_is_rolled_back(tmp_path: Path) -> None:
+    class ForgetfulDriver(BlockingDriver):
+        undo_count = 0
 
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             claim.on_undo("it")
             return await super().prepare(claim)
 
         async def undo_it(self, claim: PreparedClaim) -> None:
-            self.undone += 1
+            self.undo_count += 1
 
-    api, driver = FakeApiServer(), Forgetful()
-    async with running_manager(tmp_path, driver, api) as one:
-        answer = await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        assert isinstance(answer, DriverError)
-        assert "was not awaited" in str(answer)
-        assert (driver.undone, await one.records()) == (1, {})
+    api, driver = FakeApiServer(), ForgetfulDriver()
+    async with running_manager(tmp_path, driver, api) as manager:
+        response = await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        assert isinstance(response, DriverError)
+        assert "was not awaited" in str(response)
+        assert (driver.undo_count, await manager.records()) == (1, {})
 
 
 async def test_metadata_that_no_container_gets_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Telling(Plain):
+    class Telling(PlainDriver):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return [d.prepared(metadata={"x": 1} if d.name != "d-0" else {}) for d in claim.devices]
 
     api = FakeApiServer()
-    async with running_manager(tmp_path, Telling(), api) as one:
+    async with running_manager(tmp_path, Telling(), api) as manager:
         for i, count in enumerate((0, 1, 1)):
-            assert not isinstance(await one.prepare(api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER)), DraError)
+            assert not isinstance(await manager.prepare(api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER)), DraError)
             assert caplog.text.count("containers do not get it: set metadata = True in class Telling") == count
 
 
-async def test_the_failures_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_remembered_failures_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_MAX_LOGGED", 2)
-    async with running_manager(tmp_path, Plain()) as one:
+    async with running_manager(tmp_path, PlainDriver()) as manager:
         for i in range(4):
-            assert isinstance(await one.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}")), ClaimNotFoundError)
-        assert list(one.claims.engine._logged_failures) == ["c2", "c3"]
+            assert isinstance(await manager.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}")), ClaimNotFoundError)
+        assert list(manager.claims.engine._logged_failures) == ["c2", "c3"]
 
 
 # --- a slow API server -------------------------------------------------------------------------------------
@@ -425,37 +445,37 @@ async def test_the_failures_that_are_remembered_are_bounded(tmp_path: Path, monk
 async def test_a_late_response_of_the_api_server_is_dropped_silently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Slow(FakeApiServer):
+    class SlowApiServer(FakeApiServer):
         def __init__(self) -> None:
             super().__init__()
-            self.late: asyncio.Event | None = None
+            self.release: asyncio.Event | None = None
 
         async def raw(self, *args: Any, **options: Any) -> Any:
-            if self.late:
-                await self.late.wait()
+            if self.release:
+                await self.release.wait()
                 raise ApiError("too late")
             return await super().raw(*args, **options)
 
     monkeypatch.setattr(engine, "_ANSWER_FROM_RECORD_AFTER", 0.01)
-    api = Slow()
+    api = SlowApiServer()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     problems: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
-    async with running_manager(tmp_path, Plain(), api) as one:
-        first = await one.prepare(ref)
-        api.late = asyncio.Event()
-        assert await one.prepare(ref) == first
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        first = await manager.prepare(ref)
+        api.release = asyncio.Event()
+        assert await manager.prepare(ref) == first
         await asyncio.sleep(0)
         assert not [t for t in asyncio.all_tasks() if "verify" in str(t.get_coro())], "the request is cancelled"
-        look_up, late = one.claims.engine._prepared_record, api.late
+        look_up, released = manager.claims.engine._prepared_record, api.release
 
         async def after_the_response(uid: str) -> Record | None:
-            late.set()
+            released.set()
             for _ in range(10):
                 await asyncio.sleep(0)
             return await look_up(uid)
 
-        monkeypatch.setattr(one.claims.engine, "_prepared_record", after_the_response)
-        assert await one.prepare(ref) == first
+        monkeypatch.setattr(manager.claims.engine, "_prepared_record", after_the_response)
+        assert await manager.prepare(ref) == first
     gc.collect()
     assert problems == []

@@ -1,4 +1,6 @@
-"""Around the claims things hang, lie or fill up: each claim is answered in bounded time, and nobody is told what is not so."""
+"""The API server hangs, returns malformed claims or fails, an undo hangs, or a disk is full: each claim gets a correct
+response in bounded time.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ from tests.helpers.waiting import wait_until
 from tests.plugin.test_node import allocate, prepare_call, ref
 
 
-class Plain(Driver):
-    """``stuck`` holds the UIDs whose unprepare waits until ``go``."""
+class FaultyDriver(Driver):
+    """``stuck`` contains the UIDs whose unprepare waits until ``go`` is set."""
 
     name = DRIVER
 
     def __init__(self) -> None:
         self.stuck: set[str] = set()
-        self.hangs = asyncio.Event()  # the unprepare of one of them has begun
+        self.unprepare_hangs = asyncio.Event()  # the unprepare of a stuck claim has begun
         self.go = asyncio.Event()
         self.unprepared: list[str] = []
 
@@ -47,25 +49,25 @@ class Plain(Driver):
 
     async def unprepare(self, claim: PreparedClaim) -> None:
         if claim.uid in self.stuck:
-            self.hangs.set()
+            self.unprepare_hangs.set()
             await self.go.wait()
         self.unprepared.append(claim.uid)
 
 
-# --- an API server that says nothing ----------------------------------------------------------------
+# --- an API server without responses ----------------------------------------------------------------
 
 
 @contextlib.asynccontextmanager
 async def silent_server() -> AsyncIterator[str]:
-    """Accepts, reads, and never answers."""
+    """Accepts connections, reads, and never responds."""
 
-    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def read_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while await reader.read(65536):
                 pass
         writer.close()
 
-    server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    server = await asyncio.start_server(read_all, "127.0.0.1", 0)
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
@@ -73,25 +75,25 @@ async def silent_server() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("calls", [1, 32])
-async def test_prepared_claims_are_answered_long_before_a_call_is_over_while_the_api_server_swallows_everything(
+async def test_prepared_claims_get_a_response_within_the_call_timeout_while_the_api_server_hangs(
     tmp_path: Path, calls: int
 ) -> None:
     api = FakeApiServer()
     refs = [api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER) for i in range(32)]
-    async with running_manager(tmp_path, Plain(), api) as before:
-        right = await before.claims.prepare(refs)
+    async with running_manager(tmp_path, FaultyDriver(), api) as first_manager:
+        expected = await first_manager.claims.prepare(refs)
     async with silent_server() as url:
-        client = KubeClient(ApiConfig(url), 600)  # longer than the whole test may take
-        async with running_manager(tmp_path, Plain(), client, call_timeout=600) as one:  # type: ignore[arg-type]
+        client = KubeClient(ApiConfig(url), 600)  # longer than the test timeout
+        async with running_manager(tmp_path, FaultyDriver(), client, call_timeout=600) as manager:  # type: ignore[arg-type]
             groups = [refs] if calls == 1 else [[r] for r in refs]
             for _ in range(2):
-                answers = await asyncio.gather(*(one.claims.prepare(g) for g in groups))
-                assert {uid: a for found in answers for uid, a in found.items()} == right
-            assert set((await one.claims.unprepare(refs[:4])).values()) == {()}
+                responses = await asyncio.gather(*(manager.claims.prepare(g) for g in groups))
+                assert {uid: a for responses_of_call in responses for uid, a in responses_of_call.items()} == expected
+            assert set((await manager.claims.unprepare(refs[:4])).values()) == {()}
         await client.close()
 
 
-ODD_ANSWERS: dict[str, Any] = {
+MALFORMED_RESPONSES: dict[str, Any] = {
     "an empty object": {},
     "a list": [],
     "a text": "claim",
@@ -107,195 +109,197 @@ ODD_ANSWERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD_ANSWERS.values(), ids=ODD_ANSWERS)
-async def test_an_answer_that_is_no_claim_fails_new_claims_repeats_from_the_record_and_unprepares_nothing(
-    tmp_path: Path, odd: Any
-) -> None:
+@pytest.mark.parametrize("body", MALFORMED_RESPONSES.values(), ids=MALFORMED_RESPONSES)
+async def test_a_malformed_claim_fails_new_claims_and_changes_no_prepared_claim(tmp_path: Path, body: Any) -> None:
     api = FakeApiServer()
-    known = api.allocate("c", "u", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as before:
-        right = await before.prepare(known)
+    prepared_ref = api.allocate("c", "u", "d-0", DRIVER)
+    async with running_manager(tmp_path, FaultyDriver(), api) as first_manager:
+        expected = await first_manager.prepare(prepared_ref)
     versions = {"groups": [{"name": "resource.k8s.io", "versions": [{"groupVersion": "resource.k8s.io/v1"}]}]}
     resources = {
         "resources": [{"name": "resourceclaims", "kind": "ResourceClaim", "namespaced": True, "verbs": ["get"]}]
     }
 
-    async def reply(peer: RawServer, request: bytes) -> bytes:
+    async def reply(server: RawServer, request: bytes) -> bytes:
         path = request.split(b" ")[1]
         if b"/resourceclaims/" in path:
-            return http_response(odd)
+            return http_response(body)
         if path.rstrip(b"/").endswith(b"/v1"):
             return http_response(resources)
         return http_response({**versions, "versions": [{"groupVersion": "resource.k8s.io/v1", "version": "v1"}]})
 
-    async with RawServer(reply) as peer:
-        client = KubeClient(ApiConfig(peer.url), 5)
-        async with running_manager(tmp_path, Plain(), client) as one:  # type: ignore[arg-type]
-            await one.claims.reconciler.once()
-            await one.claims.reconciler.once()
-            assert one.driver.unprepared == []  # type: ignore[attr-defined]
-            assert await one.prepare(known) == right
-            assert isinstance(await one.prepare(ClaimIdentity("ns", "new", "new")), DraError)
-            assert await one.records() == {"u": "Prepared"}
+    async with RawServer(reply) as server:
+        client = KubeClient(ApiConfig(server.url), 5)
+        async with running_manager(tmp_path, FaultyDriver(), client) as manager:  # type: ignore[arg-type]
+            await manager.claims.reconciler.once()
+            await manager.claims.reconciler.once()
+            assert manager.driver.unprepared == []  # type: ignore[attr-defined]
+            assert await manager.prepare(prepared_ref) == expected
+            assert isinstance(await manager.prepare(ClaimIdentity("ns", "new", "new")), DraError)
+            assert await manager.records() == {"u": "Prepared"}
         await client.close()
 
 
-# --- undo that hangs --------------------------------------------------------------------------------
+# --- an undo that hangs -----------------------------------------------------------------------------
 
 
 async def test_one_hanging_undo_does_not_stop_reconciling_and_its_file_is_not_written_again(tmp_path: Path) -> None:
-    api, driver = FakeApiServer(), Plain()
+    api, driver = FakeApiServer(), FaultyDriver()
     refs = {n: api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("stuck", "other", "third"))}
-    async with running_manager(tmp_path, driver, api, call_timeout=0.2) as one:
+    async with running_manager(tmp_path, driver, api, call_timeout=0.2) as manager:
         for ref in refs.values():
-            await wait_until(lambda ref=ref: _prepared(one, ref))  # type: ignore[misc]
+            await wait_until(lambda ref=ref: is_prepared(manager, ref))  # type: ignore[misc]
         driver.stuck.add("stuck")
         for name in ("stuck", "other"):
             del api.claims[name]
-        await wait_until(lambda: _gone(one, "other"))
-        await driver.hangs.wait()
-        last = await one.claims.reconciler.once()
+        await wait_until(lambda: is_unprepared(manager, "other"))
+        await driver.unprepare_hangs.wait()
+        last = await manager.claims.reconciler.once()
         assert "other" in driver.unprepared
-        assert await one.records() == {"stuck": "Unpreparing", "third": "Prepared"}
-        files = one.claims.files.specs
+        assert await manager.records() == {"stuck": "Unpreparing", "third": "Prepared"}
+        files = manager.claims.files.specs
         assert not files.exists("stuck")
         files.remove("third")
-        await wait_until(lambda: _restored(one, "third"))
+        await wait_until(lambda: is_restored(manager, "third"))
         assert not files.exists("stuck")
         del api.claims["third"]
-        await wait_until(lambda: _gone(one, "third"))
+        await wait_until(lambda: is_unprepared(manager, "third"))
         assert last.unprepared == []
         driver.go.set()
-        await wait_until(lambda: _gone(one, "stuck"))
+        await wait_until(lambda: is_unprepared(manager, "stuck"))
         assert files.uids() == []
 
 
-async def _prepared(one: Any, ref: ClaimIdentity) -> bool:
-    return not isinstance(await one.prepare(ref), DraError)
+async def is_prepared(manager: Any, ref: ClaimIdentity) -> bool:
+    return not isinstance(await manager.prepare(ref), DraError)
 
 
-async def _gone(one: Any, uid: str) -> bool:
-    await one.claims.reconciler.once()
-    return uid not in await one.records()
+async def is_unprepared(manager: Any, uid: str) -> bool:
+    await manager.claims.reconciler.once()
+    return uid not in await manager.records()
 
 
-async def _restored(one: Any, uid: str) -> bool:
-    await one.claims.reconciler.once()
-    return bool(one.claims.files.specs.exists(uid))
+async def is_restored(manager: Any, uid: str) -> bool:
+    await manager.claims.reconciler.once()
+    return bool(manager.claims.files.specs.exists(uid))
 
 
-async def test_the_kubelet_s_unprepare_never_joins_what_reconciling_found_not_to_be_done(
+async def test_an_unprepare_of_the_kubelet_does_not_join_a_rollback_that_has_nothing_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, driver = FakeApiServer(), Plain()
-    known = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as one:
-        await one.prepare(known)
-        entered, go = asyncio.Event(), asyncio.Event()
-        ask = one.claims.store.do
+    api, driver = FakeApiServer(), FaultyDriver()
+    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with running_manager(tmp_path, driver, api) as manager:
+        await manager.prepare(prepared_ref)
+        entered, resume = asyncio.Event(), asyncio.Event()
+        do = manager.claims.store.do
 
-        async def slow(*args: Any, **kwargs: Any) -> Any:
+        async def slow_do(*args: Any, **kwargs: Any) -> Any:
             monkeypatch.undo()
             entered.set()
-            await go.wait()
-            return await ask(*args, **kwargs)
+            await resume.wait()
+            return await do(*args, **kwargs)
 
-        monkeypatch.setattr(one.claims.store, "do", slow)
-        nothing = asyncio.create_task(one.claims.engine.rollback.tidy("a"))  # a prepared claim: it has nothing to do
+        monkeypatch.setattr(manager.claims.store, "do", slow_do)
+        rollback = asyncio.create_task(
+            manager.claims.engine.rollback.tidy("a")
+        )  # a prepared claim: there is nothing to roll back
         await entered.wait()
-        call = asyncio.create_task(one.unprepare(known))
+        call = asyncio.create_task(manager.unprepare(prepared_ref))
         await asyncio.sleep(0)
-        go.set()
-        assert await nothing is False
+        resume.set()
+        assert await rollback is False
         assert await call == ()
         assert driver.unprepared == ["a"]
-        assert await one.records() == {}
+        assert await manager.records() == {}
 
 
 @pytest.mark.parametrize("status", [{}, {"allocation": None}, "another device"])
-async def test_a_claim_that_lost_its_allocation_and_was_not_deleted_is_reclaimed_after_the_grace(
+async def test_a_claim_that_lost_its_allocation_without_a_deletion_is_unprepared_after_the_grace_period(
     tmp_path: Path, status: Any
 ) -> None:
-    api, driver = FakeApiServer(), Plain()
-    known = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.3) as one:
-        await one.prepare(known)
+    api, driver = FakeApiServer(), FaultyDriver()
+    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.3) as manager:
+        await manager.prepare(prepared_ref)
         if status == "another device":
             api.allocate("a", "a", "d-1", DRIVER)
         else:
             api.claims["a"]["status"] = status
-        assert (await one.claims.reconciler.once()).waiting == ["a"]
-        assert await one.records() == {"a": "Prepared"}
-        await wait_until(lambda: _gone(one, "a"))
+        assert (await manager.claims.reconciler.once()).waiting == ["a"]
+        assert await manager.records() == {"a": "Prepared"}
+        await wait_until(lambda: is_unprepared(manager, "a"))
         assert driver.unprepared == ["a"]
-        assert one.claims.files.specs.uids() == []
+        assert manager.claims.files.specs.uids() == []
 
 
-async def test_a_claim_with_another_device_of_this_node_that_a_pod_has_is_left_to_the_kubelet(tmp_path: Path) -> None:
-    """A kubelet that knows the claim as prepared has started that pod with the first device."""
-    api, driver = FakeApiServer(), Plain()
-    known = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as one:
-        await one.prepare(known)
+async def test_a_claim_with_another_device_of_this_node_and_a_pod_is_left_to_the_kubelet(tmp_path: Path) -> None:
+    """If the kubelet knows the claim as prepared, it has started the pod with the first device."""
+    api, driver = FakeApiServer(), FaultyDriver()
+    prepared_ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with running_manager(tmp_path, driver, api) as manager:
+        await manager.prepare(prepared_ref)
         api.allocate("a", "a", "d-1", DRIVER)
         api.claims["a"]["status"]["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "p"}]
         for _ in range(3):
-            assert (await one.claims.reconciler.once()).waiting == ["a"]
+            assert (await manager.claims.reconciler.once()).waiting == ["a"]
         assert driver.unprepared == []
-        elsewhere = api.claims["a"]["status"]["allocation"]["devices"]["results"][0]
-        elsewhere["pool"] = "another node"
+        result = api.claims["a"]["status"]["allocation"]["devices"]["results"][0]
+        result["pool"] = "another node"
         for _ in range(2):
-            await one.claims.reconciler.once()
+            await manager.claims.reconciler.once()
         assert driver.unprepared == ["a"]
 
 
 @pytest.mark.parametrize("status", ["Unknown", "False", 7, None])
-async def test_while_the_kubelet_is_away_nothing_is_taken_from_what_it_started(tmp_path: Path, status: Any) -> None:
-    """Its containers run on, and it unprepares them when it is back: only if it does not, reconciling does."""
-    api, driver = FakeApiServer(), Plain()
-    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.2) as one:
-        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
+async def test_claims_stay_prepared_while_the_kubelet_is_not_ready(tmp_path: Path, status: Any) -> None:
+    """The containers continue to run, and the kubelet unprepares their claims when it is ready. Reconciling unprepares
+    them only if the kubelet does not.
+    """
+    api, driver = FakeApiServer(), FaultyDriver()
+    async with running_manager(tmp_path, driver, api, reconcile_grace_period=0.2) as manager:
+        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
         api.claims.clear()
         api.ready = status
 
-        async def asked_twice() -> bool:
-            await one.claims.reconciler.once()
+        async def has_read_node_twice() -> bool:
+            await manager.claims.reconciler.once()
             return api.nodes_read == 2
 
-        await wait_until(asked_twice)
-        assert await one.records() == {"a": "Prepared"}
+        await wait_until(has_read_node_twice)
+        assert await manager.records() == {"a": "Prepared"}
         api.ready = "True"
-        assert (await one.claims.reconciler.once()).waiting == ["a"]  # its grace begins anew
-        await wait_until(lambda: _gone(one, "a"))
+        assert (await manager.claims.reconciler.once()).waiting == ["a"]  # the grace period begins again
+        await wait_until(lambda: is_unprepared(manager, "a"))
         assert driver.unprepared == ["a"]
 
 
-async def test_a_fault_of_ours_with_one_claim_does_not_stop_reconciling(
+async def test_an_internal_error_with_one_claim_does_not_stop_reconciling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, driver = FakeApiServer(), Plain()
+    api, driver = FakeApiServer(), FaultyDriver()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate(("bad", "good"))]
-    async with running_manager(tmp_path, driver, api) as one:
-        await one.claims.prepare(refs)
+    async with running_manager(tmp_path, driver, api) as manager:
+        await manager.claims.prepare(refs)
         api.claims.clear()
-        undo = one.claims.engine.rollback.undo
+        undo = manager.claims.engine.rollback.undo
 
-        async def fails(marked: RollBack) -> None:
-            if marked.record.uid == "bad":
+        async def fails(rollback: RollBack) -> None:
+            if rollback.record.uid == "bad":
                 raise AttributeError("a fault of ours")
-            await undo(marked)
+            await undo(rollback)
 
-        monkeypatch.setattr(one.claims.engine.rollback, "undo", fails)
-        await one.claims.reconciler.once()
-        report = await one.claims.reconciler.once()
+        monkeypatch.setattr(manager.claims.engine.rollback, "undo", fails)
+        await manager.claims.reconciler.once()
+        report = await manager.claims.reconciler.once()
         assert "good" in driver.unprepared
         assert report.failed == ["bad"]
 
 
-# --- what is reported was measured ------------------------------------------------------------------
+# --- metrics and readiness --------------------------------------------------------------------------
 
 
-async def test_prepared_claims_are_counted_when_they_are_requested() -> None:
+async def test_prepared_claims_are_counted_at_the_time_of_the_request() -> None:
     async with node_with(make_toy_class(), http_address="127.0.0.1:0") as node:
 
         async def counted() -> str:
@@ -304,8 +308,8 @@ async def test_prepared_claims_are_counted_when_they_are_requested() -> None:
             )[2]
 
         assert (await counted()).startswith("0.0")
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        await prepare_call(node, ref(found))
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        await prepare_call(node, ref(claim))
         assert (await counted()).startswith("1.0")
 
 
@@ -317,7 +321,7 @@ def _get(url: str) -> str:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small_cdi_folder(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "plugins"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
@@ -326,22 +330,22 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.mounts
-async def test_readiness_after_a_full_disk_heals_by_itself_without_a_claim(tmp_path: Path, small: Path) -> None:
+async def test_readiness_recovers_after_a_full_disk_without_a_claim(tmp_path: Path, small_cdi_folder: Path) -> None:
     api = FakeApiServer()
-    async with running_manager(tmp_path, Plain(), api) as one:
-        filler = small / "filler"
+    async with running_manager(tmp_path, FaultyDriver(), api) as manager:
+        filler = small_cdi_folder / "filler"
         with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
             while True:
                 f.write(b"x" * 4096)
         faults: list[str] = []
         for i in range(40):
-            await one.prepare(api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER))
-            if faults := await one.claims.faults():
+            await manager.prepare(api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER))
+            if faults := await manager.claims.faults():
                 break
         assert "the disk is full" in faults[0]
-        assert "the disk is full" in (await one.claims.faults())[0]
+        assert "the disk is full" in (await manager.claims.faults())[0]
         filler.unlink()
-        assert await one.claims.faults() == []
+        assert await manager.claims.faults() == []
 
 
 # --- two instances ----------------------------------------------------------------------------------
@@ -349,21 +353,21 @@ async def test_readiness_after_a_full_disk_heals_by_itself_without_a_claim(tmp_p
 
 @pytest.mark.full
 @pytest.mark.crash
-async def test_while_one_of_two_instances_is_stopped_the_other_serves_everything_that_is_not_in_its_hands(
+async def test_while_one_of_two_instances_is_stopped_the_other_serves_all_other_claims(
     tmp_path: Path,
 ) -> None:
-    old, new = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
+    old_uid, new_uid = "11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222"
     async with node_harness(tmp_path) as b:
-        first = await b.start("old", POD_UID=old)
+        first = await b.start("old", POD_UID=old_uid)
         await b.apply_pod("before")
         await b.cluster.wait_running("before")
-        await b.start("new", POD_UID=new)
+        await b.start("new", POD_UID=new_uid)
         first.send_signal(signal.SIGSTOP)
         await b.apply_pod("during")
         await b.cluster.wait_running("during")
-        await b.cluster.delete_pod("before")  # which the stopped one has prepared
+        await b.cluster.delete_pod("before")  # the stopped instance has prepared this pod
         folder = b.node.kubelet_root / "plugins" / CRASH / "processes"
-        assert len(list(folder.iterdir())) == 2  # a stopped process lives
+        assert len(list(folder.iterdir())) == 2  # a stopped process still has its lock
         first.send_signal(signal.SIGCONT)
         await b.cluster.delete_pod("during")
         await b.until("everything to be free", b.is_empty)

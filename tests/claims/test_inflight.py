@@ -1,4 +1,6 @@
-"""Work on claims as it is gathered: batches in a thread, meetings of tasks, one flight for a claim."""
+"""The modules of work in flight: batches in a thread, a common start for the claims of a call, and one task at a time
+for a claim.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from tests.helpers.waiting import wait_until
 
 
 class Gate:
-    """Work that a test holds: doubles numbers, raises what is an exception."""
+    """Work that a test can block: it doubles numbers and raises exceptions among the items."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
-        self.idle = 0
+        self.idle_calls = 0
         self.open = threading.Event()
         self.open.set()
         self.fault: BaseException | None = None
@@ -38,18 +40,18 @@ class Gate:
             raise self.fault
         return [i if isinstance(i, BaseException) else i * 2 for i in items]
 
-    def rest(self) -> None:
-        self.idle += 1
+    def fail_on_idle(self) -> None:
+        self.idle_calls += 1
         raise ValueError("nobody waits for this")
 
 
 @pytest.fixture
-async def gate(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Gate, Batcher[Any]]]:
+async def gated_batcher(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Gate, Batcher[Any]]]:
     monkeypatch.setattr(module, "_QUIET", 0.005)
-    gate = Gate()
-    batcher: Batcher[Any] = Batcher("gated work", gate.work, gate.rest)
-    yield gate, batcher
-    gate.open.set()
+    gated_batcher = Gate()
+    batcher: Batcher[Any] = Batcher("gated work", gated_batcher.work, gated_batcher.fail_on_idle)
+    yield gated_batcher, batcher
+    gated_batcher.open.set()
     await batcher.close(5)
 
 
@@ -57,136 +59,138 @@ def threads() -> int:
     return sum(t.name == "gated work" for t in threading.enumerate())
 
 
-async def test_what_comes_together_is_one_batch_and_what_comes_meanwhile_the_next(
-    gate: tuple[Gate, Batcher[Any]],
+async def test_items_submitted_together_are_one_batch_and_items_during_a_batch_are_the_next(
+    gated_batcher: tuple[Gate, Batcher[Any]],
 ) -> None:
-    held, batcher = gate
+    gate, batcher = gated_batcher
     assert threads() == 0
-    held.open.clear()
+    gate.open.clear()
     first = [batcher.submit(n) for n in (1, 2, 3)]
-    await wait_until(lambda: held.batches)
+    await wait_until(lambda: gate.batches)
     later = [batcher.submit(n) for n in (4, 5)]
     await asyncio.sleep(0.02)
-    assert held.batches == [[1, 2, 3]]
-    assert held.idle == 0
-    held.open.set()
+    assert gate.batches == [[1, 2, 3]]
+    assert gate.idle_calls == 0
+    gate.open.set()
     assert await asyncio.gather(*first, *later) == [2, 4, 6, 8, 10]
-    assert held.batches == [[1, 2, 3], [4, 5]]
+    assert gate.batches == [[1, 2, 3], [4, 5]]
     assert (batcher.batches, threads()) == (2, 1)
 
 
-async def test_each_item_has_its_own_fault(gate: tuple[Gate, Batcher[Any]]) -> None:
-    held, batcher = gate
+async def test_each_item_has_its_own_exception(gated_batcher: tuple[Gate, Batcher[Any]]) -> None:
+    gate, batcher = gated_batcher
     futures = [batcher.submit(i) for i in (KeyError("k"), 1, StopIteration(), SystemExit(3))]
-    found = await asyncio.gather(*futures[:3], return_exceptions=True)
-    assert isinstance(found[0], KeyError)
-    assert found[1] == 2
-    assert isinstance(found[2], RuntimeError)
+    results = await asyncio.gather(*futures[:3], return_exceptions=True)
+    assert isinstance(results[0], KeyError)
+    assert results[1] == 2
+    assert isinstance(results[2], RuntimeError)
     await wait_until(futures[3].done)
     assert isinstance(futures[3].exception(), SystemExit)
-    held.fault = GeneratorExit()
+    gate.fault = GeneratorExit()
     futures = [batcher.submit(n) for n in (1, 2)]
     await wait_until(lambda: all(f.done() for f in futures))
     assert all(isinstance(f.exception(), GeneratorExit) for f in futures)
-    held.fault = None
-    assert await batcher.submit(4) == 8, "the thread lives on"
+    gate.fault = None
+    assert await batcher.submit(4) == 8, "the thread continues"
 
 
-async def test_who_waits_no_more_takes_nothing_from_the_others(gate: tuple[Gate, Batcher[Any]]) -> None:
-    _, batcher = gate
+async def test_a_cancelled_wait_does_not_affect_other_items(gated_batcher: tuple[Gate, Batcher[Any]]) -> None:
+    _, batcher = gated_batcher
     futures = [batcher.submit(n) for n in (1, 2)]
     futures[0].cancel()
     assert await futures[1] == 4
 
 
-async def test_after_a_moment_without_work_comes_the_rest_once(gate: tuple[Gate, Batcher[Any]]) -> None:
-    held, batcher = gate
+async def test_the_idle_function_runs_once_after_a_pause_without_work(gated_batcher: tuple[Gate, Batcher[Any]]) -> None:
+    gate, batcher = gated_batcher
     await batcher.submit(1)
-    await wait_until(lambda: held.idle == 1)
+    await wait_until(lambda: gate.idle_calls == 1)
     await asyncio.sleep(0.03)
-    assert held.idle == 1
+    assert gate.idle_calls == 1
     await batcher.submit(1)
-    await wait_until(lambda: held.idle == 2)
-    assert await batcher.submit(2) == 4, "a fault of the rest is nobody's"
+    await wait_until(lambda: gate.idle_calls == 2)
+    assert await batcher.submit(2) == 4, "an exception of the idle function affects no item"
 
 
-async def test_work_puts_the_rest_off_but_not_for_ever(
-    gate: tuple[Gate, Batcher[Any]], monkeypatch: pytest.MonkeyPatch
+async def test_work_delays_the_idle_function_but_not_indefinitely(
+    gated_batcher: tuple[Gate, Batcher[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, batcher = gate
+    gate, batcher = gated_batcher
     monkeypatch.setattr(module, "_QUIET", 60.0)
     monkeypatch.setattr(module, "_LATEST", 600.0)
     for _ in range(5):
         await batcher.submit(1)
-    assert held.idle == 0
+    assert gate.idle_calls == 0
     monkeypatch.setattr(module, "_LATEST", -1.0)
     await batcher.submit(1)
-    await wait_until(lambda: held.idle == 1)
+    await wait_until(lambda: gate.idle_calls == 1)
 
 
-async def test_of_waits_for_a_rest_only_the_last_is_left(
-    gate: tuple[Gate, Batcher[Any]], monkeypatch: pytest.MonkeyPatch
+async def test_only_the_last_timer_for_the_idle_function_is_kept(
+    gated_batcher: tuple[Gate, Batcher[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, batcher = gate
+    gate, batcher = gated_batcher
     monkeypatch.setattr(module, "_QUIET", 61.0)
     monkeypatch.setattr(module, "_LATEST", 600.0)
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
 
-    def later(seconds: float, what: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
-        timer = call_later(seconds, what, *args, **options)
+    def call_and_record(seconds: float, function: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        timer = call_later(seconds, function, *args, **options)
         if seconds == 61.0:
             timers.append(timer)
         return timer
 
-    monkeypatch.setattr(loop, "call_later", later)
+    monkeypatch.setattr(loop, "call_later", call_and_record)
     for _ in range(3):
         await batcher.submit(1)
     await wait_until(lambda: len(timers) == 3)
     assert [t.cancelled() for t in timers] == [True, True, False]
     await batcher.close(5)
     assert timers[2].cancelled()
-    assert held.idle == 0
+    assert gate.idle_calls == 0
 
 
-async def test_a_close_waits_for_what_is_under_way_and_takes_nothing_more(gate: tuple[Gate, Batcher[Any]]) -> None:
-    held, batcher = gate
-    held.open.clear()
+async def test_a_close_waits_for_the_current_batch_and_rejects_new_items(
+    gated_batcher: tuple[Gate, Batcher[Any]],
+) -> None:
+    gate, batcher = gated_batcher
+    gate.open.clear()
     future = batcher.submit(1)
-    await wait_until(lambda: held.batches)
+    await wait_until(lambda: gate.batches)
     closing = asyncio.create_task(batcher.close(10))
     await asyncio.sleep(0.01)
     assert not closing.done()
-    held.open.set()
+    gate.open.set()
     await closing
     assert await future == 2
     with pytest.raises(RecordsError, match="gated work: closed"):
         await batcher.submit(2)
     await wait_until(lambda: threads() == 0)
-    assert held.idle == 0
+    assert gate.idle_calls == 0
 
 
-async def test_the_last_thing_is_done_by_the_thread_behind_everything_else_and_once(
-    gate: tuple[Gate, Batcher[Any]],
+async def test_the_final_function_runs_once_in_the_thread_after_all_batches(
+    gated_batcher: tuple[Gate, Batcher[Any]],
 ) -> None:
-    held, batcher = gate
-    seen: list[tuple[str, int]] = []
-    held.open.clear()
+    gate, batcher = gated_batcher
+    calls: list[tuple[str, int]] = []
+    gate.open.clear()
     future = batcher.submit(1)
     closing = asyncio.create_task(
-        batcher.close(10, lambda: seen.append((threading.current_thread().name, len(held.batches))))
+        batcher.close(10, lambda: calls.append((threading.current_thread().name, len(gate.batches))))
     )
-    await wait_until(lambda: held.batches)
-    held.open.set()
+    await wait_until(lambda: gate.batches)
+    gate.open.set()
     await closing
-    assert (seen, await future) == ([("gated work", 1)], 2)
-    await batcher.close(10, lambda: seen.append(("again", 0)))
-    assert len(seen) == 1
+    assert (calls, await future) == ([("gated work", 1)], 2)
+    await batcher.close(10, lambda: calls.append(("again", 0)))
+    assert len(calls) == 1
 
 
-async def test_a_last_thing_that_fails_ends_the_thread_all_the_same(gate: tuple[Gate, Batcher[Any]]) -> None:
-    _, batcher = gate
+async def test_a_failing_final_function_also_ends_the_thread(gated_batcher: tuple[Gate, Batcher[Any]]) -> None:
+    _, batcher = gated_batcher
     await batcher.submit(1)
 
     def fails() -> None:
@@ -197,36 +201,38 @@ async def test_a_last_thing_that_fails_ends_the_thread_all_the_same(gate: tuple[
     await wait_until(lambda: threads() == 0)
 
 
-async def test_a_close_does_not_wait_for_ever(gate: tuple[Gate, Batcher[Any]]) -> None:
-    held, batcher = gate
-    held.open.clear()
+async def test_the_wait_of_a_close_is_bounded(gated_batcher: tuple[Gate, Batcher[Any]]) -> None:
+    gate, batcher = gated_batcher
+    gate.open.clear()
     future = batcher.submit(1)
-    await wait_until(lambda: held.batches)
+    await wait_until(lambda: gate.batches)
     async with asyncio.timeout(30):
         await batcher.close(0.01)
     with pytest.raises(RecordsError, match="gated work: closed"):
         await batcher.submit(2)
-    held.open.set()
+    gate.open.set()
     assert await future == 2
     await wait_until(lambda: threads() == 0)
 
 
-async def test_a_close_waits_for_batches_that_wait_and_for_the_last_thing(gate: tuple[Gate, Batcher[Any]]) -> None:
-    held, batcher = gate
+async def test_a_close_waits_for_waiting_batches_and_for_the_final_function(
+    gated_batcher: tuple[Gate, Batcher[Any]],
+) -> None:
+    gate, batcher = gated_batcher
     last = threading.Event()
-    held.open.clear()
+    gate.open.clear()
     first = batcher.submit(1)
-    await wait_until(lambda: held.batches)
-    second = batcher.submit(2)
+    await wait_until(lambda: gate.batches)
+    tidy_again = batcher.submit(2)
     closing = asyncio.create_task(batcher.close(60, lambda: last.wait(60) and None))
     await asyncio.sleep(0)
-    held.open.set()
-    assert await asyncio.gather(first, second) == [2, 4]
+    gate.open.set()
+    assert await asyncio.gather(first, tidy_again) == [2, 4]
     await asyncio.sleep(0.02)
     assert not closing.done()
     last.set()
     await closing
-    assert held.batches == [[1], [2]]
+    assert gate.batches == [[1], [2]]
 
 
 async def test_a_close_before_any_work_returns_at_once_and_starts_no_thread() -> None:
@@ -237,47 +243,47 @@ async def test_a_close_before_any_work_returns_at_once_and_starts_no_thread() ->
     assert (ran, batcher._thread) == ([], None)
 
 
-async def test_items_that_come_during_the_rest_are_one_batch_after_it(gate: tuple[Gate, Batcher[Any]]) -> None:
-    held, batcher = gate
-    rests, go = threading.Event(), threading.Event()
+async def test_items_during_the_idle_function_are_one_batch_after_it(gated_batcher: tuple[Gate, Batcher[Any]]) -> None:
+    gate, batcher = gated_batcher
+    is_idle, resume = threading.Event(), threading.Event()
 
-    def rest() -> None:
-        rests.set()
-        go.wait(60)
+    def wait_on_idle() -> None:
+        is_idle.set()
+        resume.wait(60)
 
-    batcher._idle = rest
+    batcher._idle = wait_on_idle
     await batcher.submit(1)
-    await wait_until(rests.is_set)
+    await wait_until(is_idle.is_set)
     futures = [batcher.submit(2)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     futures.append(batcher.submit(3))
-    go.set()
+    resume.set()
     assert await asyncio.gather(*futures) == [4, 6]
-    assert held.batches == [[1], [2, 3]]
+    assert gate.batches == [[1], [2, 3]]
 
 
-async def test_work_without_a_rest_leaves_no_timer() -> None:
+async def test_work_without_an_idle_function_leaves_no_timer() -> None:
     batcher: Batcher[int] = Batcher("gated work", lambda items: items)
     assert await batcher.submit(1) == 1
     assert batcher._timer is None
     await batcher.close(5)
 
 
-# --- meetings -----------------------------------------------------------------------------------------------
+# --- batch windows ------------------------------------------------------------------------------------------
 
 
-async def test_a_meeting_begins_when_all_have_come_or_left() -> None:
+async def test_a_batch_window_ends_when_all_claims_have_arrived_or_left() -> None:
     window = BatchWindow(3, max_wait=60)
-    tasks = [asyncio.create_task(window.wait(who)) for who in "aab"]
+    tasks = [asyncio.create_task(window.wait(uid)) for uid in "aab"]
     await asyncio.sleep(0.01)
-    assert not any(t.done() for t in tasks), "one of three is missing, who came twice counts once"
+    assert not any(t.done() for t in tasks), "one of three is missing; a claim that arrives twice counts once"
     window.leave("c")
     await asyncio.wait_for(asyncio.gather(*tasks), 30)
     await asyncio.wait_for(window.wait("late"), 30)
 
 
-async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leaves_no_timer(
+async def test_the_wait_for_a_late_claim_is_bounded_and_an_ended_window_leaves_no_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await asyncio.wait_for(BatchWindow(2, max_wait=0.01).wait("a"), 30)
@@ -285,19 +291,19 @@ async def test_who_is_late_is_not_waited_for_long_and_a_meeting_that_began_leave
     loop = asyncio.get_running_loop()
     call_later = loop.call_later
 
-    def later(seconds: float, what: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
-        timers.append(call_later(seconds, what, *args, **options))
+    def call_and_record(seconds: float, function: Any, *args: Any, **options: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(seconds, function, *args, **options))
         return timers[-1]
 
-    monkeypatch.setattr(loop, "call_later", later)
+    monkeypatch.setattr(loop, "call_later", call_and_record)
     window = BatchWindow(3, max_wait=60)
-    await asyncio.gather(*(window.wait(who) for who in "abc"))
+    await asyncio.gather(*(window.wait(uid) for uid in "abc"))
     assert [t.cancelled() for t in timers] == [True]
     await window.wait("d")
     assert len(timers) == 1
 
 
-# --- flights ------------------------------------------------------------------------------------------------
+# --- tasks of claims ----------------------------------------------------------------------------------------
 
 
 def in_flight(metrics: Metrics) -> float:
@@ -305,34 +311,34 @@ def in_flight(metrics: Metrics) -> float:
     return next(float(line.split()[1]) for line in lines if "in_flight" in line and not line.startswith("#"))
 
 
-async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_do() -> None:
+async def test_a_call_joins_the_same_work_waits_for_other_work_and_never_waits_for_other_claims() -> None:
     metrics = Metrics()
     tasks_in_flight = ClaimTasks(metrics)
     order: list[str] = []
-    go_on = asyncio.Event()
+    resume = asyncio.Event()
 
     def work(name: str) -> Callable[[], Any]:
         async def do() -> str:
             order.append(name)
-            await go_on.wait()
+            await resume.wait()
             return name
 
         return do
 
-    prepare, fresh = tasks_in_flight.start("u", Work.PREPARE, work("prepare"))
-    assert fresh
+    prepare, is_new = tasks_in_flight.start("u", Work.PREPARE, work("prepare"))
+    assert is_new
     assert tasks_in_flight.start("u", Work.PREPARE, work("never")) == (prepare, False)
-    unprepare, fresh = tasks_in_flight.start("u", Work.UNPREPARE, work("unprepare"))
-    assert not fresh
-    again, _ = tasks_in_flight.start("u", Work.PREPARE, work("prepare again"))
-    assert again is not prepare
-    other, fresh = tasks_in_flight.start("v", Work.TIDY, work("tidy"))
-    assert fresh
-    second, fresh = tasks_in_flight.start("v", Work.TIDY, work("tidy again"))
-    assert (second is other, fresh) == (False, False)
-    free, fresh = tasks_in_flight.start("v", Work.FREE, work("free"))
-    assert (free in {second, other}, fresh) == (False, False)
-    assert tasks_in_flight.start("v", Work.FREE, work("never")) == (free, False)
+    unprepare, is_new = tasks_in_flight.start("u", Work.UNPREPARE, work("unprepare"))
+    assert not is_new
+    prepare_again, _ = tasks_in_flight.start("u", Work.PREPARE, work("prepare again"))
+    assert prepare_again is not prepare
+    tidy, is_new = tasks_in_flight.start("v", Work.TIDY, work("tidy"))
+    assert is_new
+    tidy_again, is_new = tasks_in_flight.start("v", Work.TIDY, work("tidy again"))
+    assert (tidy_again is tidy, is_new) == (False, False)
+    free_task, is_new = tasks_in_flight.start("v", Work.FREE, work("free"))
+    assert (free_task in {tidy_again, tidy}, is_new) == (False, False)
+    assert tasks_in_flight.start("v", Work.FREE, work("never")) == (free_task, False)
     assert [tasks_in_flight.prepares(uid) for uid in "uvw"] == [True, False, False]
     await asyncio.sleep(0.01)
     assert order == ["prepare", "tidy"]
@@ -342,8 +348,8 @@ async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_d
         ["u", "v"],
         2,
     )
-    go_on.set()
-    assert await asyncio.gather(prepare, unprepare, again, other, second, free) == [
+    resume.set()
+    assert await asyncio.gather(prepare, unprepare, prepare_again, tidy, tidy_again, free_task) == [
         "prepare", "unprepare", "prepare again", "tidy", "tidy again", "free"
     ]  # fmt: skip
     assert order.index("unprepare") < order.index("prepare again")
@@ -351,25 +357,25 @@ async def test_the_same_work_is_joined_other_work_waits_and_other_claims_never_d
     assert ("u" in tasks_in_flight, tasks_in_flight.uids, in_flight(metrics)) == (False, [], 0)
 
 
-async def test_a_flight_that_fails_reports_where_its_lines_are_and_keeps_nobody_behind_it() -> None:
+async def test_a_failed_task_has_the_reference_to_its_log_lines_and_does_not_block_the_next_task() -> None:
     tasks_in_flight = ClaimTasks(Metrics())
 
     async def fail() -> None:
         raise DraError("no")
 
-    async def fine() -> str:
+    async def succeed() -> str:
         return "fine"
 
     with operation() as number:
         task, _ = tasks_in_flight.start("u", Work.PREPARE, fail)
-    behind, _ = tasks_in_flight.start("u", Work.UNPREPARE, fine)
+    next_task, _ = tasks_in_flight.start("u", Work.UNPREPARE, succeed)
     with pytest.raises(DraError):
         await task
     assert tasks_in_flight.log_of(task) == (number, {"claim_uid": "u"})
-    assert await behind == "fine"
+    assert await next_task == "fine"
 
 
-async def test_work_that_nobody_waits_for_ends_silently_whatever_its_end() -> None:
+async def test_a_task_without_waiters_ends_silently_also_if_it_fails() -> None:
     problems: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
     tasks_in_flight = ClaimTasks(Metrics())
@@ -390,12 +396,12 @@ async def test_work_that_nobody_waits_for_ends_silently_whatever_its_end() -> No
 
 
 @pytest.mark.parametrize("grace", [60.0, 0.01])
-async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stop_waits_for_the_grace_period_and_no_longer(grace: float, caplog: pytest.LogCaptureFixture) -> None:
     tasks_in_flight = ClaimTasks(Metrics())
-    go_on = asyncio.Event()
+    resume = asyncio.Event()
 
     async def wait() -> str:
-        await go_on.wait()
+        await resume.wait()
         return "done"
 
     task, _ = tasks_in_flight.start("u", Work.PREPARE, wait)
@@ -404,7 +410,7 @@ async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: py
     await asyncio.sleep(0)
     assert tasks_in_flight.ending
     if grace > 1:
-        go_on.set()
+        resume.set()
         await asyncio.wait_for(ending, 30)
         assert await task == "done"
         assert "unfinished" not in caplog.text
@@ -417,26 +423,26 @@ async def test_an_end_waits_for_its_grace_and_no_longer(grace: float, caplog: py
     assert tasks_in_flight.uids == []
 
 
-async def test_an_end_is_not_held_up_by_what_lets_itself_not_be_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_that_ignores_its_cancellation_does_not_block_a_stop(caplog: pytest.LogCaptureFixture) -> None:
     tasks_in_flight = ClaimTasks(Metrics())
-    go_on = asyncio.Event()
+    resume = asyncio.Event()
 
-    async def stubborn() -> None:
-        while not go_on.is_set():
+    async def ignore_cancellation() -> None:
+        while not resume.is_set():
             with contextlib.suppress(asyncio.CancelledError):
-                await go_on.wait()
+                await resume.wait()
 
-    task, _ = tasks_in_flight.start("u", Work.PREPARE, stubborn)
+    task, _ = tasks_in_flight.start("u", Work.PREPARE, ignore_cancellation)
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
         await tasks_in_flight.end(0.01)
     assert not task.done()
     assert "unfinished work ignores its cancellation: 1 claims" in caplog.text
-    go_on.set()
+    resume.set()
     await task
 
 
-def test_a_fault_of_ours_is_reported_without_its_insides() -> None:
-    mine = DraError("mine")
-    assert as_dra_error(mine) is mine
+def test_an_internal_error_is_reported_without_its_details() -> None:
+    error = DraError("mine")
+    assert as_dra_error(error) is error
     assert str(as_dra_error(KeyError("x"))).startswith("an internal error of the plugin: ")

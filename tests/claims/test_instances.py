@@ -1,4 +1,6 @@
-"""The mark of life of an instance, file by file: who lives, since when, with what; and what is taken away of the dead."""
+"""The lock file of an instance: which instances run, since when, with which records; and which files of dead instances
+are removed.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ SOCKET = OwnedSocket("/x.sock", 1, 2)
 OPENED = 3
 
 
-def a_clock(seconds: Iterator[float]) -> SimpleNamespace:
-    """Of a host that is up for so long at each look; there is no other."""
+def fake_clock(seconds: Iterator[float]) -> SimpleNamespace:
+    """Returns a clock whose readings are ``seconds``, one after the other. The host has no other clock."""
 
     def clock_gettime(clock: int) -> float:
         assert clock == time.CLOCK_BOOTTIME
@@ -40,12 +42,12 @@ def a_clock(seconds: Iterator[float]) -> SimpleNamespace:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module, "time", a_clock(float(s) for s in itertools.count(100)))
+    monkeypatch.setattr(module, "time", fake_clock(float(s) for s in itertools.count(100)))
     return tmp_path / "a" / "processes"
 
 
 @contextlib.contextmanager
-def living(folder: Path) -> Iterator[InstanceLock]:
+def running_lock(folder: Path) -> Iterator[InstanceLock]:
     lock = InstanceLock(folder)
     lock.acquire()
     try:
@@ -54,53 +56,53 @@ def living(folder: Path) -> Iterator[InstanceLock]:
         lock.release()
 
 
-def written(content: bytes, crc: int | None = None) -> bytes:
+def file_content(content: bytes, crc: int | None = None) -> bytes:
     return b"%s\n%08x\n" % (content, zlib.crc32(content) if crc is None else crc)
 
 
 @contextlib.contextmanager
-def locked(path: Path, data: bytes) -> Iterator[None]:
-    """A file that somebody alive has, whatever it holds."""
+def locked_file(path: Path, data: bytes) -> Iterator[None]:
+    """A lock file of a running process with any content."""
     path.write_bytes(data)
     with path.open("rb") as f:
         fcntl.flock(f, fcntl.LOCK_EX)
         yield
 
 
-def test_a_process_lives_from_its_mark_to_its_release(folder: Path) -> None:
-    mine, other = InstanceLock(folder), InstanceLock(folder)
-    assert mine.id.startswith(f"{os.getpid()}-")
-    assert InstanceLock.pid(mine.id) == str(os.getpid())
-    assert (mine.alive(mine.id), other.alive(mine.id)) == (False, False)
+def test_a_process_is_alive_from_the_acquisition_of_its_lock_to_the_release(folder: Path) -> None:
+    lock, other_lock = InstanceLock(folder), InstanceLock(folder)
+    assert lock.id.startswith(f"{os.getpid()}-")
+    assert InstanceLock.pid(lock.id) == str(os.getpid())
+    assert (lock.alive(lock.id), other_lock.alive(lock.id)) == (False, False)
     for _ in range(2):
-        mine.acquire()
-        mine.acquire()
-        assert (mine.alive(mine.id), other.alive(mine.id), other.alive(other.id)) == (True, True, False)
-        assert [(p.name, p.stat().st_mode & 0o777) for p in folder.iterdir()] == [(f"{mine.id}.lock", 0o600)]
-        assert other.alive(mine.id), "asking takes nothing"
-        mine.release()
-        mine.release()
-        assert (mine.alive(mine.id), other.alive(mine.id)) == (False, False)
+        lock.acquire()
+        lock.acquire()
+        assert (lock.alive(lock.id), other_lock.alive(lock.id), other_lock.alive(other_lock.id)) == (True, True, False)
+        assert [(p.name, p.stat().st_mode & 0o777) for p in folder.iterdir()] == [(f"{lock.id}.lock", 0o600)]
+        assert other_lock.alive(lock.id), "a check does not remove the lock"
+        lock.release()
+        lock.release()
+        assert (lock.alive(lock.id), other_lock.alive(lock.id)) == (False, False)
         assert list(folder.iterdir()) == []
 
 
-def test_a_mark_that_somebody_removed_is_given_up_all_the_same(folder: Path) -> None:
-    with living(folder) as mine:
-        (folder / f"{mine.id}.lock").unlink()
-    assert not mine.alive(mine.id)
+def test_a_lock_whose_file_was_removed_can_be_released(folder: Path) -> None:
+    with running_lock(folder) as lock:
+        (folder / f"{lock.id}.lock").unlink()
+    assert not lock.alive(lock.id)
     assert OwnedSocket("/x") == OwnedSocket("/x", 0, 0)
 
 
-def test_what_is_no_id_lives_not(folder: Path) -> None:
-    with living(folder) as mine:
-        other = InstanceLock(folder)
-        assert not other.alive("")
-        assert not other.alive(f"../{folder.name}/{mine.id}")
-        assert not other.alive("1-none")
+def test_an_invalid_id_is_not_alive(folder: Path) -> None:
+    with running_lock(folder) as lock:
+        other_lock = InstanceLock(folder)
+        assert not other_lock.alive("")
+        assert not other_lock.alive(f"../{folder.name}/{lock.id}")
+        assert not other_lock.alive("1-none")
 
 
-def test_others_are_reported_with_what_they_have(folder: Path) -> None:
-    with living(folder) as first, living(folder) as second:
+def test_other_instances_are_reported_with_their_start_and_their_records(folder: Path) -> None:
+    with running_lock(folder) as first, running_lock(folder) as second:
         assert [(o.id, o.since, o.generation) for o in second.others()] == [(first.id, 100.0, 0)]
         first.note_records(OPENED)
         assert [(o.id, o.since, o.generation) for o in second.others()] == [(first.id, 100.0, OPENED)]
@@ -111,83 +113,87 @@ def test_others_are_reported_with_what_they_have(folder: Path) -> None:
     assert InstanceLock(folder).others() == []
 
 
-def test_of_two_that_start_in_one_moment_one_is_the_newest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "time", a_clock(itertools.repeat(5.0)))
-    with living(folder) as first, living(folder) as second:
+def test_exactly_one_of_two_instances_with_equal_start_times_is_the_newest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "time", fake_clock(itertools.repeat(5.0)))
+    with running_lock(folder) as first, running_lock(folder) as second:
         newest = max(first, second, key=lambda p: p.id)
         assert [is_newest(p) for p in (first, second)] == [p is newest for p in (first, second)]
 
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
-def test_a_clock_that_is_set_between_two_starts_makes_no_older_one_the_newest(
+def test_a_change_of_the_clock_between_two_starts_does_not_make_the_older_instance_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
     now = time.time()
-    with living(tmp_path) as first:
+    with running_lock(tmp_path) as first:
         monkeypatch.setattr(time, "time", lambda: now + step)
-        before = time.clock_gettime(time.CLOCK_BOOTTIME)
-        with living(tmp_path) as second:
-            (seen,) = first.others()
-            assert before <= seen.since <= time.clock_gettime(time.CLOCK_BOOTTIME)
+        real_boottime = time.clock_gettime(time.CLOCK_BOOTTIME)
+        with running_lock(tmp_path) as second:
+            (other_instance,) = first.others()
+            assert real_boottime <= other_instance.since <= time.clock_gettime(time.CLOCK_BOOTTIME)
             assert [is_newest(p) for p in (first, second)] == [False, True]
         assert is_newest(first)
 
 
-def test_notes_before_the_mark_write_nothing(folder: Path) -> None:
-    mine = InstanceLock(folder)
-    mine.claim_sockets([SOCKET])
-    mine.note_records(OPENED)
+def test_notes_before_the_acquisition_write_nothing(folder: Path) -> None:
+    lock = InstanceLock(folder)
+    lock.claim_sockets([SOCKET])
+    lock.note_records(OPENED)
     assert not folder.exists()
-    mine.acquire()
+    lock.acquire()
     assert [o.generation for o in InstanceLock(folder).others()] == [OPENED]
-    mine.release()
+    lock.release()
 
 
-def test_the_file_never_shrinks_and_is_reported_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with living(folder) as mine:
-        path = folder / f"{mine.id}.lock"
-        mine.claim_sockets([SOCKET] * 10)
+def test_the_lock_file_never_shrinks_and_its_growth_is_logged_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_lock(folder) as lock:
+        path = folder / f"{lock.id}.lock"
+        lock.claim_sockets([SOCKET] * 10)
         large = path.stat().st_size
-        mine.claim_sockets([])
-        mine.note_records(OPENED)
+        lock.claim_sockets([])
+        lock.note_records(OPENED)
         assert path.stat().st_size == large
         assert [o.generation for o in InstanceLock(folder).others()] == [OPENED]
-        before = path.stat().st_mtime_ns
+        mtime = path.stat().st_mtime_ns
         writes: list[int] = []
-        monkeypatch.setattr(mine, "_write", lambda: writes.append(1))
-        mine.note_records(OPENED)
-        assert (writes, path.stat().st_mtime_ns) == ([], before)
+        monkeypatch.setattr(lock, "_write", lambda: writes.append(1))
+        lock.note_records(OPENED)
+        assert (writes, path.stat().st_mtime_ns) == ([], mtime)
 
 
-def test_of_the_dead_their_sockets_are_reported_and_their_files_go(folder: Path) -> None:
-    with living(folder) as mine, living(folder) as other:
-        other.claim_sockets([SOCKET, OwnedSocket("/y.sock")])
-        copy = (folder / f"{other.id}.lock").read_bytes()
+def test_sockets_of_dead_instances_are_reported_and_their_files_are_removed(folder: Path) -> None:
+    with running_lock(folder) as lock, running_lock(folder) as other_lock:
+        other_lock.claim_sockets([SOCKET, OwnedSocket("/y.sock")])
+        copy = (folder / f"{other_lock.id}.lock").read_bytes()
         (folder / "1-dead.lock").write_bytes(copy)
         for name in (
             "0-dead.lock",
             "z-dead.lock",
             ".2-dead.new",
             ".z-dead.new",
-        ):  # before and after those of the living
+        ):  # before and after those of the running instances
             (folder / name).write_bytes(b"")
         (folder / "precious").write_bytes(b"")
         (folder / "folder.lock").mkdir()
-        with locked(folder / ".3-alive.new", b""):
-            assert mine.reap_dead() == [SOCKET, OwnedSocket("/y.sock")]
+        with locked_file(folder / ".3-alive.new", b""):
+            assert lock.reap_dead() == [SOCKET, OwnedSocket("/y.sock")]
         assert sorted(p.name for p in folder.iterdir()) == sorted(
-            [f"{mine.id}.lock", f"{other.id}.lock", ".3-alive.new", "precious", "folder.lock"]
+            [f"{lock.id}.lock", f"{other_lock.id}.lock", ".3-alive.new", "precious", "folder.lock"]
         )
-        assert mine.reap_dead() == []
+        assert lock.reap_dead() == []
     assert InstanceLock(folder / "nowhere").reap_dead() == []
 
 
-def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_replaced_during_its_removal_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     path = folder / "1-dead.lock"
     path.write_bytes(b"")
 
-    def flock(fd: int, how: int) -> None:
+    def flock(fd: int, operation: int) -> None:
         (folder / "new").write_bytes(b"")
         (folder / "new").rename(path)
 
@@ -197,16 +203,16 @@ def test_a_file_that_is_replaced_while_it_is_buried_stays(folder: Path, monkeypa
     assert path.exists()
 
 
-def test_a_dead_one_is_buried_though_somebody_looks_at_it_just_then(
+def test_a_dead_instance_is_removed_also_if_another_process_checks_it_at_that_moment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks whether it lives has its lock for a moment."""
+    """A process that checks the instance holds its lock for a moment."""
     folder.mkdir(parents=True)
     path = folder / "1-dead.lock"
-    path.write_bytes(written(b'{"sockets": [{"path": "/x"}]}'))
-    with path.open("rb") as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: fcntl.flock(looking, fcntl.LOCK_UN)))
+    path.write_bytes(file_content(b'{"sockets": [{"path": "/x"}]}'))
+    with path.open("rb") as checked_file:
+        fcntl.flock(checked_file, fcntl.LOCK_SH)
+        monkeypatch.setattr(locks, "time", SimpleNamespace(sleep=lambda _: fcntl.flock(checked_file, fcntl.LOCK_UN)))
         assert InstanceLock(folder).reap_dead() == [OwnedSocket("/x")]
     assert not path.exists()
 
@@ -216,38 +222,38 @@ import errno, os, resource, sys
 from pathlib import Path
 from dra_kubeletplugin.claims.instances import InstanceLock
 
-living, looking = (InstanceLock(Path(sys.argv[1])) for _ in range(2))
-living.acquire()
+running, checking = (InstanceLock(Path(sys.argv[1])) for _ in range(2))
+running.acquire()
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 try:
     while True:
         os.dup(0)
 except OSError:
-    print(looking.alive(living.id))
-for look in (looking.others, looking.reap_dead):
+    print(checking.alive(running.id))
+for check in (checking.others, checking.reap_dead):
     try:
-        print(look())
+        print(check())
     except OSError as e:
         print(errno.errorcode[e.errno])
 """
 
 
-def test_where_no_file_is_left_to_open_nobody_is_taken_for_dead_and_nothing_for_gone(tmp_path: Path) -> None:
-    """A driver's library has every file open that the process may have."""
+def test_without_free_file_descriptors_no_instance_is_considered_dead_or_missing(tmp_path: Path) -> None:
+    """A library of the driver has opened as many files as the process may have."""
     command = [sys.executable, "-c", NO_FILE_LEFT, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["True", *["EMFILE"] * 2]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.split() == ["True", *["EMFILE"] * 2]
 
 
-def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cannot_be_read_now(
+def test_an_instance_whose_lock_file_cannot_be_read_is_an_error_and_not_an_instance_without_records(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> bytes:
+    def fail_to_open(path: Path) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with living(folder) as mine:
-        mine.note_records(OPENED)
-        monkeypatch.setattr(module, "_read_checked", full)
+    with running_lock(folder) as lock:
+        lock.note_records(OPENED)
+        monkeypatch.setattr(module, "_read_checked", fail_to_open)
         with pytest.raises(OSError, match="Too many open files"):
             InstanceLock(folder).others()
 
@@ -256,79 +262,83 @@ def test_what_a_living_one_has_open_is_not_taken_for_nothing_where_its_file_cann
     ("data", "since", "generation"),
     [
         (
-            written(b'{"since": 7.5, "generation": 3, "later": 1}'),
+            file_content(b'{"since": 7.5, "generation": 3, "later": 1}'),
             7.5,
             OPENED,
         ),
-        (written(b'{"since": 7.5}') + b"   \nmore", 7.5, 0),
-        (written(b'{"since": 7.5}', 1), 0.0, None),
-        (written(b'{"since": "x"}'), 0.0, None),
-        (written(b"[" * 100_000), 0.0, None),
+        (file_content(b'{"since": 7.5}') + b"   \nmore", 7.5, 0),
+        (file_content(b'{"since": 7.5}', 1), 0.0, None),
+        (file_content(b'{"since": "x"}'), 0.0, None),
+        (file_content(b"[" * 100_000), 0.0, None),
         (b'{"since": 7.5}', 0.0, None),
         (b"", 0.0, None),
     ],
 )
-def test_a_living_one_lives_whatever_its_file_holds(
+def test_a_running_instance_is_alive_whatever_its_file_contains(
     folder: Path, data: bytes, since: float, generation: int | None
 ) -> None:
     folder.mkdir(parents=True)
-    with locked(folder / "1-x.lock", data):
-        (other,) = InstanceLock(folder).others()
-        assert (other.id, other.since, other.generation) == ("1-x", since, generation)
+    with locked_file(folder / "1-x.lock", data):
+        (other_lock,) = InstanceLock(folder).others()
+        assert (other_lock.id, other_lock.since, other_lock.generation) == ("1-x", since, generation)
 
 
-def test_paths_that_are_none_are_no_sockets(folder: Path) -> None:
+def test_invalid_paths_are_no_sockets(folder: Path) -> None:
     folder.mkdir(parents=True)
-    (folder / "1-x.lock").write_bytes(written(b'{"sockets": [{"path": "/a\\u0000b"}, {"path": "/c", "inode": 3}]}'))
+    (folder / "1-x.lock").write_bytes(
+        file_content(b'{"sockets": [{"path": "/a\\u0000b"}, {"path": "/c", "inode": 3}]}')
+    )
     assert InstanceLock(folder).reap_dead() == [OwnedSocket("/c", 0, 3)]
 
 
-@pytest.mark.parametrize("good", [1, 10, 11])
-def test_a_file_within_a_write_is_read_ten_times(folder: Path, good: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("complete_read", [1, 10, 11])
+def test_a_file_that_is_being_written_is_read_at_most_ten_times(
+    folder: Path, complete_read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.mkdir(parents=True)
     path = folder / "1-x.lock"
     reads = 1
-    torn, whole = written(b'{"since": 7.5}', 1), written(b'{"since": 7.5}')
+    incomplete, complete = file_content(b'{"since": 7.5}', 1), file_content(b'{"since": 7.5}')
 
     def sleep(seconds: float) -> None:
         nonlocal reads
         reads += 1
         assert seconds < 0.01
-        if reads == good:
-            path.write_bytes(whole)
+        if reads == complete_read:
+            path.write_bytes(complete)
 
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
-    with locked(path, whole if good == 1 else torn):
-        (other,) = InstanceLock(folder).others()
-    assert other.since == (7.5 if good <= 10 else 0.0)
-    assert reads == (good if good <= 10 else 11)
+    with locked_file(path, complete if complete_read == 1 else incomplete):
+        (other_lock,) = InstanceLock(folder).others()
+    assert other_lock.since == (7.5 if complete_read <= 10 else 0.0)
+    assert reads == (complete_read if complete_read <= 10 else 11)
 
 
 @pytest.mark.parametrize("fault", [BlockingIOError(), FileNotFoundError()])
-def test_a_mark_that_a_cleaner_took_is_made_again(
+def test_a_lock_that_a_cleanup_took_is_acquired_again(
     folder: Path, fault: OSError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
-    def flock(fd: int, how: int) -> None:
+    def flock(fd: int, operation: int) -> None:
         nonlocal calls
         calls += 1
         if calls == 1:
             raise fault
-        fcntl.flock(fd, how)
+        fcntl.flock(fd, operation)
 
     names: dict[str, Any] = {n: getattr(fcntl, n) for n in ("LOCK_EX", "LOCK_SH", "LOCK_NB")}
     monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, **names))
-    with living(folder) as mine:
-        assert InstanceLock(folder).alive(mine.id)
+    with running_lock(folder) as lock:
+        assert InstanceLock(folder).alive(lock.id)
 
 
-def test_a_mark_that_cannot_be_made_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(fd: int, how: int) -> None:
+def test_a_lock_that_cannot_be_acquired_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, operation: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(module, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=1, LOCK_NB=2))
-    mine = InstanceLock(folder)
+    lock = InstanceLock(folder)
     with pytest.raises(OSError, match="Input/output"):
-        mine.acquire()
-    assert not mine.alive(mine.id)
+        lock.acquire()
+    assert not lock.alive(lock.id)

@@ -1,4 +1,6 @@
-"""An instance lives as long as it can touch hardware, is never taken for dead before, and leaves nothing behind."""
+"""An instance is alive as long as it can touch hardware, is never considered dead before, and leaves no files
+behind.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,14 @@ for _ in range(int(sys.argv[2])):
     lock.acquire()
     lock.reap_dead()
     print(lock.id, flush=True)
-    sys.stdin.readline()  # it lives until it has been looked at
+    sys.stdin.readline()  # it stays alive until the test has checked it
     lock.release()
 """
 
 
 @pytest.mark.full
 @pytest.mark.crash
-def test_of_400_starts_beside_a_cleaner_none_is_taken_for_dead(tmp_path: Path) -> None:
+def test_none_of_400_starts_next_to_a_cleanup_is_considered_dead(tmp_path: Path) -> None:
     cleaner, stop = InstanceLock(tmp_path), threading.Event()
     cleaner.acquire()
 
@@ -83,27 +85,27 @@ def test_of_400_starts_beside_a_cleaner_none_is_taken_for_dead(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-class Holding(Driver):
-    """A vendor's library that blocks in prepare, in a thread that nobody can stop."""
+class BlockingDriver(Driver):
+    """A vendor's library that blocks in prepare, in a thread that cannot be stopped."""
 
     name = "holding.example.com"
-    inside = threading.Event()
+    entered = threading.Event()
     go = threading.Event()
 
     def devices(self) -> list[Device]:
         return [Device("h-0")]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
-        self.inside.set()
-        self.go.wait(110)  # longer than its test may take
+        self.entered.set()
+        self.go.wait(110)  # longer than the test timeout
         return [d.prepared() for d in claim.devices]
 
 
-async def test_the_mark_of_life_lasts_until_the_last_thread_has_left_the_hardware() -> None:
-    async with node_with(Holding, shutdown_grace_period=0.1) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "h-0"}])
-        call = asyncio.create_task(prepare_call(node, ref(found)))
-        assert await asyncio.to_thread(Holding.inside.wait, 60)
+async def test_the_lock_is_held_until_the_last_thread_has_left_the_hardware() -> None:
+    async with node_with(BlockingDriver, shutdown_grace_period=0.1) as node:
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "h-0"}])
+        call = asyncio.create_task(prepare_call(node, ref(claim)))
+        assert await asyncio.to_thread(BlockingDriver.entered.wait, 60)
         id, folder = node.plugin.process.id, node.plugin.process.folder
         await node.stop()
         await asyncio.gather(call, return_exceptions=True)
@@ -111,17 +113,19 @@ async def test_the_mark_of_life_lasts_until_the_last_thread_has_left_the_hardwar
         assert other.alive(id)
         assert other.reap_dead() == []
         assert other.alive(id)
-        Holding.go.set()
+        BlockingDriver.go.set()
         await wait_until(lambda: not other.alive(id))
         assert list(folder.iterdir()) == []
         await node.start()
-        # What was left half done is undone, and the claim can be prepared.
-        answer = await prepare_call(node, ref(found))
-        assert answer.claims[found["metadata"]["uid"]].error == ""
+        # The interrupted prepare is rolled back, and the claim can be prepared.
+        response = await prepare_call(node, ref(claim))
+        assert response.claims[claim["metadata"]["uid"]].error == ""
 
 
 def is_ending(pid: int) -> bool:
-    """Whether the kernel has begun to end a process: its threads do nothing more, and its locks go before we are told of it."""
+    """Returns whether the kernel has begun to end a process. Its threads do nothing more, and its locks are released
+    before the test sees the exit.
+    """
     try:
         flags = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6]
     except (FileNotFoundError, ProcessLookupError):
@@ -130,52 +134,52 @@ def is_ending(pid: int) -> bool:
 
 
 @pytest.mark.crash
-async def test_dra_run_keeps_its_mark_while_a_thread_is_in_the_hardware_and_leaves_none_at_its_end(
+async def test_dra_run_holds_its_lock_while_a_thread_is_in_the_hardware_and_removes_it_at_its_end(
     tmp_path: Path,
 ) -> None:
     async with node_harness(tmp_path) as b:
         process = await b.start(SHUTDOWN_GRACE_PERIOD="1s")
-        held = b.hold_prepare()
+        hold_file = b.hold_prepare()
         await b.apply_pod("pod")
-        await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
+        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
         folder = b.node.kubelet_root / "plugins" / DRIVER / "processes"
         other = InstanceLock(folder)
-        (mark,) = folder.iterdir()
-        id = mark.name.removesuffix(".lock")
+        (lock_file,) = folder.iterdir()
+        id = lock_file.name.removesuffix(".lock")
         process.send_signal(signal.SIGTERM)
         while process.returncode is None:
             assert other.alive(id) or is_ending(process.pid)
             await asyncio.sleep(0.01)
         assert not other.alive(id)
-        held.unlink()
+        hold_file.unlink()
         b.plugins.clear()
         await b.start()
-        assert not mark.exists()
+        assert not lock_file.exists()
         await b.cluster.wait_running("pod")
         b.check_quiet()
 
 
-# --- odd files beside the marks ---------------------------------------------------------------------
+# --- malformed files next to the lock files ---------------------------------------------------------
 
 
-def write(data: bytes) -> Callable[[Path], None]:
+def writer_of(data: bytes) -> Callable[[Path], None]:
     return lambda path: path.write_bytes(data) and None  # type: ignore[func-returns-value]
 
 
-def deep(path: Path) -> None:
+def write_nested(path: Path) -> None:
     path.write_bytes(b'{"sockets":' + b"[" * 50_000)
 
 
-ODD: dict[str, Callable[[Path], None]] = {
-    "empty": write(b""),
-    "not JSON": write(b"\xff\xfe{"),
-    "a list": write(b"[]"),
-    "wrong types": write(b'{"since": "x", "records": 5, "sockets": 7}'),
-    "a socket without a path": write(b'{"sockets": [{}]}'),
-    "a path with a NUL": write(b'{"sockets": [{"path": "a\\u0000b"}]}'),
-    "a path that is too long": write(b'{"sockets": [{"path": "/' + b"x" * 300 + b'"}]}'),
-    "somebody's file": write(b'{"sockets": [{"path": "/etc/hostname"}, {"path": "/etc"}]}'),
-    "nested without end": deep,
+MALFORMED: dict[str, Callable[[Path], None]] = {
+    "empty": writer_of(b""),
+    "not JSON": writer_of(b"\xff\xfe{"),
+    "a list": writer_of(b"[]"),
+    "wrong types": writer_of(b'{"since": "x", "records": 5, "sockets": 7}'),
+    "a socket without a path": writer_of(b'{"sockets": [{}]}'),
+    "a path with a NUL": writer_of(b'{"sockets": [{"path": "a\\u0000b"}]}'),
+    "a path that is too long": writer_of(b'{"sockets": [{"path": "/' + b"x" * 300 + b'"}]}'),
+    "a file of another program": writer_of(b'{"sockets": [{"path": "/etc/hostname"}, {"path": "/etc"}]}'),
+    "nested without end": write_nested,
     "a directory": lambda path: path.mkdir(),
     "a pipe": os.mkfifo,
     "a link to nothing": lambda path: path.symlink_to("/nonexistent/x"),
@@ -183,17 +187,17 @@ ODD: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", ["1-deadbeef.lock", "x.lock", ".1-deadbeef.new", "notes.txt"])
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-async def test_malformed_files_beside_the_marks_end_no_start_and_are_nobody_s_life(
-    odd: Callable[[Path], None], name: str, tmp_path: Path
+@pytest.mark.parametrize("write_malformed", MALFORMED.values(), ids=MALFORMED)
+async def test_malformed_files_next_to_the_lock_files_stop_no_start_and_are_no_instances(
+    write_malformed: Callable[[Path], None], name: str, tmp_path: Path
 ) -> None:
-    odd(tmp_path / name)
+    write_malformed(tmp_path / name)
     lock = InstanceLock(tmp_path)
     lock.acquire()
     from dra_kubeletplugin.plugin.grpc.sockets import remove_stale
 
-    for left in lock.reap_dead():
-        assert not remove_stale(Path(left.path), left.device or None, left.inode or None)
+    for socket_left in lock.reap_dead():
+        assert not remove_stale(Path(socket_left.path), socket_left.device or None, socket_left.inode or None)
     assert lock.others() == []
     assert is_newest(lock)
     assert not lock.alive(name.removesuffix(".lock"))
@@ -201,7 +205,7 @@ async def test_malformed_files_beside_the_marks_end_no_start_and_are_nobody_s_li
     lock.release()
 
 
-def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path) -> None:
+def test_a_reader_gets_a_complete_file_however_often_it_is_written(tmp_path: Path) -> None:
     lock, other = InstanceLock(tmp_path), InstanceLock(tmp_path)
     lock.acquire()
     lock.note_records(1)
@@ -216,9 +220,9 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
         thread.start()
     try:
         for _ in range(500):
-            (seen,) = other.others()
-            assert seen.generation == 1
-            assert seen.since > 0
+            (other_instance,) = other.others()
+            assert other_instance.generation == 1
+            assert other_instance.since > 0
     finally:
         stop.set()
         for thread in threads:
@@ -226,59 +230,66 @@ def test_what_a_reader_finds_is_whole_however_often_it_is_written(tmp_path: Path
         lock.release()
 
 
-def test_a_note_that_is_written_while_the_mark_goes_is_written_into_no_other_file(
+def test_a_note_during_the_release_of_the_lock_is_written_to_no_other_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock, other = InstanceLock(tmp_path), tmp_path / "records.journal"
     lock.acquire()
     opened: list[int] = []
 
-    def go() -> None:
+    def release_and_open() -> None:
         lock.release()
-        opened.append(os.open(other, os.O_RDWR | os.O_CREAT))  # the lowest number that is free: that of the mark
+        opened.append(
+            os.open(other, os.O_RDWR | os.O_CREAT)
+        )  # the lowest free descriptor, which was that of the lock file
 
-    going, crc32 = threading.Thread(target=go), zlib.crc32
+    release_thread, crc32 = threading.Thread(target=release_and_open), zlib.crc32
 
-    def meanwhile(data: bytes) -> int:
+    def release_during_crc(data: bytes) -> int:
         monkeypatch.undo()
-        going.start()
-        going.join(0.2)  # it waits, or is done
+        release_thread.start()
+        release_thread.join(0.2)  # it waits, or has ended
         return crc32(data)
 
-    monkeypatch.setattr(zlib, "crc32", meanwhile)
+    monkeypatch.setattr(zlib, "crc32", release_during_crc)
     lock.note_records(1)
-    going.join()
+    release_thread.join()
     os.close(opened[0])
     assert other.read_bytes() == b""
-    lock.claim_sockets([])  # and nothing after it
+    lock.claim_sockets([])  # and no later note
     assert list(tmp_path.iterdir()) == [other]
 
 
-async def test_hidden_sockets_and_sockets_of_the_killed_go_and_those_of_the_living_stay() -> None:
-    async with node_with(Holding) as node:
-        living = node.plugin.process.id
+async def test_sockets_of_killed_instances_are_removed_and_those_of_running_instances_stay() -> None:
+    async with node_with(BlockingDriver) as node:
+        instance_id = node.plugin.process.id
         await node.stop()
         folder, registry = node.settings.plugin_dir, node.settings.registry_dir
-        dead = InstanceLock(folder / "processes")
-        dead.acquire()
-        alive = InstanceLock(folder / "processes")
-        alive.acquire()
-        names = [folder / f".{dead.id}a", registry / f".{dead.id}b", folder / f".{living}a", folder / "left.sock"]
-        kept = [folder / f".{alive.id}a", registry / f".{alive.id}b", folder / "theirs.sock"]
-        for path in names + kept:
+        dead_lock = InstanceLock(folder / "processes")
+        dead_lock.acquire()
+        running_lock = InstanceLock(folder / "processes")
+        running_lock.acquire()
+        removed_paths = [
+            folder / f".{dead_lock.id}a",
+            registry / f".{dead_lock.id}b",
+            folder / f".{instance_id}a",
+            folder / "left.sock",
+        ]
+        kept_paths = [folder / f".{running_lock.id}a", registry / f".{running_lock.id}b", folder / "theirs.sock"]
+        for path in removed_paths + kept_paths:
             with socket.socket(socket.AF_UNIX) as s:
                 s.bind(os.fsencode(path))
         info = (folder / "left.sock").stat()
-        dead.claim_sockets(
+        dead_lock.claim_sockets(
             [
                 OwnedSocket(str(folder / "left.sock"), info.st_dev, info.st_ino),
                 OwnedSocket(str(folder / "theirs.sock"), 1, 1),
             ]
         )
-        os.close(dead._fd)  # as the kernel does for a killed process
+        os.close(dead_lock._fd)  # as the kernel does for a killed process
         await node.start()
-        assert [p.name for p in names if p.exists()] == []
-        assert [p.name for p in kept if not p.exists()] == []
-        for path in kept:
+        assert [p.name for p in removed_paths if p.exists()] == []
+        assert [p.name for p in kept_paths if not p.exists()] == []
+        for path in kept_paths:
             path.unlink()
-        alive.release()
+        running_lock.release()

@@ -1,4 +1,4 @@
-"""The claim manager as a whole: its start and close, its background tasks, and what readiness and metrics show."""
+"""The claim manager as a whole: its start and close, its background tasks, and its readiness, notes and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dra_kubeletplugin.claims.manager import _notes_of
 from dra_kubeletplugin.claims.record import UnreadableRecord
 from dra_kubeletplugin.claims.store.records import RECOVER
 from dra_kubeletplugin.errors import DeviceUnhealthyError, DraError, DriverError, RecordsError
-from tests.claims.test_engine_steps import Plain, Undoing
+from tests.claims.test_engine_steps import BlockingDriver, PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.waiting import wait_until
@@ -23,61 +23,61 @@ from tests.helpers.waiting import wait_until
 # --- start and close ---------------------------------------------------------------------------------------
 
 
-async def test_a_start_rolls_back_what_a_crash_left_without_the_api_server_and_reports_it(
+async def test_a_start_rolls_back_the_remains_of_a_crash_without_the_api_server_and_reports_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     api = FakeApiServer()
-    async with running_manager(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
         assert "reconciled at start" not in caplog.text
-        assert not isinstance(await one.prepare(api.allocate("p", "p", "d-1", DRIVER)), DraError)
+        assert not isinstance(await manager.prepare(api.allocate("p", "p", "d-1", DRIVER)), DraError)
         record = Record("a", "ns", "a", State.PREPARING, "boot", "1-deadbeef", {"devices": []})
-        await one.claims.store.do(lambda records: records.insert(record))
+        await manager.claims.store.do(lambda records: records.insert(record))
     api.claims.clear()
-    async with running_manager(tmp_path, Plain(), api) as one:
-        assert await one.records() == {"p": "Prepared"}
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        assert await manager.records() == {"p": "Prepared"}
         assert [r.getMessage() for r in caplog.records if "reconciled" in r.msg] == [
             "reconciled at start: rolled back: 1"
         ]
-        assert one.claims.reconciler._gone_since == {}, "the API server was not asked"
-        assert one.changes == 1
+        assert manager.claims.reconciler._gone_since == {}, "no request was sent to the API server"
+        assert manager.changes == 1
 
 
 async def test_a_close_ends_the_work_of_the_start_and_closes_the_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_START_TIMEOUT", 0.01)
-    one = RunningManager(tmp_path, Plain(), FakeApiServer(), "boot")
-    ended = asyncio.Event()
+    manager = RunningManager(tmp_path, PlainDriver(), FakeApiServer(), "boot")
+    has_ended = asyncio.Event()
 
     async def hangs(**_: Any) -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            ended.set()
+            has_ended.set()
 
-    monkeypatch.setattr(one.claims.reconciler, "once", hangs)
-    await one.open()
-    assert await one.claims.store.all() == []
-    assert one.claims.store.journal.file is not None
-    await one.close()
-    await asyncio.wait_for(ended.wait(), 30)
-    assert one.claims.store.journal.file is None
+    monkeypatch.setattr(manager.claims.reconciler, "once", hangs)
+    await manager.open()
+    assert await manager.claims.store.all() == []
+    assert manager.claims.store.journal.file is not None
+    await manager.close()
+    await asyncio.wait_for(has_ended.wait(), 30)
+    assert manager.claims.store.journal.file is None
     with pytest.raises(RecordsError):
-        await one.claims.store.all()
+        await manager.claims.store.all()
 
 
-@pytest.mark.parametrize(("policy", "refused"), [("refuse", True), ("warn", False)])
+@pytest.mark.parametrize(("policy", "is_refused"), [("refuse", True), ("warn", False)])
 async def test_the_policy_decides_whether_an_unhealthy_device_is_prepared(
-    tmp_path: Path, policy: str, refused: bool
+    tmp_path: Path, policy: str, is_refused: bool
 ) -> None:
     api = FakeApiServer()
-    async with running_manager(tmp_path, Plain(), api, unhealthy_policy=policy) as one:
-        one.inventory.healthy = lambda name, pool: False  # type: ignore[method-assign,assignment]
-        one.inventory.unhealthy_reason = lambda name, pool: "hot"  # type: ignore[method-assign,assignment]
-        answer = await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        assert isinstance(answer, DeviceUnhealthyError) is refused
-        admin = await one.prepare(api.allocate("b", "b", "d-1", DRIVER, adminAccess=True))
+    async with running_manager(tmp_path, PlainDriver(), api, unhealthy_policy=policy) as manager:
+        manager.inventory.healthy = lambda name, pool: False  # type: ignore[method-assign,assignment]
+        manager.inventory.unhealthy_reason = lambda name, pool: "hot"  # type: ignore[method-assign,assignment]
+        response = await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        assert isinstance(response, DeviceUnhealthyError) is is_refused
+        admin = await manager.prepare(api.allocate("b", "b", "d-1", DRIVER, adminAccess=True))
         assert not isinstance(admin, DraError)
 
 
@@ -85,45 +85,45 @@ async def test_the_policy_decides_whether_an_unhealthy_device_is_prepared(
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_RECOVER_CHECK", 600.0)
     monkeypatch.setattr(module, "_RECOVER_RETRY", (0.001, 0.004))
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("short_pauses")
 async def test_recovery_is_retried_with_growing_pauses_and_waits_for_the_next_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with running_manager(tmp_path, Plain()) as one:
-        script: list[Any] = [False, RecordsError("the disk is full"), False, False, True]
+    async with running_manager(tmp_path, PlainDriver()) as manager:
+        results: list[Any] = [False, RecordsError("the disk is full"), False, False, True]
         pauses: list[float] = []
         sleep, calls = asyncio.sleep, []
 
         async def once() -> bool:
             calls.append(1)
-            found = script.pop(0) if script else True
-            if isinstance(found, Exception):
-                raise found
-            return bool(found)
+            result = results.pop(0) if results else True
+            if isinstance(result, Exception):
+                raise result
+            return bool(result)
 
-        async def slept(seconds: float) -> None:
+        async def record_pause(seconds: float) -> None:
             if seconds in {0.001, 0.002, 0.004, 0.008}:
                 pauses.append(seconds)
             await sleep(0)
 
-        monkeypatch.setattr(one.claims.recovery, "once", once)
-        one.claims.store.opened.clear()
-        task = asyncio.create_task(one.claims._keep_recovering())
+        monkeypatch.setattr(manager.claims.recovery, "once", once)
+        manager.claims.store.opened.clear()
+        task = asyncio.create_task(manager.claims._keep_recovering())
         await asyncio.sleep(0.02)
-        assert calls == [], "it waits for an opening"
-        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": slept}))
-        one.claims.store.opened.set()
+        assert calls == [], "recovery waits for an opening"
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record_pause}))
+        manager.claims.store.opened.set()
         await wait_until(lambda: len(calls) == 5)
         await sleep(0.02)
         assert (len(calls), pauses) == (5, [0.001, 0.002, 0.004, 0.004])
         assert caplog.text.count("recovery failed and is retried: the disk is full") == 1
-        script[:] = [False]
-        one.claims.store.opened.set()
+        results[:] = [False]
+        manager.claims.store.opened.set()
         await wait_until(lambda: len(calls) == 7)
         assert pauses[4:] == [0.001], "the first pause again after a success"
         assert not task.done()
@@ -131,18 +131,18 @@ async def test_recovery_is_retried_with_growing_pauses_and_waits_for_the_next_op
         await asyncio.wait([task])
 
 
-async def test_recovery_that_another_instance_left_undone_is_found_without_an_opening(
+async def test_an_unfinished_recovery_of_another_instance_is_detected_without_an_opening(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RECOVER_CHECK", 0.001)
-    async with running_manager(tmp_path, Plain()) as one:
-        task = asyncio.create_task(one.claims._keep_recovering())
-        await one.claims.store.do(lambda records: records.set_meta(RECOVER, "pending"))
+    async with running_manager(tmp_path, PlainDriver()) as manager:
+        task = asyncio.create_task(manager.claims._keep_recovering())
+        await manager.claims.store.do(lambda records: records.set_meta(RECOVER, "pending"))
 
-        async def recovered() -> bool:
-            return not await one.claims.store.recovering()
+        async def is_recovered() -> bool:
+            return not await manager.claims.store.recovering()
 
-        await wait_until(recovered)
+        await wait_until(is_recovered)
         task.cancel()
         await asyncio.wait([task])
 
@@ -151,10 +151,10 @@ async def test_a_removed_journal_is_written_again_while_the_plugin_is_idle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_CHECK_INTERVAL", 0.001)
-    async with running_manager(tmp_path, Plain()) as one:
-        path = one.settings.records_path
+    async with running_manager(tmp_path, PlainDriver()) as manager:
+        path = manager.settings.records_path
         assert path.exists()
-        task = asyncio.create_task(one.claims._keep_checking_file())
+        task = asyncio.create_task(manager.claims._keep_checking_file())
         for _ in range(2):
             path.unlink()
             await wait_until(path.exists)
@@ -163,8 +163,8 @@ async def test_a_removed_journal_is_written_again_while_the_plugin_is_idle(
 
 
 async def test_each_background_task_is_started_by_its_name(tmp_path: Path) -> None:
-    async with running_manager(tmp_path, Plain(), reconcile_interval=600.0) as one:
-        tasks = {name: asyncio.ensure_future(run()) for name, run in one.claims.background().items()}
+    async with running_manager(tmp_path, PlainDriver(), reconcile_interval=600.0) as manager:
+        tasks = {name: asyncio.ensure_future(run()) for name, run in manager.claims.background().items()}
         await asyncio.sleep(0.02)
         assert sorted(tasks) == ["alerts", "device status", "reconciler", "records", "recovery", "rollbacks"]
         assert not [name for name, task in tasks.items() if task.done()]
@@ -173,34 +173,34 @@ async def test_each_background_task_is_started_by_its_name(tmp_path: Path) -> No
         await asyncio.wait(tasks.values())
 
 
-# --- what is shown -----------------------------------------------------------------------------------------
+# --- readiness, notes and metrics --------------------------------------------------------------------------
 
 
 async def test_the_metrics_count_prepared_claims_and_show_whether_the_records_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = FakeApiServer()
-    async with running_manager(tmp_path, Plain(), api) as one:
-        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        await one.claims.measure()
-        assert b"dra_prepared_claims 1.0" in one.metrics.text()
-        assert b"dra_records_healthy 1.0" in one.metrics.text()
-        one.claims.store.fault = "the disk is full"
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        await manager.claims.measure()
+        assert b"dra_prepared_claims 1.0" in manager.metrics.text()
+        assert b"dra_records_healthy 1.0" in manager.metrics.text()
+        manager.claims.store.fault = "the disk is full"
 
         async def fails() -> int:
             raise RecordsError("the disk is full")
 
-        monkeypatch.setattr(one.claims.store, "prepared", fails)
-        await one.claims.measure()
-        assert b"dra_prepared_claims 1.0" in one.metrics.text()
-        assert b"dra_records_healthy 0.0" in one.metrics.text()
+        monkeypatch.setattr(manager.claims.store, "prepared", fails)
+        await manager.claims.measure()
+        assert b"dra_prepared_claims 1.0" in manager.metrics.text()
+        assert b"dra_records_healthy 0.0" in manager.metrics.text()
 
 
 async def test_a_fault_is_shown_until_a_test_of_the_disk_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_manager(tmp_path, Plain()) as one:
-        claims = one.claims
+    async with running_manager(tmp_path, PlainDriver()) as manager:
+        claims = manager.claims
         assert await claims.faults() == []
         with monkeypatch.context() as patch:
             patch.setattr(module, "_PROBE_TIMEOUT", 0.01)
@@ -210,19 +210,19 @@ async def test_a_fault_is_shown_until_a_test_of_the_disk_succeeds(
             assert await claims.faults() == ["records", "recovery", "files"]
         claims.store.fault, claims.files.fault = "records", "files"
 
-        async def tested() -> bool:
+        async def is_tested() -> bool:
             return await claims.faults() == ["recovery"]
 
-        await wait_until(tested)
+        await wait_until(is_tested)
 
 
-async def test_the_notes_are_those_of_every_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    api, driver = FakeApiServer(), Undoing()
-    async with running_manager(tmp_path, driver, api) as one:
-        claims, ref = one.claims, api.allocate("a", "a", "d-0", DRIVER)
-        await one.prepare(ref)
+async def test_the_notes_contain_the_faults_of_every_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, driver = FakeApiServer(), BlockingDriver()
+    async with running_manager(tmp_path, driver, api) as manager:
+        claims, ref = manager.claims, api.allocate("a", "a", "d-0", DRIVER)
+        await manager.prepare(ref)
         driver.fault["unprepare"] = DriverError("the card does not answer")
-        assert isinstance(await one.unprepare(ref), DraError)
+        assert isinstance(await manager.unprepare(ref), DraError)
         assert [n.partition(" (UID")[0] for n in await claims.notes()] == ["claim ns/a"]
         claims.store.journal.report.append("repaired")
         claims.recovery.report.append("recovered")
@@ -250,9 +250,9 @@ def test_at_most_twenty_failing_rollbacks_are_listed(failing: int) -> None:
         assert notes[1] == "claim ns/c (UID u0) cannot be rolled back and keeps its devices (tried 1 time): e"
 
 
-async def test_the_snapshot_and_the_held_devices_are_those_of_the_records(tmp_path: Path) -> None:
+async def test_the_snapshot_and_the_held_devices_match_the_records(tmp_path: Path) -> None:
     api = FakeApiServer()
-    async with running_manager(tmp_path, Plain(), api) as one:
-        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        assert [(c.name, c.state) for c in (await one.claims.snapshot()).claims] == [("a", "prepared")]
-        assert list(await one.claims.held()) == [("node", "d-0")]
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
+        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        assert [(c.name, c.state) for c in (await manager.claims.snapshot()).claims] == [("a", "prepared")]
+        assert list(await manager.claims.held()) == [("node", "d-0")]

@@ -1,4 +1,4 @@
-"""A driver that describes its devices for programs in containers, and forgot to switch the files on."""
+"""A driver returns device metadata for containers, but its metadata files are not enabled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_metadata_that_no_container_gets_is_reported_once(caplog: pytest.L
     async with node_with(Forgetful) as node:
         await node.run_pod("a")
         await node.run_pod("b")
-    told = [r.getMessage() for r in caplog.records if "returned metadata of devices" in r.getMessage()]
-    assert told == [
+    warnings = [r.getMessage() for r in caplog.records if "returned metadata of devices" in r.getMessage()]
+    assert warnings == [
         "prepare() returned metadata of devices, but containers do not get it: set metadata = True in class Forgetful"
     ]

@@ -1,4 +1,6 @@
-"""Later news of a prepared claim's devices: on record, in the file that containers have open, and never twice or backwards."""
+"""Updates of a prepared claim's metadata: in the record and in the file that containers have open. The generation
+increases by one with each update.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,13 @@ from tests.helpers.waiting import wait_until
 ETH = NetworkData(interface_name="eth1", ips=["10.0.0.2/24"], hardware_address="02:00:00:00:00:01")
 
 
-def told(r: RunningManager, request: str) -> Document:
+def read_document(r: RunningManager, request: str) -> Document:
     return decode(path(r, request).read_bytes(), path(r, request))
 
 
-async def test_news_reach_who_has_the_file_open_and_its_generation_grows_by_one(tmp_path: Path) -> None:
+async def test_an_update_reaches_a_container_with_the_file_open_and_increases_the_generation_by_one(
+    tmp_path: Path,
+) -> None:
     async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
         await r.prepare(claim(r.api))
         with path(r, "net").open("rb") as mounted:  # a container has the inode, not the name
@@ -57,39 +61,37 @@ async def test_news_reach_who_has_the_file_open_and_its_generation_grows_by_one(
                 "eth1",
             )
             assert path(r, "net").read_bytes() == os.pread(mounted.fileno(), 1 << 20, 0)
-        assert told(r, "acc").generation == 1, "another request's reader is not woken"
-        assert await driver.update_metadata(UID, "net", attributes={"speed": 100}) == 4, "nothing new"
+        assert read_document(r, "acc").generation == 1, "a reader of another request gets no event"
+        assert await driver.update_metadata(UID, "net", attributes={"speed": 100}) == 4, "an update without a change"
         assert not path(r, "net").read_bytes().endswith(b"\n\n")
 
 
-async def test_news_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) -> None:
+async def test_updates_survive_a_restart_and_a_repeated_prepare(tmp_path: Path) -> None:
     api = FakeApiServer()
     async with running_manager(tmp_path, Net(), api) as r:
         ref = claim(api)
         await r.prepare(ref)
         await r.driver.update_metadata(UID, "acc", attributes={"x": 1}, device="d-2")
-        before = path(r, "acc").read_bytes()
+        content = path(r, "acc").read_bytes()
     async with running_manager(tmp_path, Net(), api) as r:
         assert not isinstance(await r.prepare(ref), DraError)
-        assert path(r, "acc").read_bytes() == before
+        assert path(r, "acc").read_bytes() == content
         assert await r.driver.update_metadata(UID, "acc", attributes={"x": 2}, device="node/d-2") == 3
-        assert [d.attributes.get("x") for d in told(r, "acc").devices] == [None, 2]
-        assert r.claims.files.are_intact((await r.claims.store.all())[0]), "the note tells it too"
+        assert [d.attributes.get("x") for d in read_document(r, "acc").devices] == [None, 2]
+        assert r.claims.files.are_intact((await r.claims.store.all())[0]), "the note contains the update"
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("point", POINTS)
-async def test_killed_in_an_update_record_and_file_state_the_same_after_the_next_start(
-    tmp_path: Path, point: str
-) -> None:
+async def test_after_a_kill_in_an_update_and_a_restart_record_and_file_are_equal(tmp_path: Path, point: str) -> None:
     api = FakeApiServer()
     ref = claim(api)
     async with running_manager(tmp_path, Net(), api) as r:
         await r.prepare(ref)
-    seen = 1
+    generation = 1
     with path(r, "net").open("rb") as mounted:
 
-        def container() -> Document:
+        def read_in_container() -> Document:
             return decode(os.pread(mounted.fileno(), 1 << 20, 0), Path("mounted"))
 
         for number in (50, 59) if "room" in point else (50, 5):  # the file grows, and shrinks
@@ -98,98 +100,106 @@ async def test_killed_in_an_update_record_and_file_state_the_same_after_the_next
                 env={**os.environ, "KILL_AT": point},
                 cwd=Path(__file__).parents[2],
             )
-            assert await process.wait() == -signal.SIGKILL, "it never got there"
+            assert await process.wait() == -signal.SIGKILL, "the process was not killed at the point"
             if point != "update: half the file":
-                assert seen <= container().generation <= seen + 1
+                assert generation <= read_in_container().generation <= generation + 1
             async with running_manager(tmp_path, Net(), api) as r:
                 await wait_until(lambda: not r.claims.tasks.uids)
                 (record,) = await r.claims.store.all()
                 assert r.claims.files.are_intact(record)
-                assert seen <= container().generation <= seen + 1
-                seen += 1
+                assert generation <= read_in_container().generation <= generation + 1
+                generation += 1
                 assert (
                     await r.driver.update_metadata(UID, "net", attributes={"number": number, "text": "z" * number}) > 1
                 )
-                seen = container().generation
-                assert container().devices[0].attributes["text"] == "z" * number
+                generation = read_in_container().generation
+                assert read_in_container().devices[0].attributes["text"] == "z" * number
     async with running_manager(tmp_path, Net(), api) as r:
         assert await r.unprepare(ref) == ()
         assert list(r.settings.cdi_root.iterdir()) == []
         assert [p for p in (r.settings.plugin_dir / "dra-device-metadata").rglob("*") if not p.is_dir()] == []
 
 
-async def test_two_instances_and_many_tasks_lose_no_update_and_no_generation_falls(tmp_path: Path) -> None:
+async def test_two_instances_and_many_tasks_lose_no_update_and_the_generation_never_decreases(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = claim(api)
-    async with running_manager(tmp_path, Net(), api) as old, running_manager(tmp_path, Net(), api) as new:
-        await old.prepare(ref)
+    async with (
+        running_manager(tmp_path, Net(), api) as old_manager,
+        running_manager(tmp_path, Net(), api) as new_manager,
+    ):
+        await old_manager.prepare(ref)
         generations: list[int] = []
-        done = asyncio.Event()
+        is_done = asyncio.Event()
 
-        async def look() -> None:
-            while not done.is_set():
-                data = path(old, "net").read_bytes()
-                if document := decode_whole(data, path(old, "net")):  # as a reader: a write half done is read again
+        async def read_generations() -> None:
+            while not is_done.is_set():
+                data = path(old_manager, "net").read_bytes()
+                if document := decode_whole(data, path(old_manager, "net")):  # a reader reads a half-written file again
                     generations.append(document.generation)
                 await asyncio.sleep(0)
 
-        looking = asyncio.create_task(look())
+        reader_task = asyncio.create_task(read_generations())
         updates = [
-            r.driver.update_metadata(UID, "net", attributes={f"{who}{i}": i})
+            r.driver.update_metadata(UID, "net", attributes={f"{prefix}{i}": i})
             for i in range(10)
-            for who, r in (("o", old), ("n", new))
+            for prefix, r in (("o", old_manager), ("n", new_manager))
         ] + [
-            r.driver.update_metadata(UID, "acc", attributes={who: 1}, device="d-1")
-            for who, r in (("o", old), ("n", new))
+            r.driver.update_metadata(UID, "acc", attributes={prefix: 1}, device="d-1")
+            for prefix, r in (("o", old_manager), ("n", new_manager))
         ]
         await asyncio.gather(*updates)
-        done.set()
-        await looking
+        is_done.set()
+        await reader_task
         assert generations
         assert generations == sorted(generations)
-        (device,) = told(new, "net").devices
+        (device,) = read_document(new_manager, "net").devices
         assert (device.generation, len(device.attributes)) == (21, 21)
-        assert (told(new, "acc").generation, set(told(new, "acc").devices[0].attributes)) == (3, {"text", "o", "n"})
+        assert (
+            read_document(new_manager, "acc").generation,
+            set(read_document(new_manager, "acc").devices[0].attributes),
+        ) == (3, {"text", "o", "n"})
 
 
-async def test_an_update_during_prepare_waits_for_it_and_one_within_is_reported_with_what_to_do(tmp_path: Path) -> None:
-    class Busy(Net):
-        go_on, inside = asyncio.Event(), True
+async def test_an_update_during_prepare_waits_for_it_and_an_update_within_prepare_is_an_error_with_the_next_step(
+    tmp_path: Path,
+) -> None:
+    class BlockingNet(Net):
+        resume, is_inside = asyncio.Event(), True
 
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            if self.inside:
+            if self.is_inside:
                 await self.update_metadata(claim, "net", network_data=ETH)
-            await self.go_on.wait()
+            await self.resume.wait()
             return await super().prepare(claim)
 
     api = FakeApiServer()
     ref = claim(api)
-    driver = Busy()
+    driver = BlockingNet()
     async with running_manager(tmp_path, driver, api, call_timeout=1) as r:
-        while isinstance(refused := await r.prepare(ref), StillWorkingError):
+        while isinstance(error := await r.prepare(ref), StillWorkingError):
             pass
-        assert "claim uid-1 has had other work in flight for more than 0.5 s" in str(refused)
-        assert "do not await update_metadata() in prepare" in str(refused)
+        assert "claim uid-1 has had other work in flight for more than 0.5 s" in str(error)
+        assert "do not await update_metadata() in prepare" in str(error)
         await wait_until(lambda: not r.claims.tasks.uids)
-    driver.inside = False
+    driver.is_inside = False
     async with running_manager(tmp_path, driver, api) as r:
         preparing = asyncio.create_task(r.prepare(ref))
         await wait_until(lambda: r.claims.tasks.uids)
         update = driver.update_metadata(UID, "net", network_data=ETH)
-        driver.go_on.set()
+        driver.resume.set()
         await preparing
         assert await update == 2
-        assert told(r, "net").devices[0].network is not None
+        assert read_document(r, "net").devices[0].network is not None
 
 
-async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_error(tmp_path: Path) -> None:
+async def test_an_update_after_unprepare_or_for_an_unknown_device_is_a_clear_error(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = claim(api)
     async with running_manager(tmp_path, Net(), api) as r:
         with pytest.raises(MetadataUpdateError, match="claim uid-1 is not prepared"):
             await r.driver.update_metadata(UID, "net", network_data=ETH)
         await r.prepare(ref)
-        for given, says in (
+        for arguments, message in (
             ({"request": "gpu"}, "has no request 'gpu': it has net/fast, acc"),
             ({"request": "acc"}, "has devices node/d-1, node/d-2: choose one with device="),
             ({"request": "acc", "device": "d-7"}, "device 'd-7' matches none"),
@@ -201,9 +211,9 @@ async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_err
             ({"network_data": None}, "nothing to update"),
             ({"network_data": {"ips": []}}, "network_data is a NetworkData"),
         ):
-            with pytest.raises(DriverError, match=says):
-                await r.driver.update_metadata(UID, **{"request": "net", "network_data": ETH, **given})  # type: ignore[arg-type]
-        assert told(r, "net").generation == 1
+            with pytest.raises(DriverError, match=message):
+                await r.driver.update_metadata(UID, **{"request": "net", "network_data": ETH, **arguments})  # type: ignore[arg-type]
+        assert read_document(r, "net").generation == 1
         await r.unprepare(ref)
         with pytest.raises(MetadataUpdateError, match="is not prepared"):
             await r.driver.update_metadata(UID, "net", network_data=ETH)
@@ -211,13 +221,13 @@ async def test_after_unprepare_and_for_what_a_claim_has_not_there_is_a_clear_err
         await r.driver.update_metadata(UID, "net", network_data=ETH)
 
 
-async def test_a_thread_of_the_driver_s_own_has_it_done_when_the_call_returns(tmp_path: Path) -> None:
+async def test_an_update_from_a_thread_of_the_driver_is_complete_when_the_call_returns(tmp_path: Path) -> None:
     async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
         await r.prepare(claim(r.api))
 
         def work() -> int:
             r.driver.update_metadata(UID, "net", network_data=ETH)
-            return told(r, "net").generation
+            return read_document(r, "net").generation
 
         assert await asyncio.to_thread(work) == 2
 
@@ -228,34 +238,36 @@ async def test_a_thread_of_the_driver_s_own_has_it_done_when_the_call_returns(tm
         await asyncio.to_thread(fails)
 
 
-async def test_a_full_disk_leaves_the_file_as_it_was_and_the_next_pass_writes_the_news(
+async def test_a_full_disk_does_not_change_the_file_and_the_next_pass_writes_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_manager(tmp_path, Net(), FakeApiServer()) as r:
         await r.prepare(claim(r.api))
-        before = path(r, "net").read_bytes()
+        content = path(r, "net").read_bytes()
         real = os.pwrite
 
-        def full(fd: int, data: bytes, at: int) -> int:
-            if at and Path(f"/proc/self/fd/{fd}").readlink().name == f"{UID}_net.json":
+        def fail_on_full_disk(fd: int, data: bytes, offset: int) -> int:
+            if offset and Path(f"/proc/self/fd/{fd}").readlink().name == f"{UID}_net.json":
                 if len(data) > 3:
-                    return real(fd, bytes(data)[:3], at)
+                    return real(fd, bytes(data)[:3], offset)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return real(fd, data, at)
+            return real(fd, data, offset)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", full)
+            patch.setattr(os, "pwrite", fail_on_full_disk)
             with pytest.raises(
                 RecordsError,
                 match=r"is recorded, but its file cannot be written yet; the plugin retries: .*No space left",
             ):
                 await r.driver.update_metadata(UID, "net", network_data=ETH)
-            assert path(r, "net").read_bytes() == before
+            assert path(r, "net").read_bytes() == content
         await r.claims.reconciler.once(ask_server=False)
-        assert told(r, "net").generation == 2
+        assert read_document(r, "net").generation == 2
 
 
-async def test_a_claim_without_metadata_and_a_driver_that_has_it_off_are_distinguished(tmp_path: Path) -> None:
+async def test_a_claim_without_metadata_and_a_driver_without_metadata_files_have_different_errors(
+    tmp_path: Path,
+) -> None:
     class Off(Net):
         metadata = False
 
@@ -270,11 +282,11 @@ async def test_a_claim_without_metadata_and_a_driver_that_has_it_off_are_disting
             await r.driver.update_metadata(UID, "net", network_data=ETH)
 
 
-def seen_after(real: Any, file: Path, states: list[bytes]) -> Any:
+def record_state_after(real: Any, file: Path, states: list[bytes]) -> Any:
     def call(*args: Any) -> Any:
-        done = real(*args)
+        result = real(*args)
         states.append(file.read_bytes())
-        return done
+        return result
 
     return call
 
@@ -286,8 +298,8 @@ TEXTS = st.dictionaries(
 
 @given(st.lists(TEXTS, max_size=8))
 @settings(max_examples=25, deadline=None)
-def test_any_row_of_updates_is_what_the_file_states_at_each_moment(updates: list[dict[str, str | None]]) -> None:
-    """What one sees who reads between any two writes, too: every state of the file on the way is a whole one."""
+def test_any_sequence_of_updates_is_in_the_file_after_each_update(updates: list[dict[str, str | None]]) -> None:
+    """A reader between any two writes also reads a complete file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "f"
 
@@ -300,22 +312,22 @@ def test_any_row_of_updates_is_what_the_file_states_at_each_moment(updates: list
         file.write_bytes(content(1, facts))
         inode = file.stat().st_ino
         for generation, update in enumerate(updates, 2):
-            before = facts
+            old_facts = facts
             facts = {n: v for n, v in {**facts, **update}.items() if v is not None}
             states: list[bytes] = []
             with pytest.MonkeyPatch.context() as patch:
                 for name in ("pwrite", "ftruncate"):
-                    patch.setattr(os, name, seen_after(getattr(os, name), file, states))
+                    patch.setattr(os, name, record_state_after(getattr(os, name), file, states))
                 rewrite.rewrite(str(file), content(generation, facts))
             for state in states:
                 document = decode_whole(state, file)
                 assert document is not None
-                assert dict(document.devices[0].attributes) in (before, facts)
+                assert dict(document.devices[0].attributes) in (old_facts, facts)
             assert file.read_bytes() == content(generation, facts)
             assert file.stat().st_ino == inode
 
 
-async def test_a_later_claim_of_the_same_name_gets_a_file_of_its_own(tmp_path: Path) -> None:
+async def test_a_later_claim_of_the_same_name_gets_its_own_file(tmp_path: Path) -> None:
     api = FakeApiServer()
     first = claim(api)
     async with running_manager(tmp_path, Net(), api) as r:
@@ -327,8 +339,8 @@ async def test_a_later_claim_of_the_same_name_gets_a_file_of_its_own(tmp_path: P
                 result["device"] = result["device"].replace("d-", "d-1")
             await r.prepare(second)
             assert decode(mounted.read(), Path("mounted")).claim.uid == UID
-            other = path(r, "net").with_name("uid-2_net.json")
-            assert decode(other.read_bytes(), other).claim.uid == "uid-2"
+            other_file = path(r, "net").with_name("uid-2_net.json")
+            assert decode(other_file.read_bytes(), other_file).claim.uid == "uid-2"
         await r.unprepare(first)
         assert not path(r, "net").exists()
-        assert decode(other.read_bytes(), other).claim.uid == "uid-2", "a claim removes only its own files"
+        assert decode(other_file.read_bytes(), other_file).claim.uid == "uid-2", "a claim removes only its own files"

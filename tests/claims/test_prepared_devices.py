@@ -1,4 +1,6 @@
-"""A driver's prepared devices, one by one: what the record and the response contain, and which answers are refused."""
+"""Prepared devices that a driver returns: the contents of the record and the response, and the return values that are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -30,33 +32,39 @@ from tests.helpers.crash.record_stores import DRIVER
 UID = "0b6a0c1e-0000-4000-8000-000000000001"
 
 
-def allocated(name: str = "d-0", request: str = "r", **more: Any) -> AllocatedDevice:
-    fields = {
+def allocated(name: str = "d-0", request: str = "r", **fields: Any) -> AllocatedDevice:
+    defaults = {
         "share_id": None,
         "admin_access": False,
         "consumed_capacity": {},
         "config": None,
         "config_source": "",
-    } | more
-    return AllocatedDevice(request=request, pool="node", name=name, device=Device(name), **fields)
+    } | fields
+    return AllocatedDevice(request=request, pool="node", name=name, device=Device(name), **defaults)
 
 
-def done(
-    *devices: AllocatedDevice, answer: Any = None, host: Host | None = None, folder: Path = Path("/cdi")
+def completed_record(
+    *devices: AllocatedDevice, returned: Any = None, host: Host | None = None, folder: Path = Path("/cdi")
 ) -> Record:
-    """The record after ``complete`` with the driver's answer; by default each device is prepared with an edit."""
+    """Returns the record after ``complete`` with the driver's return value; by default each device is prepared with an
+    edit.
+    """
     claim = Claim(namespace="ns", name="c", uid=UID, devices=devices)
     entries = [allocated_json(d) | {"takes": {}} for d in devices]
     record = Record(UID, "ns", "c", State.PREPARING, "boot", doc={"devices": entries})
-    if answer is None:
-        answer = [d.prepared(ContainerEdits(env={"X": d.name}), data={"n": 1}) for d in devices]
-    complete(record, claim, answer, ClaimSpecs(folder, DRIVER), host or Host())
+    if returned is None:
+        returned = [d.prepared(ContainerEdits(env={"X": d.name}), data={"n": 1}) for d in devices]
+    complete(record, claim, returned, ClaimSpecs(folder, DRIVER), host or Host())
     return record
 
 
-def test_each_device_is_recorded_with_its_id_its_data_and_what_was_known_of_it() -> None:
-    one, two = allocated(), allocated("d-1", "s", share_id="x", admin_access=True)
-    record = done(one, two, answer=[two.prepared(), one.prepared(ContainerEdits(env={"X": "1"}), data={"n": 1})])
+def test_each_device_is_recorded_with_its_id_its_data_and_its_allocation() -> None:
+    device_0, device_1 = allocated(), allocated("d-1", "s", share_id="x", admin_access=True)
+    record = completed_record(
+        device_0,
+        device_1,
+        returned=[device_1.prepared(), device_0.prepared(ContainerEdits(env={"X": "1"}), data={"n": 1})],
+    )
     first, second = record.devices
     assert (first["device"], first["data"], first["takes"], len(first["cdi"])) == ("d-0", {"n": 1}, {}, 1)
     assert first["cdi"][0].startswith(f"k8s.{DRIVER}/claim={UID}")
@@ -70,11 +78,11 @@ def test_each_device_is_recorded_with_its_id_its_data_and_what_was_known_of_it()
 
 
 def test_a_claim_without_edits_has_no_spec() -> None:
-    assert done(allocated(), answer=[allocated().prepared(data={"n": 1})]).doc["cdi"] is None
+    assert completed_record(allocated(), returned=[allocated().prepared(data={"n": 1})]).doc["cdi"] is None
 
 
 @pytest.mark.parametrize(
-    ("requests", "edits", "lost"),
+    ("requests", "edits", "replaced_values"),
     [
         (("r", "r"), [{"env": {"X": "1", "Y": "1"}}, {"env": {"X": "2", "Y": "1"}}], ["variable X of d-0, d-1"]),
         (("r/a", "r/b"), [{"env": {"X": "1"}}, {"env": {"X": "2"}}], ["variable X of d-0, d-1"]),
@@ -94,12 +102,12 @@ def test_a_claim_without_edits_has_no_spec() -> None:
     ],
 )
 def test_values_that_another_device_of_the_request_replaces_are_logged(
-    requests: tuple[str, str], edits: list[dict[str, Any]], lost: list[str], caplog: pytest.LogCaptureFixture
+    requests: tuple[str, str], edits: list[dict[str, Any]], replaced_values: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     devices = [allocated(f"d-{i}", request) for i, request in enumerate(requests)]
-    done(*devices, answer=[d.prepared(ContainerEdits(**e)) for d, e in zip(devices, edits, strict=True)])
+    completed_record(*devices, returned=[d.prepared(ContainerEdits(**e)) for d, e in zip(devices, edits, strict=True)])
     text = "devices of one request set different values, of which a container gets only the last: "
-    assert [r.getMessage() for r in caplog.records] == [text + sentence for sentence in lost]
+    assert [r.getMessage() for r in caplog.records] == [text + sentence for sentence in replaced_values]
 
 
 def changed(**fields: Any) -> list[PreparedDevice]:
@@ -110,7 +118,7 @@ def changed(**fields: Any) -> list[PreparedDevice]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("returned", "message"),
     [
         (7, "prepare returned int, not a list of PreparedDevice"),
         (
@@ -129,26 +137,30 @@ def changed(**fields: Any) -> list[PreparedDevice]:
         (changed(data={"x": {1}}), "device d-0: "),
     ],
 )
-def test_an_answer_that_does_not_match_the_allocation_is_refused_with_what_to_write(answer: Any, says: str) -> None:
+def test_a_return_value_that_does_not_match_the_allocation_is_refused_with_the_next_step(
+    returned: Any, message: str
+) -> None:
     with pytest.raises(BadAnswerError) as caught:
-        done(allocated(), answer=answer)
-    assert says in str(caught.value)
+        completed_record(allocated(), returned=returned)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("claim ns/c: ")
 
 
 def test_a_share_that_no_runtime_accepts_in_a_name_is_refused() -> None:
     with pytest.raises(BadAnswerError, match="CDI edits that no runtime accepts"):
-        done(allocated(share_id="no share id"))
+        completed_record(allocated(share_id="no share id"))
 
 
-def test_devices_of_one_name_in_several_pools_and_requests_have_cdi_devices_of_their_own() -> None:
+def test_devices_of_one_name_in_several_pools_and_requests_have_separate_cdi_devices() -> None:
     devices = [
         allocated(),
         dataclasses.replace(allocated(), pool="node/other"),
         allocated(request="s"),
         allocated(share_id="x"),
     ]
-    record = done(*devices, answer=[d.prepared(ContainerEdits(env={"X": f"{d.pool} {d.request}"})) for d in devices])
+    record = completed_record(
+        *devices, returned=[d.prepared(ContainerEdits(env={"X": f"{d.pool} {d.request}"})) for d in devices]
+    )
     names = [f"{UID}-d-0", f"{UID}-d-0.2", f"{UID}-d-0.3", f"{UID}-d-0-x"]
     assert [d["cdi"] for d in record.devices] == [[f"k8s.{DRIVER}/claim={name}"] for name in names]
     spec = record.doc["cdi"]
@@ -158,15 +170,15 @@ def test_devices_of_one_name_in_several_pools_and_requests_have_cdi_devices_of_t
     )
 
 
-def test_a_status_may_be_missing_and_is_accepted_where_it_is_one() -> None:
-    assert done(allocated(), answer=changed(status=None)).devices
-    assert done(allocated(), answer=changed(status=DeviceStatus())).devices
+def test_a_missing_status_is_accepted_and_a_status_of_another_type_is_refused() -> None:
+    assert completed_record(allocated(), returned=changed(status=None)).devices
+    assert completed_record(allocated(), returned=changed(status=DeviceStatus())).devices
 
 
 # --- paths on the host -------------------------------------------------------------------------------------
 
 
-class Machine:
+class FakeHost:
     """A host whose ``/dev`` is a folder of the test."""
 
     def __init__(self, top: Path, *, is_real: bool, in_sysfs: bool) -> None:
@@ -179,9 +191,11 @@ class Machine:
         (self.dev / "link").symlink_to("/nonexistent")
 
 
-def refused(host: Machine, path: str) -> str:
+def error_for_path(host: FakeHost, path: str) -> str:
     try:
-        done(allocated(), answer=[allocated().prepared(ContainerEdits(device_nodes=[path]))], host=cast(Host, host))
+        completed_record(
+            allocated(), returned=[allocated().prepared(ContainerEdits(device_nodes=[path]))], host=cast(Host, host)
+        )
     except HostPathMissingError as e:
         return str(e)
     return ""
@@ -195,22 +209,22 @@ DESCRIBED = "the host is a described host; add the path to its YAML file"
     ("is_real", "in_sysfs", "advice"),
     [(True, False, INSTALL), (False, False, INSTALL), (False, True, DESCRIBED), (True, True, INSTALL)],
 )
-def test_a_device_node_that_is_missing_is_refused_with_advice_for_the_kind_of_host(
+def test_a_missing_device_node_is_refused_with_advice_for_the_kind_of_host(
     tmp_path: Path, is_real: bool, in_sysfs: bool, advice: str
 ) -> None:
-    host = Machine(tmp_path, is_real=is_real, in_sysfs=in_sysfs)
+    host = FakeHost(tmp_path, is_real=is_real, in_sysfs=in_sysfs)
     for path in ("/dev/card0", "/dev/./card0", "/dev/link"):
-        assert refused(host, path) == "", path
-    found = refused(host, "/dev/fpga7")
-    assert found.startswith("claim ns/c: /dev/fpga7 of device d-0 is not on the host")
-    assert advice in found
+        assert error_for_path(host, path) == "", path
+    message = error_for_path(host, "/dev/fpga7")
+    assert message.startswith("claim ns/c: /dev/fpga7 of device d-0 is not on the host")
+    assert advice in message
     # A name that differs only in a number is another card.
-    assert "did you mean" not in refused(host, "/dev/card1")
-    assert "did you mean 'control'?" in refused(host, "/dev/contrl")
-    assert advice in refused(host, "/dev/missing/folder/card0")
+    assert "did you mean" not in error_for_path(host, "/dev/card1")
+    assert "did you mean 'control'?" in error_for_path(host, "/dev/contrl")
+    assert advice in error_for_path(host, "/dev/missing/folder/card0")
 
 
-def test_paths_that_this_process_cannot_see_are_not_checked(tmp_path: Path) -> None:
+def test_paths_that_this_process_cannot_access_are_not_checked(tmp_path: Path) -> None:
     assert module._seen("/opt/x", tmp_path) is None
     assert module._seen("/dev/../opt/x", tmp_path) is None
     assert module._seen("/dev/x", tmp_path) == tmp_path / "x"

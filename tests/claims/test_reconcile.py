@@ -1,4 +1,6 @@
-"""What looks given up is taken back only where it is: nobody got it again, and the kubelet had its time."""
+"""Reconciling unprepares a vanished claim only if no pod got it again, and only after the grace period of the
+kubelet.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.plugin.test_node import allocate, prepare_call, ref
 GRACE = 100.0
 
 
-class Plain(Driver):
+class RecordingDriver(Driver):
     name = DRIVER
 
     def __init__(self) -> None:
@@ -40,143 +42,153 @@ class Plain(Driver):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Of reconciling alone: ``now`` is moved by the test."""
-    made = SimpleNamespace(now=0.0)
-    made.monotonic = lambda: made.now
-    monkeypatch.setattr(reconcile, "time", made)
-    return made
+    """The clock of reconciling alone; the test sets ``now``."""
+    fake_time = SimpleNamespace(now=0.0)
+    fake_time.monotonic = lambda: fake_time.now
+    monkeypatch.setattr(reconcile, "time", fake_time)
+    return fake_time
 
 
-def released(api: FakeApiServer, name: str) -> Any:
-    """The claim loses its devices; answers what it was, to be given again."""
-    before = api.claims[name]
-    api.claims[name] = {**before, "status": {}}
-    return before
+def deallocate(api: FakeApiServer, name: str) -> Any:
+    """Removes the devices of a claim. Returns the claim before the change."""
+    old_claim = api.claims[name]
+    api.claims[name] = {**old_claim, "status": {}}
+    return old_claim
 
 
-async def given_again(api: FakeApiServer, what: Any, one: RunningManager) -> None:
-    api.claims["a"] = what
-    known = api.allocate("a", "a", "d-0", DRIVER)
-    assert not isinstance(await one.prepare(known), Exception)
+async def reallocate_and_prepare(api: FakeApiServer, claim_object: Any, manager: RunningManager) -> None:
+    api.claims["a"] = claim_object
+    claim_ref = api.allocate("a", "a", "d-0", DRIVER)
+    assert not isinstance(await manager.prepare(claim_ref), Exception)
 
 
-@pytest.mark.parametrize("who", ["old", "new"])
-async def test_a_claim_that_got_its_devices_again_while_it_was_looked_for_keeps_them(tmp_path: Path, who: str) -> None:
-    """Between the look at it and its turn lie the looks at all others, and one at the node: its pod may run by then, told by this
-    instance or by another."""
-    api, driver = FakeApiServer(), Plain()
-    known = api.allocate("a", "a", "d-0", DRIVER)
-    async with running_manager(tmp_path, driver, api) as old, running_manager(tmp_path, Plain(), api) as new:
-        await old.prepare(known)
-        found, ask = released(api, "a"), old.claims.reconciler.verifier.slices.kubelet_is_away
+@pytest.mark.parametrize("preparing_instance", ["old", "new"])
+async def test_a_claim_that_is_allocated_again_during_a_pass_keeps_its_devices(
+    tmp_path: Path, preparing_instance: str
+) -> None:
+    """A pass reads all other claims and the node between the read of this claim and its unprepare. By then its pod may
+    run, prepared by this instance or by another.
+    """
+    api, driver = FakeApiServer(), RecordingDriver()
+    claim_ref = api.allocate("a", "a", "d-0", DRIVER)
+    async with (
+        running_manager(tmp_path, driver, api) as old_manager,
+        running_manager(tmp_path, RecordingDriver(), api) as new_manager,
+    ):
+        await old_manager.prepare(claim_ref)
+        old_claim, is_away = deallocate(api, "a"), old_manager.claims.reconciler.verifier.slices.kubelet_is_away
 
-        async def asked() -> bool:
-            if who == "old":
-                await given_again(api, found, old)
-            return await ask()
+        async def reallocate_and_ask() -> bool:
+            if preparing_instance == "old":
+                await reallocate_and_prepare(api, old_claim, old_manager)
+            return await is_away()
 
-        look, looks = old.claims.reconciler.verifier.fetch, list[Any]()
+        real_fetch, fetched = old_manager.claims.reconciler.verifier.fetch, list[Any]()
 
         async def fetch(ref: Any) -> Any:
-            looks.append(await look(ref))
-            if who == "new" and len(looks) == 2:  # the last one, in which it has none yet
-                await given_again(api, found, new)
-            return looks[-1]
+            fetched.append(await real_fetch(ref))
+            if (
+                preparing_instance == "new" and len(fetched) == 2
+            ):  # the last fetch, in which the claim has no devices yet
+                await reallocate_and_prepare(api, old_claim, new_manager)
+            return fetched[-1]
 
-        old.claims.reconciler.verifier.slices.kubelet_is_away = asked  # type: ignore[method-assign]
-        old.claims.reconciler.verifier.fetch = fetch  # type: ignore[method-assign]
-        report = await old.claims.reconciler.once()
+        old_manager.claims.reconciler.verifier.slices.kubelet_is_away = reallocate_and_ask  # type: ignore[method-assign]
+        old_manager.claims.reconciler.verifier.fetch = fetch  # type: ignore[method-assign]
+        report = await old_manager.claims.reconciler.once()
         assert (report.unprepared, driver.unprepared) == ([], [])
-        assert await old.records() == {"a": "Prepared"}
-        assert old.claims.files.specs.exists("a")
+        assert await old_manager.records() == {"a": "Prepared"}
+        assert old_manager.claims.files.specs.exists("a")
 
 
-async def prepared_anew(one: RunningManager, api: FakeApiServer) -> None:
-    found = api.allocate("a", "a", "d-0", DRIVER)
-    await one.unprepare(found)
-    await one.prepare(found)
-    released(api, "a")
+async def prepare_again(manager: RunningManager, api: FakeApiServer) -> None:
+    claim_ref = api.allocate("a", "a", "d-0", DRIVER)
+    await manager.unprepare(claim_ref)
+    await manager.prepare(claim_ref)
+    deallocate(api, "a")
 
 
-async def kubelet_came(one: RunningManager, api: FakeApiServer) -> None:
-    one.claims.kubelet_registered()
+async def register_kubelet(manager: RunningManager, api: FakeApiServer) -> None:
+    manager.claims.kubelet_registered()
 
 
-@pytest.mark.parametrize("what", [prepared_anew, kubelet_came])
-async def test_a_grace_begins_again_where_what_was_seen_is_over(
-    tmp_path: Path, clock: Any, what: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
+@pytest.mark.parametrize("interruption", [prepare_again, register_kubelet])
+async def test_the_grace_period_begins_again_after_a_prepare_or_a_registration_of_the_kubelet(
+    tmp_path: Path, clock: Any, interruption: Callable[[RunningManager, FakeApiServer], Awaitable[None]]
 ) -> None:
-    """A claim may be prepared again between two looks; and a kubelet that starts first ends the containers that it missed."""
-    api, driver = FakeApiServer(), Plain()
-    async with running_manager(tmp_path, driver, api, reconcile_grace_period=GRACE) as one:
-        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
-        released(api, "a")
-        assert (await one.claims.reconciler.once()).waiting == ["a"]
-        await what(one, api)
+    """A claim may be prepared again between two passes. A kubelet that starts first ends the containers that it
+    missed.
+    """
+    api, driver = FakeApiServer(), RecordingDriver()
+    async with running_manager(tmp_path, driver, api, reconcile_grace_period=GRACE) as manager:
+        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
+        deallocate(api, "a")
+        assert (await manager.claims.reconciler.once()).waiting == ["a"]
+        await interruption(manager, api)
         driver.unprepared.clear()
         clock.now += GRACE + 1
-        assert (await one.claims.reconciler.once()).waiting == ["a"]
+        assert (await manager.claims.reconciler.once()).waiting == ["a"]
         clock.now += GRACE - 1
-        assert (await one.claims.reconciler.once()).waiting == ["a"]
+        assert (await manager.claims.reconciler.once()).waiting == ["a"]
         assert driver.unprepared == []
         clock.now += 1
-        assert (await one.claims.reconciler.once()).unprepared == ["a"]
+        assert (await manager.claims.reconciler.once()).unprepared == ["a"]
         assert driver.unprepared == ["a"]
 
 
-async def test_a_kubelet_that_comes_amid_a_pass_has_its_time_too(tmp_path: Path) -> None:
-    api, driver = FakeApiServer(), Plain()
-    async with running_manager(tmp_path, driver, api) as one:
-        await one.prepare(api.allocate("a", "a", "d-0", DRIVER))
+async def test_a_kubelet_that_registers_during_a_pass_gets_its_grace_period(tmp_path: Path) -> None:
+    api, driver = FakeApiServer(), RecordingDriver()
+    async with running_manager(tmp_path, driver, api) as manager:
+        await manager.prepare(api.allocate("a", "a", "d-0", DRIVER))
         api.claims.clear()
-        ask = one.claims.reconciler.verifier.slices.kubelet_is_away
+        is_away = manager.claims.reconciler.verifier.slices.kubelet_is_away
 
-        async def asked() -> bool:
-            away = await ask()
-            one.claims.kubelet_registered()
-            return away
+        async def ask_and_register() -> bool:
+            is_kubelet_away = await is_away()
+            manager.claims.kubelet_registered()
+            return is_kubelet_away
 
-        one.claims.reconciler.verifier.slices.kubelet_is_away = asked  # type: ignore[method-assign]
-        await one.claims.reconciler.once()
+        manager.claims.reconciler.verifier.slices.kubelet_is_away = ask_and_register  # type: ignore[method-assign]
+        await manager.claims.reconciler.once()
         assert driver.unprepared == []
 
 
-async def test_a_kubelet_that_was_restarted_is_heard_of(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard = asyncio.Event()
+async def test_a_restart_of_the_kubelet_restarts_the_grace_period(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_registered = asyncio.Event()
     async with node_with(make_toy_class(), reconcile_grace_period=GRACE) as node:
         reconciler = node.plugin.claims.reconciler
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        await prepare_call(node, ref(found))
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        await prepare_call(node, ref(claim))
         await node.cluster.client.delete(CLAIMS, "c", "default")
-        uid = found["metadata"]["uid"]
+        uid = claim["metadata"]["uid"]
         assert (await reconciler.once()).waiting == [uid]
-        came = reconciler.kubelet_registered
+        real_registered = reconciler.kubelet_registered
 
-        def told() -> None:
-            came()
-            heard.set()
+        def register() -> None:
+            real_registered()
+            is_registered.set()
 
-        monkeypatch.setattr(reconciler, "kubelet_registered", told)
+        monkeypatch.setattr(reconciler, "kubelet_registered", register)
         await node.kubelet.restart()
-        await heard.wait()
+        await is_registered.wait()
         clock.now += GRACE + 1
         assert (await reconciler.once()).waiting == [uid]
 
 
-async def test_claims_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
-    """However many: what cannot be read comes last the next time."""
-    api, driver = FakeApiServer(), Plain()
+async def test_claims_that_cannot_be_read_do_not_hide_other_claims(tmp_path: Path) -> None:
+    """A pass reads claims with failed reads last in the next pass, whatever their number."""
+    api, driver = FakeApiServer(), RecordingDriver()
     refs = [api.allocate(n, n, f"d-{i}", DRIVER) for i, n in enumerate("abcdefgh")]
-    async with running_manager(tmp_path, driver, api) as one:
-        for known in refs:
-            await one.prepare(known)
+    async with running_manager(tmp_path, driver, api) as manager:
+        for claim_ref in refs:
+            await manager.prepare(claim_ref)
         for name in "abcdef":
             api.claims[name] = {"metadata": "of another kind"}
         del api.claims["h"]
         for _ in range(3):
-            await one.claims.reconciler.once()
+            await manager.claims.reconciler.once()
         assert driver.unprepared == ["h"]
         for name in "abcdef":
             del api.claims[name]
-        await one.claims.reconciler.once()
+        await manager.claims.reconciler.once()
         assert sorted(driver.unprepared) == list("abcdefh")

@@ -1,4 +1,4 @@
-"""The record alone: which documents are accepted, what a claim holds, and the round trip through JSON."""
+"""The record alone: which documents are accepted, which devices a claim holds, and the round trip through JSON."""
 
 from __future__ import annotations
 
@@ -98,9 +98,11 @@ def encoded(**change: Any) -> bytes:
 
 
 def test_a_record_and_the_fields_of_a_newer_version_survive_a_round_trip() -> None:
-    before = record(owner="7-x", doc={"devices": [DEVICE], "new": [1]}, error="e", attempts=2, created=1.5, updated=2.5)
-    body = encode_record(before, {"later": msgspec.Raw(b'{"a":1}')})
-    assert decode_record(body) == before
+    original = record(
+        owner="7-x", doc={"devices": [DEVICE], "new": [1]}, error="e", attempts=2, created=1.5, updated=2.5
+    )
+    body = encode_record(original, {"later": msgspec.Raw(b'{"a":1}')})
+    assert decode_record(body) == original
     assert json.loads(body)["later"] == {"a": 1}
     assert json.loads(encode_record(record(error="\x1b[2J"), {}))["error"].isprintable()
 
@@ -126,18 +128,18 @@ def test_a_record_and_the_fields_of_a_newer_version_survive_a_round_trip() -> No
     ],
 )
 def test_a_body_with_another_value_is_unreadable_with_the_field_in_the_reason(change: Any, reason: str) -> None:
-    found = decode_record(encoded(**change))
-    assert isinstance(found, UnreadableRecord)
-    assert reason in found.reason
+    decoded = decode_record(encoded(**change))
+    assert isinstance(decoded, UnreadableRecord)
+    assert reason in decoded.reason
 
 
 def test_texts_and_numbers_at_their_limits_are_read() -> None:
-    found = decode_record(encoded(owner="\x00", error="\x1b", namespace="", name="", attempts=999_999_999_999.5))
-    assert isinstance(found, Record)
-    assert (found.owner, found.error, found.name, found.attempts) == ("\x00", "\x1b", "", 999_999_999_999)
+    decoded = decode_record(encoded(owner="\x00", error="\x1b", namespace="", name="", attempts=999_999_999_999.5))
+    assert isinstance(decoded, Record)
+    assert (decoded.owner, decoded.error, decoded.name, decoded.attempts) == ("\x00", "\x1b", "", 999_999_999_999)
     for text in (b"", b"[]", b"{", b'{"uid":' + b"[" * 100_000):
-        lost = decode_record(text)
-        assert (type(lost), lost.uid) == (UnreadableRecord, "")
+        unreadable = decode_record(text)
+        assert (type(unreadable), unreadable.uid) == (UnreadableRecord, "")
 
 
 def test_a_claim_holds_each_device_once_and_none_with_admin_access() -> None:
@@ -156,22 +158,22 @@ def test_a_claim_holds_each_device_once_and_none_with_admin_access() -> None:
 
 
 def test_the_same_devices_in_any_order_are_the_same_allocation() -> None:
-    one, two = DEVICE, DEVICE | {"device": "e"}
-    found = record(doc={"devices": [one, two]})
-    assert found.same_allocation(record(doc={"devices": [two, one | {"request": "x", "data": 1}]}))
-    for devices in ([one], [one, two, two], [one, two | {"shareID": "s"}]):
-        assert not found.same_allocation(record(doc={"devices": devices}))
+    device_1, device_2 = DEVICE, DEVICE | {"device": "e"}
+    stored = record(doc={"devices": [device_1, device_2]})
+    assert stored.same_allocation(record(doc={"devices": [device_2, device_1 | {"request": "x", "data": 1}]}))
+    for devices in ([device_1], [device_1, device_2, device_2], [device_1, device_2 | {"shareID": "s"}]):
+        assert not stored.same_allocation(record(doc={"devices": devices}))
 
 
-def test_a_rebuilt_record_gets_the_name_and_the_requests_that_it_lacks() -> None:
-    found = record(name="", namespace="", doc={"devices": [DEVICE | {"request": ""}, DEVICE | {"device": "e"}]})
-    wanted = [DEVICE | {"request": "q"}, DEVICE | {"device": "e", "request": "q"}]
-    found.complete_from(record(doc={"devices": wanted}))
-    assert (found.namespace, found.name) == ("ns", "c")
-    assert [d["request"] for d in found.devices] == ["q", "r"]
-    found = record(doc={"devices": [{"pool": "p", "device": "d"}]})
-    found.complete_from(record())
-    assert found.devices[0]["request"] == ""
+def test_a_rebuilt_record_gets_its_missing_name_and_requests() -> None:
+    stored = record(name="", namespace="", doc={"devices": [DEVICE | {"request": ""}, DEVICE | {"device": "e"}]})
+    devices = [DEVICE | {"request": "q"}, DEVICE | {"device": "e", "request": "q"}]
+    stored.complete_from(record(doc={"devices": devices}))
+    assert (stored.namespace, stored.name) == ("ns", "c")
+    assert [d["request"] for d in stored.devices] == ["q", "r"]
+    stored = record(doc={"devices": [{"pool": "p", "device": "d"}]})
+    stored.complete_from(record())
+    assert stored.devices[0]["request"] == ""
 
 
 @pytest.mark.parametrize(
@@ -186,21 +188,21 @@ def test_the_driver_gets_its_claim_as_it_was_prepared() -> None:
     devices = [DEVICE | {"shareID": "s", "adminAccess": True, "data": {"n": 1}}, {"pool": "p", "device": "e"}]
     claim = record(doc={"devices": devices, "complete": True}).prepared_claim("b")
     assert (claim.namespace, claim.name, claim.uid, claim.complete, claim.same_boot) == ("ns", "c", "u", True, True)
-    seen = [(d.request, d.pool, d.name, d.share_id, d.admin_access, d.data) for d in claim.devices]
-    assert seen == [("r", "p", "d", "s", True, {"n": 1}), ("", "p", "e", None, False, None)]
-    other = record(doc={"devices": []}).prepared_claim("another boot")
-    assert (other.complete, other.same_boot, list(other.devices)) == (False, False, [])
+    device_fields = [(d.request, d.pool, d.name, d.share_id, d.admin_access, d.data) for d in claim.devices]
+    assert device_fields == [("r", "p", "d", "s", True, {"n": 1}), ("", "p", "e", None, False, None)]
+    empty_claim = record(doc={"devices": []}).prepared_claim("another boot")
+    assert (empty_claim.complete, empty_claim.same_boot, list(empty_claim.devices)) == (False, False, [])
     assert (record().attempts, record().owner, record().error, record().steps) == (0, "", "", [])
 
 
 @pytest.mark.parametrize(
-    ("at", "found"), [(5, 5.0), (-7.5, -7.5), (1e12, None), (-1e12, None), (None, None), ("5", None)]
+    ("value", "expected"), [(5, 5.0), (-7.5, -7.5), (1e12, None), (-1e12, None), (None, None), ("5", None)]
 )
-def test_the_time_of_a_retry_is_a_number_of_possible_size(at: Any, found: float | None) -> None:
-    assert record(doc={"retryAt": at}).retry_at == found
+def test_the_time_of_a_retry_is_a_number_of_possible_size(value: Any, expected: float | None) -> None:
+    assert record(doc={"retryAt": value}).retry_at == expected
 
 
-def test_names_in_messages() -> None:
+def test_messages_name_a_claim_by_namespace_name_and_uid() -> None:
     assert record().shown == "ns/c (UID u)"
     assert record(namespace="", name="").shown == "?/? (UID u)"
     assert UnreadableRecord("u", "", {"namespace": "ns"}).shown == "ns/? (UID u)"
@@ -210,13 +212,13 @@ def test_names_in_messages() -> None:
     assert request_names(["b/x", "a", "", "b/y"]) == ["a", "b"]
 
 
-def test_a_record_in_flight_is_kept_as_it_was_put() -> None:
-    records, mine = InFlightRecords(), record(doc={"devices": [DEVICE]})
-    records.put(mine)
-    mine.doc["undo"] = [STEP]
-    mine.state = State.UNPREPARING
-    (kept,) = records.records()
-    assert (kept.state, kept.steps) == (State.PREPARED, [])
+def test_a_record_in_flight_is_kept_unchanged() -> None:
+    records, stored = InFlightRecords(), record(doc={"devices": [DEVICE]})
+    records.put(stored)
+    stored.doc["undo"] = [STEP]
+    stored.state = State.UNPREPARING
+    (kept_record,) = records.records()
+    assert (kept_record.state, kept_record.steps) == (State.PREPARED, [])
     records.drop("u")
     records.drop("u")
     assert records.records() == []

@@ -1,7 +1,7 @@
-"""The records are removed or replaced once more while they are written again, before any line of the repair: nothing is lost.
+"""The journal is removed or replaced again during its repair, before any line of the repair code: no record is lost.
 
-One who has them open repairs, and is stopped before each line in turn; what happens there is what a person, another program or
-another instance may do. All of it runs in this thread, so that each run is the same.
+An instance with the open file repairs it and is stopped before each line in turn. At this line the test does the work
+of a person, another program or another instance. All of this runs in one thread, so that each run is the same.
 """
 
 from __future__ import annotations
@@ -27,61 +27,67 @@ from dra_kubeletplugin.errors import DeviceHeldError, RecordsError
 from tests.helpers.crash.record_stores import lose_bodies, make_record, open_store
 
 REPAIR = {module.__file__ for module in (journal, journal_file)}
-Harm = Callable[[Path], object]
+Damage = Callable[[Path], object]
 
 
-def removed(path: Path) -> None:
+def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def replaced(path: Path) -> None:
+def replace(path: Path) -> None:
     other = path.with_name("garbage")
     other.write_bytes(os.urandom(8192))
     other.rename(path)
 
 
-def overwritten(path: Path) -> None:
+def overwrite(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         file.write(bytes(100))
 
 
-HARMS: dict[str, Harm] = {"removed": removed, "replaced": replaced, "overwritten": overwritten}
+DAMAGES: dict[str, Damage] = {"removed": remove, "replaced": replace, "overwritten": overwrite}
 
 
-class Two:
-    """Two instances on one database. ``told`` is who was told that it has a device."""
+class TwoInstances:
+    """Two instances on one journal. ``instance_of_device`` contains the instance whose prepare of a device
+    succeeded.
+    """
 
-    def __init__(self, where: Path) -> None:
-        where.mkdir()
-        self.path = where / "records.journal"
-        self.stores = {name: open_store(where, wait=0.01) for name in ("a", "b")}
-        self.told: dict[str, str] = {}
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.path = folder / "records.journal"
+        self.stores = {name: open_store(folder, wait=0.01) for name in ("a", "b")}
+        self.instance_of_device: dict[str, str] = {}
         self._uids = itertools.count()
 
     def add(self, name: str, device: str) -> None:
-        """An instance tries to get a device; it may be told that the records are busy, or whose the device is."""
+        """Makes an instance request a device. The result may be that the records are busy, or that the device is
+        held.
+        """
         store = self.stores[name]
         record = make_record(f"{name}-{next(self._uids)}", device)
-        answer = do(store, lambda records: records.insert(record))
-        if answer is None:
-            assert device not in self.told, f"{device} was given to {self.told[device]} and to {name}"
-            self.told[device] = name
+        result = do(store, lambda records: records.insert(record))
+        if result is None:
+            assert device not in self.instance_of_device, (
+                f"{device} is allocated to {self.instance_of_device[device]} and to {name}"
+            )
+            self.instance_of_device[device] = name
         else:
-            assert isinstance(answer, (RecordsError, DeviceHeldError)), answer
+            assert isinstance(result, (RecordsError, DeviceHeldError)), result
 
     def check(self) -> None:
-        """Each finds all that anybody was told, and works."""
-        for name, device in itertools.product("ba", [*self.told, "d-last"]):
+        """Asserts that each instance has the records of both, and can add more."""
+        for name, device in itertools.product("ba", [*self.instance_of_device, "d-last"]):
             self.add(name, device)
         for store in self.stores.values():
             everything(store)
             assert store.journal.file
             held = store.journal.file.records._claims.values()  # also of claims whose record cannot be read
-            known = {hold.device: hold.uid[0] for stored in held for hold in stored.holds}
-            assert {d: n for d, n in known.items() if d in self.told} == self.told
+            instances = {hold.device: hold.uid[0] for stored in held for hold in stored.holds}
+            assert {d: n for d, n in instances.items() if d in self.instance_of_device} == self.instance_of_device
         for name in "ab":
             self.add(name, f"d-{name}")
-        assert {"d-a", "d-b", "d-last"} <= self.told.keys()
+        assert {"d-a", "d-b", "d-last"} <= self.instance_of_device.keys()
 
     def end(self) -> None:
         for store in self.stores.values():
@@ -90,50 +96,55 @@ class Two:
 
 
 @contextlib.contextmanager
-def two(where: Path) -> Iterator[Two]:
-    both = Two(where)
+def two_instances(folder: Path) -> Iterator[TwoInstances]:
+    instances = TwoInstances(folder)
     try:
-        yield both
+        yield instances
     finally:
-        both.end()
+        instances.end()
 
 
 def do(store: RecordStore, operation: Callable[[Records], object]) -> object:
-    (answer,) = store._work([RecordJob(operation)])
-    return answer
+    (result,) = store._work([RecordJob(operation)])
+    return result
 
 
 def everything(store: RecordStore) -> list[Row]:
-    """As soon as nobody has to be waited for: each try of one lets the other go on."""
-    answer: Any = None
+    """Returns all records. Repeats the read if it has to wait for the other instance, because each read lets the other
+    continue.
+    """
+    result: Any = None
     for _ in range(5):
-        (answer,) = store._work([RecordJob(Records.read_all, Mode.READ)])
-        if not isinstance(answer, RecordsError):
+        (result,) = store._work([RecordJob(Records.read_all, Mode.READ)])
+        if not isinstance(result, RecordsError):
             break
-    assert isinstance(answer, list), answer
-    return answer
+    assert isinstance(result, list), result
+    return result
 
 
 @contextlib.contextmanager
 def before_line(
-    number: int, then: Callable[[], object], counted: Callable[[], bool] = lambda: True
+    number: int, action: Callable[[], object], is_counted: Callable[[], bool] = lambda: True
 ) -> Iterator[list[str]]:
-    """``then`` is done when that many lines of a repair are reached for the first time; what is given names the last then."""
+    """Calls ``action`` before the ``number``-th new line of a repair is executed. Yields a list with the name of that
+    line.
+    """
     reached: list[str] = []
-    seen: set[tuple[str, int]] = set()
+    executed: set[tuple[str, int]] = set()
 
     def count(frame: FrameType, event: str, _: object) -> Any:
         line = frame.f_code.co_filename, frame.f_lineno
-        if event == "line" and line not in seen and counted():
-            seen.add(line)
-            if len(seen) == number:
+        if event == "line" and line not in executed and is_counted():
+            executed.add(line)
+            if len(executed) == number:
                 sys.settrace(None)
                 reached.append(f"{Path(line[0]).name}:{line[1]}")
-                then()
+                action()
         return count
 
     def enter(frame: FrameType, *_: object) -> Any:
-        # What is stopped is the repair. Looking at the names alone changes nothing: what comes before is what comes after.
+        # Only the repair is stopped. The functions that only compare files change nothing, so their lines need no
+        # check.
         name = frame.f_code.co_name
         return count if frame.f_code.co_filename in REPAIR and name not in {"is_current", "is_unchanged"} else None
 
@@ -146,8 +157,8 @@ def before_line(
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is only slow is left out: waiting for a person's hand, and for the disk."""
+def no_disk_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skips the waits for a disk sync."""
     monkeypatch.setattr(journal, "sync_folder", lambda path: None)
     monkeypatch.setattr(os, "fsync", lambda fd: None)
 
@@ -163,62 +174,62 @@ PAIRS = [
 
 
 @pytest.mark.crash
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("no_disk_sync")
 @pytest.mark.parametrize(("first", "then"), PAIRS, ids=[", then ".join(pair) for pair in PAIRS])
-def test_what_happens_before_any_line_of_a_repair_loses_nothing_and_gives_no_device_twice(
+def test_damage_before_any_line_of_a_repair_loses_no_record_and_allocates_no_device_twice(
     tmp_path: Path, first: str, then: str
 ) -> None:
     for number in itertools.count(1):
-        with two(tmp_path / str(number)) as both:
-            both.add("a", "d-0")
-            both.add("b", "d-1")
+        with two_instances(tmp_path / str(number)) as instances:
+            instances.add("a", "d-0")
+            instances.add("b", "d-1")
             acts: dict[str, Callable[[], object]] = {
-                "the other writes": functools.partial(both.add, "b", "d-2"),
-                "the other ends": both.stores["b"].journal.close,
+                "the other writes": functools.partial(instances.add, "b", "d-2"),
+                "the other ends": instances.stores["b"].journal.close,
             }
-            HARMS[first](both.path)
-            with before_line(number, acts.get(then) or functools.partial(HARMS[then], both.path)) as reached:
-                both.add("a", "d-3")
+            DAMAGES[first](instances.path)
+            with before_line(number, acts.get(then) or functools.partial(DAMAGES[then], instances.path)) as reached:
+                instances.add("a", "d-3")
             if not reached:
                 assert number > 50
                 return
-            with told_at(reached[0]):
-                both.check()
+            with note_line(reached[0]):
+                instances.check()
 
 
 @pytest.mark.full
 @pytest.mark.crash
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("no_disk_sync")
 @pytest.mark.parametrize("then", ["removed", "replaced"])
-def test_what_was_read_from_a_damaged_file_is_read_again_where_the_new_one_is_lost_before_anybody_has_it(
+def test_records_from_a_damaged_file_are_read_again_if_the_new_file_is_lost_before_its_first_use(
     tmp_path: Path, then: str
 ) -> None:
     for number in itertools.count(1):
-        with two(tmp_path / str(number)) as both:
+        with two_instances(tmp_path / str(number)) as instances:
             for device in ("d-0", "d-1"):
-                both.add("a", device)
-            for store in both.stores.values():
+                instances.add("a", device)
+            for store in instances.stores.values():
                 store.journal.close()
-            lose_bodies(both.path, "doc")
-            damaged = both.path.stat().st_ino
+            lose_bodies(instances.path, "doc")
+            damaged = instances.path.stat().st_ino
 
-            def is_aside(path: Path = both.path, damaged: int = damaged) -> bool:
-                """Before, it is all there is."""
+            def is_set_aside(path: Path = instances.path, damaged: int = damaged) -> bool:
+                """Returns whether the damaged file is set aside. Before that, it is the only file."""
                 return not path.exists() or path.stat().st_ino != damaged
 
-            with before_line(number, functools.partial(HARMS[then], both.path), is_aside) as reached:
-                both.add("b", "d-2")
+            with before_line(number, functools.partial(DAMAGES[then], instances.path), is_set_aside) as reached:
+                instances.add("b", "d-2")
             if not reached:
                 assert number > 5
                 return
-            with told_at(reached[0]):
-                both.check()
+            with note_line(reached[0]):
+                instances.check()
 
 
 @contextlib.contextmanager
-def told_at(line: str) -> Iterator[None]:
+def note_line(line: str) -> Iterator[None]:
     try:
         yield
     except AssertionError as e:
-        e.add_note(f"after what happened before {line}")
+        e.add_note(f"after the damage before {line}")
         raise

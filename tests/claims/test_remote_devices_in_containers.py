@@ -12,19 +12,21 @@ from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import Toy
 
 RACK = {"key": "rack", "operator": "In", "values": ["r1"]}
-WHERE: dict[str, dict[str, Any]] = {
+NODE_FIELDS: dict[str, dict[str, Any]] = {
     "all nodes": {"allNodes": True},
     "a label": {"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [RACK]}]}},
 }
 
 
-@pytest.mark.parametrize("where", WHERE.values(), ids=WHERE)
-async def test_a_pod_gets_a_device_of_the_controller_s_pool_beside_one_of_this_node_s(where: dict[str, Any]) -> None:
-    class One(Toy):
+@pytest.mark.parametrize("node_field", NODE_FIELDS.values(), ids=NODE_FIELDS)
+async def test_a_pod_gets_a_device_of_the_controller_s_pool_with_a_device_of_this_node(
+    node_field: dict[str, Any],
+) -> None:
+    class OneDeviceDriver(Toy):
         async def devices(self) -> list[Device]:
             return [Device("toy-0", {"index": 0})]
 
-    async with node_with(One) as node:
+    async with node_with(OneDeviceDriver) as node:
         client = node.cluster.client
         await client.patch(NODES, node.cluster.node.name, {"metadata": {"labels": {"rack": "r1"}}})
         fabric = {
@@ -32,17 +34,17 @@ async def test_a_pod_gets_a_device_of_the_controller_s_pool_beside_one_of_this_n
             "kind": "ResourceSlice",
             "metadata": {"name": "fabric"},
             "spec": {
-                "driver": One.name,
+                "driver": OneDeviceDriver.name,
                 "pool": {"name": "fabric", "generation": 1, "resourceSliceCount": 1},
                 "devices": [{"name": "f-7", "attributes": {"index": {"int": 7}}}],
-                **where,
+                **node_field,
             },
         }
         await node.cluster.apply(fabric)
         await node.run_pod(count=2)
-        held = await node.plugin.claims.held()
-        assert set(held) == {(node.cluster.node.name, "toy-0"), ("fabric", "f-7")}
-        assert held["fabric", "f-7"] == {}
+        held_devices = await node.plugin.claims.held()
+        assert set(held_devices) == {(node.cluster.node.name, "toy-0"), ("fabric", "f-7")}
+        assert held_devices["fabric", "f-7"] == {}
         await node.restart()
         assert {s["metadata"]["name"] for s in node.cluster.slices()} > {"fabric"}
         assert not node.plugin.inventory.has_gone

@@ -1,4 +1,6 @@
-"""A rollback succeeds whatever made the prepare fail; one that cannot is retried with growing pauses and says why."""
+"""A rollback succeeds whatever error made the prepare fail. A rollback that fails is retried with growing pauses, and
+its reason is reported.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +51,13 @@ UNPREPARING = {"unlink"}
 OTHER = "0b6a0c1e-0000-4000-8000-000000000002"
 
 
-class Counting(WithMetadata):
-    """Notes who has device d-0. The unprepare raises ``broken``, where that is set."""
+class HolderTrackingDriver(WithMetadata):
+    """Records which claims hold device d-0. The unprepare raises ``failure``, if it is set."""
 
     def __init__(self) -> None:
         self.holders: set[str] = set()
-        self.broken: Exception | None = None
-        self.tries = 0
+        self.failure: Exception | None = None
+        self.attempts = 0
 
     async def prepare(self, claim: Claim) -> Any:
         assert not self.holders - {claim.uid}, "a second holder"
@@ -63,72 +65,76 @@ class Counting(WithMetadata):
         return await super().prepare(claim)
 
     async def unprepare(self, claim: PreparedClaim) -> None:
-        self.tries += 1
-        if self.broken:
-            raise self.broken
+        self.attempts += 1
+        if self.failure:
+            raise self.failure
         self.holders.discard(claim.uid)
 
 
-class SayingEvents:
-    """Stands for the recorder of Events."""
+class FakeEventRecorder:
+    """Records the events."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str, str]] = []
+        self.events: list[tuple[str, str, str]] = []
 
     def warn_claim(self, claim: Subject, reason: str, message: str) -> None:
-        self.told.append((claim.uid, reason, message))
+        self.events.append((claim.uid, reason, message))
 
 
-def faults_of(one: RunningManager) -> FileFaults:
-    return FileFaults(one.settings.cdi_root, one.settings.plugin_dir / "dra-device-metadata")
+def faults_of(manager: RunningManager) -> FileFaults:
+    return FileFaults(manager.settings.cdi_root, manager.settings.plugin_dir / "dra-device-metadata")
 
 
-# --- whatever fails -----------------------------------------------------------------------------------
+# --- failures of file operations ----------------------------------------------------------------------
 
 
-async def check_whole(one: RunningManager, driver: Counting, ref: ClaimIdentity, other: ClaimIdentity) -> None:
-    """After the faults the claim can be prepared or it is gone, the other claim can have the device, and nothing is left."""
-    if not isinstance(await one.prepare(ref), DraError):
-        assert isinstance(await one.prepare(other), DeviceHeldError)
+async def check_claims(
+    manager: RunningManager, driver: HolderTrackingDriver, ref: ClaimIdentity, other_ref: ClaimIdentity
+) -> None:
+    """Asserts that after the faults the claim can be unprepared, the other claim can be prepared, and no state is
+    left.
+    """
+    if not isinstance(await manager.prepare(ref), DraError):
+        assert isinstance(await manager.prepare(other_ref), DeviceHeldError)
         assert driver.holders == {ref.uid}
-    assert await one.unprepare(ref) == ()
-    assert not isinstance(await one.prepare(other), DraError)
-    assert await one.unprepare(other) == ()
-    await one.claims.reconciler.once()
-    assert await one.records() == {}
+    assert await manager.unprepare(ref) == ()
+    assert not isinstance(await manager.prepare(other_ref), DraError)
+    assert await manager.unprepare(other_ref) == ()
+    await manager.claims.reconciler.once()
+    assert await manager.records() == {}
     assert driver.holders == set()
-    assert [p for p in files_of(one) if p.is_dir() or not p.name.startswith(".")] == []
-    assert [p for p in files_of(one) if p.name.endswith(".record")] == []
+    assert [p for p in files_of(manager) if p.is_dir() or not p.name.startswith(".")] == []
+    assert [p for p in files_of(manager) if p.name.endswith(".record")] == []
 
 
 @pytest.fixture
-def without_age(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file without a record is an orphan at once."""
+def no_orphan_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a file without a record an orphan at once."""
     monkeypatch.setattr(reconcile, "_ORPHAN_AGE", -1.0)
 
 
 @pytest.mark.cases(12)
-@pytest.mark.parametrize("work", ["prepare", "unprepare"])
-@pytest.mark.parametrize("lasts", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("operation", ["prepare", "unprepare"])
+@pytest.mark.parametrize("is_permanent", [False, True], ids=["once", "from then on"])
 @pytest.mark.parametrize("error", ERRORS, ids=[errno.errorcode[e] for e in ERRORS])
-@pytest.mark.usefixtures("without_age")
-async def test_every_error_at_every_file_operation_leaves_nothing(
-    tmp_path: Path, error: int, lasts: bool, work: str
+@pytest.mark.usefixtures("no_orphan_age")
+async def test_an_error_at_any_file_operation_leaves_no_state(
+    tmp_path: Path, error: int, is_permanent: bool, operation: str
 ) -> None:
-    api, driver = FakeApiServer(), Counting()
+    api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api, LONGEST_NAME, request=f"{'r' * 63}/{'s' * 63}")
-    other = allocate(api, "other", OTHER)
-    async with running_manager(tmp_path, driver, api) as one:
-        faults, failed = faults_of(one), set()
+    other_ref = allocate(api, "other", OTHER)
+    async with running_manager(tmp_path, driver, api) as manager:
+        faults, failed = faults_of(manager), set()
         for number in range(200):
-            if work == "unprepare":
-                assert not isinstance(await one.prepare(ref), DraError)
-            with faults.failing(error, lambda n, at=number: n >= at if lasts else n == at):  # type: ignore[misc]
-                await (one.prepare(ref) if work == "prepare" else one.unprepare(ref))
+            if operation == "unprepare":
+                assert not isinstance(await manager.prepare(ref), DraError)
+            with faults.failing(error, lambda n, at=number: n >= at if is_permanent else n == at):  # type: ignore[misc]
+                await (manager.prepare(ref) if operation == "prepare" else manager.unprepare(ref))
             failed |= set(faults.failed)
-            await check_whole(one, driver, ref, other)
+            await check_claims(manager, driver, ref, other_ref)
             if faults.count <= number:
-                assert failed >= (PREPARING if work == "prepare" else UNPREPARING)
+                assert failed >= (PREPARING if operation == "prepare" else UNPREPARING)
                 return
     raise AssertionError("more file operations than expected")
 
@@ -157,8 +163,8 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=300) | st.sam
     parameters=st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False) | TEXTS, st.lists, max_leaves=5),
     faults_at=st.dictionaries(st.integers(0, 60), st.sampled_from(ERRORS), max_size=3),
 )
-@pytest.mark.usefixtures("without_age")
-def test_any_claim_that_an_api_server_accepts_is_prepared_and_unprepared_whatever_fails_meanwhile(
+@pytest.mark.usefixtures("no_orphan_age")
+def test_any_valid_claim_is_prepared_and_unprepared_whatever_file_operations_fail(
     tmp_path_factory: pytest.TempPathFactory,
     run: int,
     namespace: str,
@@ -173,25 +179,25 @@ def test_any_claim_that_an_api_server_accepts_is_prepared_and_unprepared_whateve
     annotations = {"example.com/text": text} | ({POD_CLAIM: pod_claim} if pod_claim is not None else {})
 
     async def check() -> None:
-        api, driver = FakeApiServer(), Counting()
-        other = allocate(api, "other.claim", OTHER)
+        api, driver = FakeApiServer(), HolderTrackingDriver()
+        other_ref = allocate(api, "other.claim", OTHER)
         api.allocate(name, UID, "d-0", DRIVER, request=request_name)
         api.claims[name]["metadata"] |= {"namespace": namespace, "annotations": annotations, "labels": {"a": "x" * 63}}
         opaque = {"driver": configured, "parameters": {"a": parameters}}
         config = [{"source": "FromClaim", "requests": [], "opaque": opaque}]
         api.claims[name]["status"]["allocation"]["devices"]["config"] = config
         ref = ClaimIdentity(namespace, name, UID)
-        async with running_manager(tmp_path_factory.mktemp("room"), driver, api) as one:
-            faults = faults_of(one)
+        async with running_manager(tmp_path_factory.mktemp("room"), driver, api) as manager:
+            faults = faults_of(manager)
             for number, error in faults_at.items():
                 with faults.failing(error, lambda n, at=number: n == at):  # type: ignore[misc]
-                    await one.prepare(ref)
-                    await one.unprepare(ref)
-                await check_whole(one, driver, ref, other)
-            answer = await one.prepare(ref)
-            assert isinstance(answer, DraError) == (configured == DRIVER)  # it takes no parameters
-            assert name in request_name or not [p for p in files_of(one) if len(name) > 8 and name in str(p)]
-            await check_whole(one, driver, ref, other)
+                    await manager.prepare(ref)
+                    await manager.unprepare(ref)
+                await check_claims(manager, driver, ref, other_ref)
+            response = await manager.prepare(ref)
+            assert isinstance(response, DraError) == (configured == DRIVER)  # the driver accepts no parameters
+            assert name in request_name or not [p for p in files_of(manager) if len(name) > 8 and name in str(p)]
+            await check_claims(manager, driver, ref, other_ref)
 
     asyncio.run(check())
 
@@ -210,160 +216,160 @@ def own_mount(tmp_path: Path) -> Iterator[Path]:
 async def test_a_prepare_that_fails_on_a_read_only_folder_is_rolled_back_while_it_is_read_only(
     tmp_path: Path, own_mount: Path
 ) -> None:
-    """Linux refuses to remove also a file that is not there."""
-    api, driver = FakeApiServer(), Counting()
+    """On a read-only file system, Linux also refuses to remove a file that does not exist."""
+    api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as one:
+    async with running_manager(tmp_path, driver, api) as manager:
         subprocess.run(["mount", "-o", "remount,ro", str(own_mount)], check=True)
-        answer = await one.prepare(ref)
-        assert isinstance(answer, RecordsError)
-        assert "Read-only file system" in str(answer)
-        assert await one.records() == {}
+        response = await manager.prepare(ref)
+        assert isinstance(response, RecordsError)
+        assert "Read-only file system" in str(response)
+        assert await manager.records() == {}
         assert driver.holders == set()
         subprocess.run(["mount", "-o", "remount,rw", str(own_mount)], check=True)
-        assert not isinstance(await one.prepare(ref), DraError)
-        assert await one.unprepare(ref) == ()
-        assert files_of(one) == []
+        assert not isinstance(await manager.prepare(ref), DraError)
+        assert await manager.unprepare(ref) == ()
+        assert files_of(manager) == []
 
 
-# --- what cannot be rolled back ------------------------------------------------------------------------
+# --- failing rollbacks ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def read_only(one: RunningManager) -> Iterator[None]:
-    """As where the file system of the metadata files was mounted read-only after an error of its disk."""
-    faults = FileFaults(one.settings.plugin_dir / "dra-device-metadata")
+def read_only(manager: RunningManager) -> Iterator[None]:
+    """Makes the metadata files read-only, as after an error of their disk."""
+    faults = FileFaults(manager.settings.plugin_dir / "dra-device-metadata")
     with faults.failing(errno.EROFS, lambda number: True):
         yield
 
 
-async def stuck(one: RunningManager, ref: ClaimIdentity) -> None:
-    """Makes a claim whose rollback has failed once."""
-    await one.prepare(ref)
-    with read_only(one):
-        answer = await one.unprepare(ref)
-    assert isinstance(answer, UndoFailedError)
+async def fail_rollback(manager: RunningManager, ref: ClaimIdentity) -> None:
+    """Prepares a claim and makes its rollback fail once."""
+    await manager.prepare(ref)
+    with read_only(manager):
+        response = await manager.unprepare(ref)
+    assert isinstance(response, UndoFailedError)
 
 
 async def test_the_message_names_the_path_and_the_reason_and_no_other_folder(tmp_path: Path) -> None:
-    api, driver = FakeApiServer(), Counting()
+    api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as one:
-        await stuck(one, ref)
-        (record,) = await one.claims.store.all()
-        path = one.settings.plugin_dir / f"dra-device-metadata/{UID}_r.json"
+    async with running_manager(tmp_path, driver, api) as manager:
+        await fail_rollback(manager, ref)
+        (record,) = await manager.claims.store.all()
+        path = manager.settings.plugin_dir / f"dra-device-metadata/{UID}_r.json"
         assert record.error == (
             f"{path} cannot be removed (Read-only file system): its file system is read-only; see the kernel's log, and mount "
             "it writable"
         )
-        with faults_of(one).failing(errno.EIO, lambda number: True):
-            await one.unprepare(ref)
-        (record,) = await one.claims.store.all()
+        with faults_of(manager).failing(errno.EIO, lambda number: True):
+            await manager.unprepare(ref)
+        (record,) = await manager.claims.store.all()
         assert "Input/output error" in record.error
         assert "space" not in record.error
-        assert await one.unprepare(ref) == ()
+        assert await manager.unprepare(ref) == ()
 
 
-async def test_a_full_disk_is_the_only_reason_to_advise_more_space(tmp_path: Path) -> None:
+async def test_only_a_full_disk_leads_to_the_advice_to_free_space(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = allocate(api)
-    async with running_manager(tmp_path, WithMetadata(), api) as one:
+    async with running_manager(tmp_path, WithMetadata(), api) as manager:
         for error in ERRORS:
-            with FileFaults(one.settings.cdi_root).failing(error, lambda number: True):
-                answer = await one.prepare(ref)
-            assert isinstance(answer, DraError)
-            assert ("space" in str(answer)) == (error == errno.ENOSPC)
-            assert str(one.settings.cdi_root) in str(answer)
-            assert one.process.id not in str(answer)  # the text is the same in each process
+            with FileFaults(manager.settings.cdi_root).failing(error, lambda number: True):
+                response = await manager.prepare(ref)
+            assert isinstance(response, DraError)
+            assert ("space" in str(response)) == (error == errno.ENOSPC)
+            assert str(manager.settings.cdi_root) in str(response)
+            assert manager.process.id not in str(response)  # the text is the same in each process
 
 
-async def test_however_often_it_is_tried_each_text_is_logged_once_and_the_event_is_the_same(
+async def test_each_text_of_a_repeated_failure_is_logged_once_and_the_event_does_not_change(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api, driver = FakeApiServer(), Counting()
-    ref, other = allocate(api), allocate(api, "other", OTHER)
-    events = SayingEvents()
-    async with running_manager(tmp_path, driver, api) as one:
-        one.claims.engine.rollback.events = events  # type: ignore[assignment]
-        await one.prepare(ref)
-        driver.broken = OSError("the card does not answer")
+    api, driver = FakeApiServer(), HolderTrackingDriver()
+    ref, other_ref = allocate(api), allocate(api, "other", OTHER)
+    events = FakeEventRecorder()
+    async with running_manager(tmp_path, driver, api) as manager:
+        manager.claims.engine.rollback.events = events  # type: ignore[assignment]
+        await manager.prepare(ref)
+        driver.failure = OSError("the card does not answer")
         caplog.set_level(logging.INFO)
         for _ in range(20):
-            assert isinstance(await one.unprepare(ref), UndoFailedError)
-            answer = await one.prepare(other)
-            assert isinstance(answer, DeviceHeldError)
-            assert "the card does not answer" in str(answer)
-            await one.claims.reconciler.once()
-        assert driver.tries == 60
+            assert isinstance(await manager.unprepare(ref), UndoFailedError)
+            response = await manager.prepare(other_ref)
+            assert isinstance(response, DeviceHeldError)
+            assert "the card does not answer" in str(response)
+            await manager.claims.reconciler.once()
+        assert driver.attempts == 60
         lines = [r.getMessage() for r in caplog.records]
-        # A driver's method that fails again and again is logged at the 1st, 2nd, 4th, 8th failure, and so on.
+        # A repeated failure of a driver method is logged at the 1st, 2nd, 4th and 8th failure, and so on.
         lines = [line for line in lines if "reconciled: " not in line and " times: " not in line]
         assert len(lines) == len(set(lines)) < 8, lines
-        assert len(set(events.told)) == 1
-        ((uid, reason, text), *_) = events.told
+        assert len(set(events.events)) == 1
+        ((uid, reason, text), *_) = events.events
         assert (uid, reason) == (UID, "UnprepareFailed")
         assert "the card does not answer" in text
-        driver.broken = None
-        assert not isinstance(await one.prepare(other), DraError)
-        assert await one.unprepare(ref) == ()
+        driver.failure = None
+        assert not isinstance(await manager.prepare(other_ref), DraError)
+        assert await manager.unprepare(ref) == ()
 
 
 async def test_an_unprepare_whose_rollback_fails_is_logged_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api, driver = FakeApiServer(), Counting()
+    api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as one:
-        await one.prepare(ref)
-        driver.broken = RetryableError("the card does not answer")
+    async with running_manager(tmp_path, driver, api) as manager:
+        await manager.prepare(ref)
+        driver.failure = RetryableError("the card does not answer")
         caplog.set_level(logging.INFO)
-        assert isinstance(await one.unprepare(ref), UndoFailedError)
+        assert isinstance(await manager.unprepare(ref), UndoFailedError)
         (line,) = (r.getMessage() for r in caplog.records if "the card does not answer" in r.getMessage())
         assert line.startswith("cannot roll back claim; its devices stay held: ")
-        driver.broken = None
-        assert await one.unprepare(ref) == ()
+        driver.failure = None
+        assert await manager.unprepare(ref) == ()
 
 
-async def test_the_plugin_tries_again_by_itself_with_pauses_that_grow(
+async def test_the_plugin_retries_without_a_call_and_with_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.01)
-    api, driver = FakeApiServer(), Counting()
+    api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as one:
-        await one.prepare(ref)
-        driver.broken = OSError("the card does not answer")
-        await one.unprepare(ref)
-        retrying = asyncio.create_task(one.claims.background()["rollbacks"]())
-        await wait_until(lambda: driver.tries > 4)
-        driver.broken = None
-        await wait_until(lambda: _records_are(one, {}))
+    async with running_manager(tmp_path, driver, api) as manager:
+        await manager.prepare(ref)
+        driver.failure = OSError("the card does not answer")
+        await manager.unprepare(ref)
+        retrying = asyncio.create_task(manager.claims.background()["rollbacks"]())
+        await wait_until(lambda: driver.attempts > 4)
+        driver.failure = None
+        await wait_until(lambda: _records_are(manager, {}))
         retrying.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await retrying
-        assert files_of(one) == []
+        assert files_of(manager) == []
 
 
-async def _records_are(one: RunningManager, expected: dict[str, str]) -> bool:
-    return await one.records() == expected
+async def _records_are(manager: RunningManager, expected: dict[str, str]) -> bool:
+    return await manager.records() == expected
 
 
-async def test_a_rollback_that_fails_before_it_begins_is_tried_again_too(
+async def test_a_rollback_that_fails_before_its_first_step_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.01)
-    retries, tries = RollbackRetries(Metrics()), 0
+    retries, attempts = RollbackRetries(Metrics()), 0
 
     async def roll_back(uid: str) -> bool:
-        nonlocal tries
-        tries += 1
-        if tries < 4:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 4:
             raise RecordsError("the records cannot be written")
         return True
 
     retries.failed("u")
     task = asyncio.create_task(retries.run(roll_back))
-    await wait_until(lambda: tries == 4)
+    await wait_until(lambda: attempts == 4)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -372,12 +378,12 @@ async def test_a_rollback_that_fails_before_it_begins_is_tried_again_too(
 def test_the_pause_doubles_from_two_seconds_to_five_minutes() -> None:
     retries = RollbackRetries(Metrics())
     assert [retries.failed("u") for _ in range(10)] == [2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
-    assert retries.failed("v", 1_000_000) == 300  # by the record, after a restart
+    assert retries.failed("v", 1_000_000) == 300  # the number of attempts in the record, after a restart
     retries.done("u")
     assert retries.failed("u") == 2
 
 
-def test_texts_that_never_end_take_bounded_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_memory_for_logged_texts_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     retries = RollbackRetries(Metrics())
     for i in range(3_000):
         retries.log(f"u{i}", "text")
@@ -386,15 +392,15 @@ def test_texts_that_never_end_take_bounded_memory(caplog: pytest.LogCaptureFixtu
     assert max(map(len, retries._logged.values())) <= 50
 
 
-async def test_readiness_and_the_claims_command_state_which_claim_why_how_often_and_when(
+async def test_readiness_and_the_claims_command_show_the_claim_the_reason_the_attempts_and_the_next_attempt(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api, driver = FakeApiServer(), Counting()
+    api, driver = FakeApiServer(), HolderTrackingDriver()
     ref = allocate(api)
-    async with running_manager(tmp_path, driver, api) as one:
-        await stuck(one, ref)
-        assert await one.claims.faults() == []  # the node serves all other claims
-        (note,) = await one.claims.notes()
+    async with running_manager(tmp_path, driver, api) as manager:
+        await fail_rollback(manager, ref)
+        assert await manager.claims.faults() == []  # the node serves all other claims
+        (note,) = await manager.claims.notes()
         assert re.fullmatch(
             rf"claim {LONGEST_LABEL}/c \(UID {UID}\) cannot be rolled back and keeps its devices \(tried 1 time, next in [0-2] s\): "
             r".*Read-only file system.*",
@@ -402,28 +408,26 @@ async def test_readiness_and_the_claims_command_state_which_claim_why_how_often_
         )
         options = ["--kubelet-root", str(tmp_path), "--cdi-root", str(tmp_path / "cdi"), "--driver-name", DRIVER]
         assert main(["claims", *options]) == 0
-        shown = capsys.readouterr().out
-        assert "Read-only file system" in shown
-        assert "tried 1 time, next in " in shown
+        output = capsys.readouterr().out
+        assert "Read-only file system" in output
+        assert "tried 1 time, next in " in output
         assert main(["claims", *options, "-o", "json"]) == 0
         assert '"nextAttempt": "20' in capsys.readouterr().out
         (finding,) = [finding async for finding in look(tmp_path, tmp_path / "cdi", None)]
         assert "cannot be rolled back and keeps its devices (tried 1 time, next in " in finding.text
 
 
-async def test_a_forgotten_claim_leaves_no_files_of_metadata(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_forgotten_claim_leaves_no_metadata_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     api = FakeApiServer()
     ref = allocate(api)
-    async with running_manager(tmp_path, WithMetadata(), api) as one:
-        await one.prepare(ref)
+    async with running_manager(tmp_path, WithMetadata(), api) as manager:
+        await manager.prepare(ref)
     options = ["--kubelet-root", str(tmp_path), "--cdi-root", str(tmp_path / "cdi"), "--driver-name", DRIVER]
     assert main(["claims", "forget", UID, "--yes", *options]) == 0
-    assert files_of(one) == []
+    assert files_of(manager) == []
 
 
-@pytest.mark.parametrize("odd", ["soon", None, float("nan"), 1e300, [1]])
-def test_a_malformed_time_on_record_is_no_time(odd: object) -> None:
-    record = Record("u", "ns", "c", State.UNPREPARING, "boot", doc={"retryAt": odd}, error="broken", attempts=3)
+@pytest.mark.parametrize("value", ["soon", None, float("nan"), 1e300, [1]])
+def test_a_malformed_retry_time_in_the_record_is_ignored(value: object) -> None:
+    record = Record("u", "ns", "c", State.UNPREPARING, "boot", doc={"retryAt": value}, error="broken", attempts=3)
     assert retry_note(record) == "tried 3 times"

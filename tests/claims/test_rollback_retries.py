@@ -1,4 +1,6 @@
-"""A retry that is scheduled is not lost, and what is remembered of failed rollbacks and of the CDI folder is small and right."""
+"""A scheduled retry is not lost, and the memory for failed rollbacks and for the state of the CDI folder is small and
+correct.
+"""
 
 from __future__ import annotations
 
@@ -25,60 +27,60 @@ from dra_kubeletplugin.claims.metadata_files import MetadataFiles
 from dra_kubeletplugin.claims.rollback_retries import RollbackRetries, retry_note
 from dra_kubeletplugin.driver import PreparedDevice
 from dra_kubeletplugin.errors import DraError, RecordsError, StoppingError, UndoFailedError
-from tests.claims.test_rollback import Counting
+from tests.claims.test_rollback import HolderTrackingDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 from tests.helpers.waiting import wait_until
 
-FAST, SLOW = (f"0b6a0c1e-0000-4000-8000-00000000000{i}" for i in (1, 2))
+FAST_UID, SLOW_UID = (f"0b6a0c1e-0000-4000-8000-00000000000{i}" for i in (1, 2))
 
 
-class SlowToUndo(Counting):
-    """The unprepare of SLOW waits; that of any claim raises ``broken``, where that is set."""
+class SlowUndoDriver(HolderTrackingDriver):
+    """The unprepare of SLOW_UID waits. The unprepare of any claim raises ``failure``, if it is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits = asyncio.Event()
-        self.goes_on = asyncio.Event()
+        self.is_waiting = asyncio.Event()
+        self.resume = asyncio.Event()
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [d.prepared() for d in claim.devices]
 
     async def unprepare(self, claim: PreparedClaim) -> None:
-        if self.broken:
-            raise self.broken
-        if claim.uid == SLOW:
-            self.waits.set()
-            await self.goes_on.wait()
+        if self.failure:
+            raise self.failure
+        if claim.uid == SLOW_UID:
+            self.is_waiting.set()
+            await self.resume.wait()
 
 
-async def test_a_retry_that_is_scheduled_during_a_reconciling_pass_survives_the_pass(tmp_path: Path) -> None:
-    """Before, the end of the pass took the result of its own earlier work on the claim for the newest, and forgot the retry."""
-    api, driver = FakeApiServer(), SlowToUndo()
-    fast, slow = api.allocate("fast", FAST, "d-0", DRIVER), api.allocate("slow", SLOW, "d-1", DRIVER)
-    async with running_manager(tmp_path, driver, api) as one:
-        retries = one.claims.engine.rollback.retries
-        driver.broken = OSError("the card does not answer")
-        for ref in fast, slow:
-            assert not isinstance(await one.prepare(ref), DraError)
-            assert isinstance(await one.unprepare(ref), DraError)
-        driver.broken = None
-        reconciling = asyncio.create_task(one.claims.reconciler.once(ask_server=False))
-        await driver.waits.wait()
-        await wait_until(lambda: FAST not in retries._retries)
-        assert not isinstance(await one.prepare(fast), DraError)
-        driver.broken = OSError("the card does not answer")
-        assert isinstance(await one.unprepare(fast), DraError)
-        assert FAST in retries._retries
-        driver.broken = None
-        driver.goes_on.set()
+async def test_a_retry_that_is_scheduled_during_a_reconcile_pass_survives_the_pass(tmp_path: Path) -> None:
+    """Without this, the end of the pass uses the result of its own earlier work on the claim, and removes the retry."""
+    api, driver = FakeApiServer(), SlowUndoDriver()
+    fast_ref, slow_ref = api.allocate("fast", FAST_UID, "d-0", DRIVER), api.allocate("slow", SLOW_UID, "d-1", DRIVER)
+    async with running_manager(tmp_path, driver, api) as manager:
+        retries = manager.claims.engine.rollback.retries
+        driver.failure = OSError("the card does not answer")
+        for ref in fast_ref, slow_ref:
+            assert not isinstance(await manager.prepare(ref), DraError)
+            assert isinstance(await manager.unprepare(ref), DraError)
+        driver.failure = None
+        reconciling = asyncio.create_task(manager.claims.reconciler.once(ask_server=False))
+        await driver.is_waiting.wait()
+        await wait_until(lambda: FAST_UID not in retries._retries)
+        assert not isinstance(await manager.prepare(fast_ref), DraError)
+        driver.failure = OSError("the card does not answer")
+        assert isinstance(await manager.unprepare(fast_ref), DraError)
+        assert FAST_UID in retries._retries
+        driver.failure = None
+        driver.resume.set()
         await reconciling
-        assert FAST in retries._retries
-        assert SLOW not in retries._retries
+        assert FAST_UID in retries._retries
+        assert SLOW_UID not in retries._retries
 
 
-def test_long_texts_that_are_logged_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollback_retries.log, "log", lambda *args, **kwargs: None)  # else pytest keeps them
+def test_long_logged_texts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollback_retries.log, "log", lambda *args, **kwargs: None)  # otherwise pytest keeps them
     retries = RollbackRetries(Metrics())
     retries.log("u", "text")
     tracemalloc.start()
@@ -90,8 +92,8 @@ def test_long_texts_that_are_logged_are_not_kept(monkeypatch: pytest.MonkeyPatch
         tracemalloc.stop()
 
 
-def test_two_probes_of_the_folder_at_once_find_no_fault(tmp_path: Path) -> None:
-    """Readiness and the operator's page probe in threads of their own."""
+def test_two_concurrent_probes_of_the_folder_find_no_fault(tmp_path: Path) -> None:
+    """Readiness and the operator's page probe in separate threads."""
     specs = ClaimSpecs(tmp_path, "gpu.example.com")
     files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
     faults: set[str] = set()
@@ -114,24 +116,24 @@ def test_two_probes_of_the_folder_at_once_find_no_fault(tmp_path: Path) -> None:
     assert faults == {""}
 
 
-def test_probes_of_a_folder_that_hangs_keep_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_of_a_hanging_folder_use_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = ClaimSpecs(tmp_path, "gpu.example.com")
     files = ClaimFiles(specs, MetadataFiles(tmp_path / "plugin", specs.driver))
-    began, goes_on = threading.Event(), threading.Event()
+    has_begun, resume = threading.Event(), threading.Event()
 
     def hang() -> None:
-        began.set()
-        goes_on.wait()
+        has_begun.set()
+        resume.wait()
 
     monkeypatch.setattr(specs, "probe", hang)
     files.fault = "the disk is full"
     first = threading.Thread(target=files.probe)
     first.start()
-    began.wait()
+    has_begun.wait()
     for _ in range(100):
         files.probe()
     assert files.fault == "the disk is full"
-    goes_on.set()
+    resume.set()
     first.join()
     assert files.fault == ""
 
@@ -139,29 +141,29 @@ def test_probes_of_a_folder_that_hangs_keep_one_thread(tmp_path: Path, monkeypat
 # --- the schedule alone ------------------------------------------------------------------------------------
 
 
-class Rollbacks:
-    """Rolls back as a rollback does: forgets the claim, or raises what ``script`` has for the attempt."""
+class FakeRollbacks:
+    """Forgets the claim as a rollback does, or raises the next exception in ``results``."""
 
-    def __init__(self, retries: RollbackRetries, script: list[Exception | None]) -> None:
+    def __init__(self, retries: RollbackRetries, results: list[Exception | None]) -> None:
         self.retries = retries
-        self.script = script
-        self.tried: list[str] = []
+        self.results = results
+        self.uids: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
 
     async def __call__(self, uid: str) -> bool:
-        self.tried.append(uid)
+        self.uids.append(uid)
         await self.go.wait()
-        if error := self.script.pop(0) if self.script else None:
+        if error := self.results.pop(0) if self.results else None:
             raise error
         self.retries.done(uid)
         return True
 
 
 @contextlib.asynccontextmanager
-async def running(*script: Exception | None) -> AsyncIterator[tuple[RollbackRetries, Rollbacks]]:
+async def running_retries(*results: Exception | None) -> AsyncIterator[tuple[RollbackRetries, FakeRollbacks]]:
     retries = RollbackRetries(Metrics())
-    rollbacks = Rollbacks(retries, list(script))
+    rollbacks = FakeRollbacks(retries, list(results))
     task = asyncio.create_task(retries.run(rollbacks))
     await asyncio.sleep(0)
     yield retries, rollbacks
@@ -171,28 +173,28 @@ async def running(*script: Exception | None) -> AsyncIterator[tuple[RollbackRetr
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollback_retries, "_FIRST", 0.0)
 
 
-@pytest.mark.usefixtures("at_once")
-async def test_each_claim_is_tried_once_at_a_time_until_its_rollback_succeeds(caplog: pytest.LogCaptureFixture) -> None:
-    broken = RecordsError("the records cannot be written")
-    async with running(broken, broken, broken) as (retries, rollbacks):
+@pytest.mark.usefixtures("retry_at_once")
+async def test_one_rollback_of_a_claim_runs_at_a_time_until_it_succeeds(caplog: pytest.LogCaptureFixture) -> None:
+    failure = RecordsError("the records cannot be written")
+    async with running_retries(failure, failure, failure) as (retries, rollbacks):
         rollbacks.go.clear()
         for uid in "ab":
             retries.failed(uid)
-        await wait_until(lambda: sorted(rollbacks.tried) == ["a", "b"])
+        await wait_until(lambda: sorted(rollbacks.uids) == ["a", "b"])
         retries._wake.set()
         await asyncio.sleep(0.01)
-        assert len(rollbacks.tried) == 2
+        assert len(rollbacks.uids) == 2
         rollbacks.go.set()
         await wait_until(lambda: not retries._retries)
-        assert len(rollbacks.tried) == 5
+        assert len(rollbacks.uids) == 5
     assert caplog.text.count("cannot roll back claim: the records cannot be written") == 2  # once for each claim
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("retry_at_once")
 async def test_a_rollback_that_scheduled_its_own_retry_keeps_it_and_logs_itself(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -212,13 +214,13 @@ async def test_a_rollback_that_scheduled_its_own_retry_keeps_it_and_logs_itself(
     assert caplog.text == ""
 
 
-@pytest.mark.usefixtures("at_once")
-async def test_a_plugin_that_stops_schedules_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async with running(StoppingError("the plugin is shutting down")) as (retries, rollbacks):
+@pytest.mark.usefixtures("retry_at_once")
+async def test_a_stopping_plugin_schedules_no_retry(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_retries(StoppingError("the plugin is shutting down")) as (retries, rollbacks):
         retries.failed("u")
-        await wait_until(lambda: rollbacks.tried)
+        await wait_until(lambda: rollbacks.uids)
         await asyncio.sleep(0.01)
-        assert rollbacks.tried == ["u"]
+        assert rollbacks.uids == ["u"]
         assert retries._retries["u"].failures == 1
     assert caplog.text == ""
 
@@ -235,7 +237,7 @@ def test_a_pause_ends_with_the_earliest_retry_and_is_at_most_five_minutes(monkey
     assert retries._pause() == 0.0
 
 
-def test_the_failures_on_record_count_also_after_those_of_this_process() -> None:
+def test_the_failures_in_the_record_and_of_this_process_are_counted() -> None:
     retries = RollbackRetries(Metrics())
     assert [retries.failed("u"), retries.failed("u", 4), retries.failed("u", 1), retries.failed("u")] == [2, 16, 32, 64]
 
@@ -256,13 +258,13 @@ def test_a_text_is_logged_once_for_a_claim_until_the_claim_is_rolled_back(caplog
     assert [r.claim_uid for r in caplog.records[3:]] == ["u"]  # type: ignore[attr-defined]
 
 
-def test_the_log_fields_name_the_claim_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_fields_contain_the_claim_of_the_record(caplog: pytest.LogCaptureFixture) -> None:
     record = Record("u", "ns", "c", State.UNPREPARING, "boot")
     RollbackRetries(Metrics()).log("u", "text", claim=record)
     assert (caplog.records[0].claim, caplog.records[0].claim_uid) == ("ns/c", "u")  # type: ignore[attr-defined]
 
 
-def test_the_bounds_of_what_is_remembered_are_exact(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_numbers_of_remembered_claims_and_texts_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     retries = RollbackRetries(Metrics())
     for i in range(50):
         retries.log("u", f"text {i}")
@@ -289,7 +291,7 @@ def test_the_bounds_of_what_is_remembered_are_exact(caplog: pytest.LogCaptureFix
         (State.UNPREPARING, "e", 0, None, "tried 0 times"),
     ],
 )
-def test_the_note_of_a_retry(
+def test_the_retry_note_contains_the_attempts_and_the_next_time(
     state: State, error: str, attempts: int, due: float | None, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollback_retries, "time", SimpleNamespace(time=lambda: 1000.0))

@@ -1,4 +1,6 @@
-"""Claims of one card are prepared and unprepared at the same moment, in two instances, with faults: the state is never wrong."""
+"""Claims of one card are prepared and unprepared at the same time, in two instances, with faults: the state is always
+correct.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,19 @@ from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, run
 NAME = "cards.example.com"
 
 
-class Card:
-    """The hardware of both instances. ``faults`` is how often each method still fails."""
+class FakeCard:
+    """The hardware of both instances. ``faults`` contains the number of remaining failures of each method."""
 
     def __init__(self, faults: dict[str, int]) -> None:
         self.faults = dict(faults)
         self.state = "off"
         self.users: set[str] = set()
-        self.wrong: list[str] = []
+        self.errors: list[str] = []
         self.busy = False
 
     async def change(self, name: str, state: str) -> None:
         if self.busy or self.users:
-            self.wrong.append(f"{name} while busy={self.busy}, users={sorted(self.users)}")
+            self.errors.append(f"{name} while busy={self.busy}, users={sorted(self.users)}")
         self.busy, self.state = True, "unknown"
         await asyncio.sleep(0.001)
         self.busy = False
@@ -43,17 +45,17 @@ class Card:
             raise RetryableError(f"{name} fails")
 
 
-class Cards(Driver):
+class CardDriver(Driver):
     name = NAME
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: FakeCard) -> None:
         self.card = card
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         await claim.shared_step("power", "card")
         await claim.on_undo("part")
         if self.card.state != "on":
-            self.card.wrong.append(f"{claim.uid} begins while the card is {self.card.state}")
+            self.card.errors.append(f"{claim.uid} begins while the card is {self.card.state}")
         self.card.users.add(claim.uid)
         await asyncio.sleep(0)
         self.card.fail("prepare")
@@ -62,7 +64,7 @@ class Cards(Driver):
     async def undo_part(self, claim: PreparedClaim) -> None:
         self.card.fail("undo")
         if claim.uid in self.card.users and self.card.state != "on":
-            self.card.wrong.append(f"{claim.uid} ends while the card is {self.card.state}")
+            self.card.errors.append(f"{claim.uid} ends while the card is {self.card.state}")
         await asyncio.sleep(0)
         self.card.users.discard(claim.uid)
 
@@ -74,29 +76,29 @@ class Cards(Driver):
         await self.card.change("teardown", "off")
 
 
-async def play(folder: Path, scripts: list[list[tuple[str, int]]], faults: dict[str, int]) -> None:
-    card, api = Card(faults), FakeApiServer()
-    refs = [api.allocate(f"c{i}", f"uid-{i}", f"d-{i}", NAME) for i in range(len(scripts))]
+async def run_calls(folder: Path, calls_of_claims: list[list[tuple[str, int]]], faults: dict[str, int]) -> None:
+    card, api = FakeCard(faults), FakeApiServer()
+    refs = [api.allocate(f"c{i}", f"uid-{i}", f"d-{i}", NAME) for i in range(len(calls_of_claims))]
     async with (
-        running_manager(folder, Cards(card), api) as one,
-        running_manager(folder, Cards(card), api) as two,
+        running_manager(folder, CardDriver(card), api) as manager,
+        running_manager(folder, CardDriver(card), api) as second_manager,
     ):
 
-        async def life(ref: ClaimIdentity, script: list[tuple[str, int]]) -> None:
-            for call, instance in script:
-                await getattr((one, two)[instance], call)(ref)
+        async def run_calls_of_claim(ref: ClaimIdentity, calls: list[tuple[str, int]]) -> None:
+            for call, instance in calls:
+                await getattr((manager, second_manager)[instance], call)(ref)
 
-        await asyncio.gather(*(life(r, s) for r, s in zip(refs, scripts, strict=True)))
-        assert card.wrong == []
+        await asyncio.gather(*(run_calls_of_claim(r, s) for r, s in zip(refs, calls_of_claims, strict=True)))
+        assert card.errors == []
         assert card.state == "on" or not card.users
         card.faults.clear()
         for ref in refs:
-            assert not isinstance(await one.unprepare(ref), DraError)
-        assert (card.wrong, card.users, await records(one, two)) == ([], set(), [])
-        assert card.state == "off" or not any(call == "prepare" for s in scripts for call, _ in s)
+            assert not isinstance(await manager.unprepare(ref), DraError)
+        assert (card.errors, card.users, await all_records(manager, second_manager)) == ([], set(), [])
+        assert card.state == "off" or not any(call == "prepare" for s in calls_of_claims for call, _ in s)
 
 
-async def records(*instances: RunningManager) -> list[Any]:
+async def all_records(*instances: RunningManager) -> list[Any]:
     return [r for i in instances for r in await i.records()]
 
 
@@ -107,7 +109,7 @@ FAULTS = st.dictionaries(st.sampled_from(["setup", "teardown", "prepare", "undo"
 @given(st.lists(st.lists(CALLS, min_size=1, max_size=5), min_size=2, max_size=5), FAULTS)
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_state_is_on_while_a_claim_uses_it_and_off_at_the_end(
-    scripts: list[list[tuple[str, int]]], faults: dict[str, int]
+    calls_of_claims: list[list[tuple[str, int]]], faults: dict[str, int]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(play(Path(folder), scripts, faults))
+        asyncio.run(run_calls(Path(folder), calls_of_claims, faults))

@@ -1,4 +1,4 @@
-"""Pods with halves of one card, whose firmware must stay loaded until the last of them is gone."""
+"""Pods with halves of one card, whose firmware must stay loaded until the last pod is deleted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(node: DriverNode[Nimbus], name: str = "firmware", address: str = FIRST)
     return text.strip()
 
 
-async def test_the_firmware_stays_loaded_until_the_last_half_is_gone() -> None:
+async def test_the_firmware_stays_loaded_until_the_last_half_is_unprepared() -> None:
     async with card() as node:
         await node.run_pod("one", selector=HALF)
         await node.run_pod("two", selector=HALF)
@@ -65,15 +65,15 @@ async def test_after_a_kill_the_users_are_the_same() -> None:
         assert (read(node), read(node, "loads")) == ("0", "1")
 
 
-async def test_a_claim_that_fails_leaves_the_firmware_to_the_other_claim() -> None:
-    class Fails(Nimbus):
+async def test_a_failing_claim_keeps_the_firmware_for_the_other_claim() -> None:
+    class FailingDriver(Nimbus):
         def prepare(self, claim: Claim) -> list[PreparedDevice]:
             prepared = super().prepare(claim)
             if "bad" in claim.name:
                 raise OSError("no")
             return prepared
 
-    async with node_with(Fails, host=ONE_CARD) as node:
+    async with node_with(FailingDriver, host=ONE_CARD) as node:
         await node.run_pod("one", selector=HALF)
         with pytest.raises(PodError, match="no"):
             await node.run_pod("bad", selector=HALF, patience=0.1)
@@ -98,12 +98,12 @@ async def test_after_a_reboot_the_first_pod_loads_the_firmware_again() -> None:
 
 
 async def test_a_new_version_keeps_the_firmware_that_pods_use_and_loads_its_own_after_them() -> None:
-    class Newer(Nimbus):
+    class NewerNimbus(Nimbus):
         firmware = "4.3"
 
     async with card() as node:
         await node.run_pod("one", selector=HALF)
-        await node.upgrade(Newer)
+        await node.upgrade(NewerNimbus)
         await node.apply_pod("two", selector=HALF)
         await node.api.wait_event(
             "two", "SHARED_STEP: the shared step firmware of 0000:17:00.0 is set up for claim default/one"
@@ -130,9 +130,9 @@ async def test_dra_claims_shows_each_shared_step_with_its_users(capsys: pytest.C
             ["nimbus.example.com", "firmware", "0000:17:00.0", "set", "up", users],
         ]
         assert main(["claims", "--kubelet-root", root, "--cdi-root", str(node.settings.cdi_root), "-o", "json"]) == 0
-        (found,) = json.loads(capsys.readouterr().out)["shared"]
-        assert (found["step"], found["key"], found["ready"]) == ("firmware", FIRST, True)
-        assert found["claims"] == [f"default/{n}" for n in names]
+        (shared_step,) = json.loads(capsys.readouterr().out)["shared"]
+        assert (shared_step["step"], shared_step["key"], shared_step["ready"]) == ("firmware", FIRST, True)
+        assert shared_step["claims"] == [f"default/{n}" for n in names]
         await node.delete_pod("one")
         await node.delete_pod("two")
         assert main(["claims", "--kubelet-root", root, "--cdi-root", str(node.settings.cdi_root)]) == 0

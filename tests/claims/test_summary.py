@@ -19,7 +19,14 @@ def test_a_summary_has_the_devices_of_each_claim_and_the_names_of_unreadable_one
         UnreadableRecord("v", "damaged", {"namespace": "ns", "name": "v"}),
         Record("w", "", "", State.UNPREPARING, "b"),
     ]
-    none = {"driver": "x", "pool": "p", "request": "?", "shareID": None, "adminAccess": None, "consumedCapacity": None}
+    empty_fields = {
+        "driver": "x",
+        "pool": "p",
+        "request": "?",
+        "shareID": None,
+        "adminAccess": None,
+        "consumedCapacity": None,
+    }
     full = {"driver": "x", "pool": "p", "device": "d", "request": "r", "shareID": "s", "adminAccess": True}
     assert summarize(rows, "x") == ClaimSnapshot(
         [
@@ -27,7 +34,11 @@ def test_a_summary_has_the_devices_of_each_claim_and_the_names_of_unreadable_one
                 "ns",
                 "c",
                 "prepared",
-                [full | {"consumedCapacity": {"m": "1"}}, none | {"device": "e"}, none | {"device": "f"}],
+                [
+                    full | {"consumedCapacity": {"m": "1"}},
+                    empty_fields | {"device": "e"},
+                    empty_fields | {"device": "f"},
+                ],
             ),
             ClaimSummary("?", "w", "unpreparing", []),
         ],

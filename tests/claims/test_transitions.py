@@ -1,4 +1,4 @@
-"""Each decision for a claim, from each state of its record: what is returned, and what is written."""
+"""Each decision for a claim, from each state of its record: the returned decision, and the changed records."""
 
 from __future__ import annotations
 
@@ -23,156 +23,162 @@ from dra_kubeletplugin.claims.transitions import (
 from dra_kubeletplugin.errors import ClaimError, HardwareUnknownError, RecordUnreadableError
 from tests.helpers.crash.record_stores import BOOT, DRIVER, PoolSupply
 
-MINE, ALIVE, DEAD = "1-mine", "2-alive", "3-dead"
-NOTHING = PoolSupply()
+THIS_PROCESS, RUNNING_PROCESS, DEAD_PROCESS = "1-mine", "2-alive", "3-dead"
+NO_SUPPLY = PoolSupply()
 
 
-class Process:
-    id = MINE
+class FakeProcess:
+    id = THIS_PROCESS
 
     def __init__(self) -> None:
-        self.living: list[str] = []
+        self.other_processes: list[str] = []
 
     def alive(self, id: str) -> bool:
-        return id in {MINE, ALIVE}
+        return id in {THIS_PROCESS, RUNNING_PROCESS}
 
     def others(self) -> list[str]:
-        return self.living
+        return self.other_processes
 
 
-def make(node: str = "", *prepares: str) -> Transitions:
-    return Transitions(DRIVER, cast(Any, Process()), BOOT, lambda uid: uid in prepares, node)
+def make_transitions(node: str = "", *prepares: str) -> Transitions:
+    return Transitions(DRIVER, cast(Any, FakeProcess()), BOOT, lambda uid: uid in prepares, node)
 
 
-def record(uid: str = "u", device: str = "d-0", state: State = State.PREPARED, owner: str = "", **more: Any) -> Record:
-    doc = {"devices": [{"request": "r", "pool": "node", "device": device}], "complete": True, **more.pop("doc", {})}
-    return Record(uid, "ns", "c", state, more.pop("boot", BOOT), owner, doc, **more)
+def record(
+    uid: str = "u", device: str = "d-0", state: State = State.PREPARED, owner: str = "", **fields: Any
+) -> Record:
+    doc = {"devices": [{"request": "r", "pool": "node", "device": device}], "complete": True, **fields.pop("doc", {})}
+    return Record(uid, "ns", "c", state, fields.pop("boot", BOOT), owner, doc, **fields)
 
 
-def records(*rows: Record) -> Records:
-    made = Records()
+def make_records(*rows: Record) -> Records:
+    all_records = Records()
     for row in rows:
-        made.insert(row, shared=True)
-    return made
+        all_records.insert(row, shared=True)
+    return all_records
 
 
 def unreadable(uid: str = "u") -> Records:
-    made = Records()
-    made.apply(Line(Change(PUT, uid, "ns/c", (("node", "d-0", "", "{}"),)), b"{", b""))
-    return made
+    all_records = Records()
+    all_records.apply(Line(Change(PUT, uid, "ns/c", (("node", "d-0", "", "{}"),)), b"{", b""))
+    return all_records
 
 
-def begin(made: Records, found: Record | None = None, transitions: Transitions | None = None, fault: Any = None) -> Any:
-    wanted = found or record(state=State.PREPARING, owner=MINE)
-    return (transitions or make()).begin(made, wanted, fault, NOTHING)
+def begin(
+    all_records: Records, existing: Record | None = None, transitions: Transitions | None = None, fault: Any = None
+) -> Any:
+    new_record = existing or record(state=State.PREPARING, owner=THIS_PROCESS)
+    return (transitions or make_transitions()).begin(all_records, new_record, fault, NO_SUPPLY)
 
 
-def states(made: Records) -> dict[str, tuple[str, str]]:
-    return {r.uid: (str(r.state), r.owner) for r in made.read_all() if isinstance(r, Record)}
+def states(all_records: Records) -> dict[str, tuple[str, str]]:
+    return {r.uid: (str(r.state), r.owner) for r in all_records.read_all() if isinstance(r, Record)}
 
 
-UNPREPARING = {"u": ("Unpreparing", MINE)}
+UNPREPARING = {"u": ("Unpreparing", THIS_PROCESS)}
 
 
 # --- prepare -----------------------------------------------------------------------------------------------
 
 
 def test_a_new_claim_is_written_and_holds_its_devices() -> None:
-    made = records(record("other", "d-1"))
-    wanted = record(state=State.PREPARING, owner=MINE)
-    assert begin(made, wanted) == Prepare(wanted)
-    assert states(made)["u"] == ("Preparing", MINE)
+    all_records = make_records(record("other", "d-1"))
+    new_record = record(state=State.PREPARING, owner=THIS_PROCESS)
+    assert begin(all_records, new_record) == Prepare(new_record)
+    assert states(all_records)["u"] == ("Preparing", THIS_PROCESS)
     with pytest.raises(HeldByError):
-        made.insert(record("thief"))
+        all_records.insert(record("thief"))
 
 
-def test_a_fault_and_a_recovery_that_is_due_stop_a_new_claim_and_no_prepared_one() -> None:
+def test_a_fault_or_a_pending_recovery_stops_a_new_claim_but_no_prepared_one() -> None:
     fault = ClaimError("no")
     with pytest.raises(ClaimError):
         begin(Records(), fault=fault)
-    made = records(record())
-    made.set_meta(RECOVER, "pending")
-    assert begin(made, fault=fault) == AlreadyPrepared(made.read("u"))  # type: ignore[arg-type]
+    all_records = make_records(record())
+    all_records.set_meta(RECOVER, "pending")
+    assert begin(all_records, fault=fault) == AlreadyPrepared(all_records.read("u"))  # type: ignore[arg-type]
     with pytest.raises(HardwareUnknownError, match="recover"):
-        begin(made, record("new", "d-1"))
+        begin(all_records, record("new", "d-1"))
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("existing", "expected"),
     [
         (record(), AlreadyPrepared),
         (record(boot="earlier"), RollBack),
         (record(device="d-9"), RollBack),
         (record(doc={"rebuilt": True, "complete": False}), RollBack),
-        (record(state=State.PREPARING, owner=ALIVE), InProgress),
-        (record(state=State.UNPREPARING, owner=ALIVE), InProgress),
-        (record(state=State.PREPARING, owner=DEAD), RollBack),
+        (record(state=State.PREPARING, owner=RUNNING_PROCESS), InProgress),
+        (record(state=State.UNPREPARING, owner=RUNNING_PROCESS), InProgress),
+        (record(state=State.PREPARING, owner=DEAD_PROCESS), RollBack),
         (record(state=State.UNPREPARING), RollBack),
-        (record(state=State.PREPARING, owner=MINE), RollBack),
+        (record(state=State.PREPARING, owner=THIS_PROCESS), RollBack),
     ],
 )
-def test_a_repeated_prepare_decides_by_the_record(found: Record, expected: type) -> None:
-    made = records(found)
-    assert isinstance(begin(made), expected)
+def test_a_repeated_prepare_decides_by_the_record(existing: Record, expected: type) -> None:
+    all_records = make_records(existing)
+    assert isinstance(begin(all_records), expected)
     if expected is RollBack:
-        assert states(made) == UNPREPARING
+        assert states(all_records) == UNPREPARING
 
 
-@pytest.mark.parametrize(("name", "others", "written"), [("c", [], False), ("", [], True), ("c", [ALIVE], True)])
-def test_a_repeat_completes_a_rebuilt_record_and_protects_it_from_another_instance(
-    name: str, others: list[str], written: bool
+@pytest.mark.parametrize(
+    ("name", "other_processes", "is_written"), [("c", [], False), ("", [], True), ("c", [RUNNING_PROCESS], True)]
+)
+def test_a_repetition_completes_a_rebuilt_record_and_protects_it_from_another_instance(
+    name: str, other_processes: list[str], is_written: bool
 ) -> None:
-    found = record()
-    found.name = name
-    found.devices[0]["request"] = ""
-    made, transitions = records(found), make()
-    transitions.process.living = others  # type: ignore[attr-defined]
-    made.commit()
-    assert isinstance(begin(made, transitions=transitions), AlreadyPrepared)
-    assert bool(made.changes) is written
-    row = made.read("u")
+    existing = record()
+    existing.name = name
+    existing.devices[0]["request"] = ""
+    all_records, transitions = make_records(existing), make_transitions()
+    transitions.process.other_processes = other_processes  # type: ignore[attr-defined]
+    all_records.commit()
+    assert isinstance(begin(all_records, transitions=transitions), AlreadyPrepared)
+    assert bool(all_records.changes) is is_written
+    row = all_records.read("u")
     assert isinstance(row, Record)
-    assert (row.name, row.devices[0]["request"]) == (("c", "r") if written else ("c", ""))
+    assert (row.name, row.devices[0]["request"]) == (("c", "r") if is_written else ("c", ""))
 
 
-def test_an_unreadable_record_is_an_error_with_what_to_do() -> None:
+def test_an_unreadable_record_is_an_error_with_the_next_step() -> None:
     with pytest.raises(RecordUnreadableError, match="dra claims forget u"):
         begin(unreadable())
 
 
 @pytest.mark.parametrize(
-    ("holder", "prepares", "stale"),
+    ("holder", "prepares", "is_stale"),
     [
         (record("h"), (), False),
         (record("h", boot="earlier"), (), True),
         (record("h", boot="earlier"), ("h",), False),
-        (record("h", state=State.PREPARING, owner=DEAD), (), True),
+        (record("h", state=State.PREPARING, owner=DEAD_PROCESS), (), True),
         (record("h", state=State.UNPREPARING), (), True),
-        (record("h", state=State.UNPREPARING, owner=ALIVE), (), False),
-        (record("h", boot="earlier", owner=ALIVE), (), False),
+        (record("h", state=State.UNPREPARING, owner=RUNNING_PROCESS), (), False),
+        (record("h", boot="earlier", owner=RUNNING_PROCESS), (), False),
     ],
 )
 def test_only_a_holder_that_does_not_use_its_device_is_rolled_back_for_another_claim(
-    holder: Record, prepares: tuple[str, ...], stale: bool
+    holder: Record, prepares: tuple[str, ...], is_stale: bool
 ) -> None:
-    made, transitions = records(holder), make("", *prepares)
-    if stale:
-        decision = begin(made, transitions=transitions)
+    all_records, transitions = make_records(holder), make_transitions("", *prepares)
+    if is_stale:
+        decision = begin(all_records, transitions=transitions)
         assert isinstance(decision, StaleHolders)
         assert [h.uid for h in decision.holders] == ["h"]
-        assert isinstance(transitions.free(made, "h"), RollBack)
+        assert isinstance(transitions.free(all_records, "h"), RollBack)
     else:
         with pytest.raises(HeldByError):
-            begin(made, transitions=transitions)
+            begin(all_records, transitions=transitions)
         if not prepares:
-            assert isinstance(transitions.free(made, "h"), NothingToDo)
-    assert "u" not in made.uids()
+            assert isinstance(transitions.free(all_records, "h"), NothingToDo)
+    assert "u" not in all_records.uids()
 
 
-def test_of_several_holders_only_those_that_use_the_device_are_named() -> None:
-    made = records(record("used"), record("stale", boot="earlier"))
+def test_the_error_names_only_the_holders_that_use_the_device() -> None:
+    all_records = make_records(record("used"), record("stale", boot="earlier"))
     with pytest.raises(HeldByError) as caught:
-        begin(made)
+        begin(all_records)
     assert [h.uid for h in caught.value.holders] == ["used"]
 
 
@@ -180,7 +186,7 @@ def test_of_several_holders_only_those_that_use_the_device_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("former", "node", "rows", "after"),
+    ("former_name", "node", "rows", "expected_after"),
     [
         (None, "n", [], "n"),
         (None, "n", [record("other", "d-1")], "n"),
@@ -191,119 +197,123 @@ def test_of_several_holders_only_those_that_use_the_device_are_named() -> None:
         (None, "", [], ""),
     ],
 )
-def test_claims_of_a_node_that_got_another_name_stop_new_claims_until_they_have_ended(
-    former: str | None, node: str, rows: list[Record], after: str | None
+def test_claims_of_a_renamed_node_block_new_claims_until_they_have_ended(
+    former_name: str | None, node: str, rows: list[Record], expected_after: str | None
 ) -> None:
-    made = records(*rows)
-    if former is not None:
-        made.set_meta("node_name", former)
-    if after is None:
+    all_records = make_records(*rows)
+    if former_name is not None:
+        all_records.set_meta("node_name", former_name)
+    if expected_after is None:
         with pytest.raises(HardwareUnknownError, match=r"1 claims were prepared when this node was named m.*\(other\)"):
-            begin(made, transitions=make(node))
-        after = former
+            begin(all_records, transitions=make_transitions(node))
+        expected_after = former_name
     else:
-        assert isinstance(begin(made, transitions=make(node)), Prepare)
-    assert made.get_meta("node_name").get("", "") == after
+        assert isinstance(begin(all_records, transitions=make_transitions(node)), Prepare)
+    assert all_records.get_meta("node_name").get("", "") == expected_after
 
 
 # --- unprepare, rollback and reconcile ---------------------------------------------------------------------
 
 
 def test_an_unprepare_decides_by_the_record_or_by_the_note() -> None:
-    none = cast(Any, lambda: None)
-    for found, expected in (
+    no_note = cast(Any, lambda: None)
+    for existing, expected in (
         (record(), RollBack),
-        (record(state=State.PREPARING, owner=ALIVE), InProgress),
-        (record(state=State.PREPARING, owner=DEAD), RollBack),
+        (record(state=State.PREPARING, owner=RUNNING_PROCESS), InProgress),
+        (record(state=State.PREPARING, owner=DEAD_PROCESS), RollBack),
     ):
-        assert isinstance(make().end(records(found), "u", none), expected)
-    assert make().end(Records(), "u", none) == NothingToDo()
+        assert isinstance(make_transitions().end(make_records(existing), "u", no_note), expected)
+    assert make_transitions().end(Records(), "u", no_note) == NothingToDo()
     with pytest.raises(RecordUnreadableError):
-        make().end(unreadable(), "u", none)
-    for made in (Records(), unreadable()):
-        assert isinstance(make().end(made, "u", record), RollBack)
-        assert states(made) == UNPREPARING
+        make_transitions().end(unreadable(), "u", no_note)
+    for all_records in (Records(), unreadable()):
+        assert isinstance(make_transitions().end(all_records, "u", record), RollBack)
+        assert states(all_records) == UNPREPARING
 
 
-def test_a_claim_without_a_record_whose_device_another_claim_has_is_not_undone(
+def test_a_claim_without_a_record_is_not_rolled_back_if_its_device_belongs_to_another_claim(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    made = records(record("other"))
-    assert make().end(made, "u", record) == NothingToDo()
+    all_records = make_records(record("other"))
+    assert make_transitions().end(all_records, "u", record) == NothingToDo()
     assert "its devices have another holder" in caplog.text
-    assert made.uids() == {"other"}
+    assert all_records.uids() == {"other"}
 
 
 @pytest.mark.parametrize(
-    ("row", "expected", "after"),
+    ("row", "expected", "expected_after"),
     [
         (None, RollBack, UNPREPARING),
-        (record(state=State.PREPARING, owner=MINE), RollBack, UNPREPARING),
+        (record(state=State.PREPARING, owner=THIS_PROCESS), RollBack, UNPREPARING),
         (record(), AlreadyPrepared, {"u": ("Prepared", "")}),
         (record(device="d-9"), InProgress, {"u": ("Prepared", "")}),
         (record(boot="earlier"), InProgress, {"u": ("Prepared", "")}),
-        (record(state=State.PREPARING, owner=ALIVE), InProgress, {"u": ("Preparing", ALIVE)}),
-        (record(state=State.PREPARING, owner=DEAD), InProgress, {"u": ("Preparing", DEAD)}),
+        (record(state=State.PREPARING, owner=RUNNING_PROCESS), InProgress, {"u": ("Preparing", RUNNING_PROCESS)}),
+        (record(state=State.PREPARING, owner=DEAD_PROCESS), InProgress, {"u": ("Preparing", DEAD_PROCESS)}),
     ],
 )
-def test_a_failed_prepare_is_rolled_back_unless_its_record_is_another_instance_s(
-    row: Record | None, expected: type, after: Any
+def test_a_failed_prepare_is_rolled_back_unless_its_record_belongs_to_another_instance(
+    row: Record | None, expected: type, expected_after: Any
 ) -> None:
-    made = records(*([row] if row else []))
-    assert isinstance(make().fail_prepare(made, record(state=State.PREPARING, owner=MINE)), expected)
-    assert states(made) == after
+    all_records = make_records(*([row] if row else []))
+    assert isinstance(
+        make_transitions().fail_prepare(all_records, record(state=State.PREPARING, owner=THIS_PROCESS)), expected
+    )
+    assert states(all_records) == expected_after
 
 
 def test_a_failed_prepare_with_an_unreadable_record_changes_nothing() -> None:
-    made = unreadable()
-    assert make().fail_prepare(made, record()) == NothingToDo()
-    assert made.changes == 0
+    all_records = unreadable()
+    assert make_transitions().fail_prepare(all_records, record()) == NothingToDo()
+    assert all_records.changes == 0
 
 
 @pytest.mark.parametrize(
-    ("found", "tidies"),
+    ("existing", "is_rolled_back"),
     [
         (record(), False),
-        (record(state=State.PREPARING, owner=ALIVE), False),
-        (record(state=State.PREPARING, owner=DEAD), True),
-        (record(state=State.PREPARING, owner=MINE), True),
+        (record(state=State.PREPARING, owner=RUNNING_PROCESS), False),
+        (record(state=State.PREPARING, owner=DEAD_PROCESS), True),
+        (record(state=State.PREPARING, owner=THIS_PROCESS), True),
         (record(state=State.UNPREPARING), True),
     ],
 )
-def test_unfinished_work_of_dead_processes_is_rolled_back(found: Record, tidies: bool) -> None:
-    made = records(found)
-    before = states(made)
-    assert isinstance(make().tidy(made, "u"), RollBack if tidies else NothingToDo)
-    assert states(made) == (UNPREPARING if tidies else before)
-    assert make().tidy(made, "unknown") == NothingToDo()
-    assert make().tidy(unreadable(), "u") == NothingToDo()
+def test_unfinished_work_of_dead_processes_is_rolled_back(existing: Record, is_rolled_back: bool) -> None:
+    all_records = make_records(existing)
+    old_states = states(all_records)
+    assert isinstance(make_transitions().tidy(all_records, "u"), RollBack if is_rolled_back else NothingToDo)
+    assert states(all_records) == (UNPREPARING if is_rolled_back else old_states)
+    assert make_transitions().tidy(all_records, "unknown") == NothingToDo()
+    assert make_transitions().tidy(unreadable(), "u") == NothingToDo()
 
 
-def test_a_vanished_claim_is_unprepared_only_if_its_record_is_as_it_was_seen() -> None:
-    for change in ({}, {"created": 1.0}, {"updated": 1.0}, {"owner": ALIVE}, {"state": State.UNPREPARING}):
-        made = records(record())
-        seen = made.read("u")
-        assert isinstance(seen, Record)
+def test_a_vanished_claim_is_unprepared_only_if_its_record_is_unchanged() -> None:
+    for change in ({}, {"created": 1.0}, {"updated": 1.0}, {"owner": RUNNING_PROCESS}, {"state": State.UNPREPARING}):
+        all_records = make_records(record())
+        stored = all_records.read("u")
+        assert isinstance(stored, Record)
         for name, value in change.items():
-            setattr(seen, name, value)
-        assert isinstance(make().reclaim(made, seen), NothingToDo if change else RollBack), change
-    assert make().reclaim(Records(), record()) == NothingToDo()
-    assert make().reclaim(unreadable(), record()) == NothingToDo()
-    assert make().free(unreadable(), "u") == NothingToDo()
+            setattr(stored, name, value)
+        assert isinstance(make_transitions().reclaim(all_records, stored), NothingToDo if change else RollBack), change
+    assert make_transitions().reclaim(Records(), record()) == NothingToDo()
+    assert make_transitions().reclaim(unreadable(), record()) == NothingToDo()
+    assert make_transitions().free(unreadable(), "u") == NothingToDo()
 
 
 def test_an_ended_claim_is_remembered_while_the_driver_may_still_report_it() -> None:
-    made = Records()
-    make().remember_end(made, "u")
-    assert made.get_meta("ended:") == {}
-    made.set_meta(RECOVER, "pending")
-    make().remember_end(made, "u")
-    assert made.get_meta("ended:") == {"u": ""}
+    all_records = Records()
+    make_transitions().remember_end(all_records, "u")
+    assert all_records.get_meta("ended:") == {}
+    all_records.set_meta(RECOVER, "pending")
+    make_transitions().remember_end(all_records, "u")
+    assert all_records.get_meta("ended:") == {"u": ""}
 
 
-@pytest.mark.parametrize(("owner", "other"), [("", False), (MINE, False), (ALIVE, True), (DEAD, False)])
-def test_only_another_living_process_is_another_owner(owner: str, other: bool) -> None:
-    assert make().has_other_owner(record(owner=owner)) is other
-    assert make().readable(None) is None
+@pytest.mark.parametrize(
+    ("owner", "is_other"), [("", False), (THIS_PROCESS, False), (RUNNING_PROCESS, True), (DEAD_PROCESS, False)]
+)
+def test_only_another_running_process_is_another_owner(owner: str, is_other: bool) -> None:
+    assert make_transitions().has_other_owner(record(owner=owner)) is is_other
+    assert make_transitions().readable(None) is None
     with pytest.raises(RecordUnreadableError):
-        make().readable(UnreadableRecord("u", "damaged", {}))
+        make_transitions().readable(UnreadableRecord("u", "damaged", {}))

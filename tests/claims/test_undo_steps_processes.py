@@ -1,4 +1,6 @@
-"""Steps that are reversed whatever happens, and errors that tell their story under one id."""
+"""Undo steps, exceptions and slow calls of a driver in a real plugin, and error messages that refer to the log by one
+id.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +20,34 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
 from dra_kubeletplugin.testing import PodError, node_with, on_node
 from tests.helpers.drivers import Toy, make_toy_class
-from tests.plugin.test_node import NOTHING, allocate, prepare_call, ref, settled, unprepare_call
+from tests.plugin.test_node import NOTHING, allocate, prepare_call, ref, retry_prepare, unprepare_call
 
 
 class Stepwise(Driver):
-    """Three steps, of which one may fail; remembers what was reversed."""
+    """Three steps, of which one may fail. Records the steps that ran and the steps that were undone."""
 
     name = "steps.example.com"
     fail_at = 0
     fail_undo = ""
-    forget_await = False
-    unknown_step = False
+    is_await_missing = False
+    has_unknown_step = False
     done: list[str]
-    undone: list[str]
+    undone_steps: list[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.done, cls.undone = [], []
+        cls.done, cls.undone_steps = [], []
 
     async def devices(self) -> list[Device]:
         return [Device("s-0")]
 
     async def prepare(self, claim: Claim) -> list[PreparedDevice]:
         cls = type(self)
-        if cls.unknown_step:
+        if cls.has_unknown_step:
             await claim.on_undo("nothing_like_it")
         for i in (1, 2, 3):
             registered = claim.on_undo("step", number=i)
-            if not cls.forget_await:
+            if not cls.is_await_missing:
                 await registered
             if i == cls.fail_at:
                 raise OSError(f"step {i} broke")
@@ -56,55 +58,55 @@ class Stepwise(Driver):
         cls = type(self)
         if str(number) == cls.fail_undo:
             raise OSError("cannot be reversed now")
-        cls.undone.append(str(number))
+        cls.undone_steps.append(str(number))
 
 
-def stepwise() -> type[Stepwise]:
-    class Fresh(Stepwise):
+def make_stepwise_class() -> type[Stepwise]:
+    class FreshStepwise(Stepwise):
         pass
 
-    return Fresh
+    return FreshStepwise
 
 
-async def one(node: Any) -> Any:
+async def allocate_step_claim(node: Any) -> Any:
     return await allocate(node, "c", [{"pool": "node-1", "device": "s-0"}])
 
 
-async def test_a_failing_prepare_undoes_what_it_did_newest_first() -> None:
-    cls = stepwise()
+async def test_a_failing_prepare_undoes_its_steps_newest_first() -> None:
+    cls = make_stepwise_class()
     cls.fail_at = 3
     async with node_with(cls) as node:
-        found = await one(node)
-        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        claim = await allocate_step_claim(node)
+        error = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
         assert error.startswith(
             "DRIVER_FAILED: the driver's prepare raised OSError: step 3 broke (claims/test_undo_steps_processes.py:"
         )
-        assert cls.undone == ["3", "2", "1"]
+        assert cls.undone_steps == ["3", "2", "1"]
         assert await node.leftovers() == NOTHING
 
 
-async def test_unprepare_reverses_the_steps_of_a_prepare_that_succeeded_also_in_another_process() -> None:
-    cls = stepwise()
+async def test_unprepare_undoes_the_steps_of_a_successful_prepare_also_in_another_process() -> None:
+    cls = make_stepwise_class()
     async with node_with(cls) as node:
-        found = await one(node)
-        await prepare_call(node, ref(found))
+        claim = await allocate_step_claim(node)
+        await prepare_call(node, ref(claim))
         await node.restart()
-        await unprepare_call(node, ref(found))
-        assert cls.undone == ["3", "2", "1"]
+        await unprepare_call(node, ref(claim))
+        assert cls.undone_steps == ["3", "2", "1"]
 
 
-async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again() -> None:
-    cls = stepwise()
+async def test_a_failing_undo_is_visible_keeps_the_device_and_is_retried() -> None:
+    cls = make_stepwise_class()
     cls.fail_at, cls.fail_undo = 3, "2"
     async with node_with(cls, http_address="127.0.0.1:0") as node:
-        found = await one(node)
-        await prepare_call(node, ref(found))
+        claim = await allocate_step_claim(node)
+        await prepare_call(node, ref(claim))
         (record,) = await node.plugin.claims.store.all()
         assert (str(record.state), record.attempts) == ("Unpreparing", 1)
         assert "cannot be reversed now" in record.error
         assert b"dra_rollback_failures_total 1.0" in node.plugin.metrics.text()
         assert b"dra_rollbacks_failing 1.0" in node.plugin.metrics.text()
-        assert cls.undone == ["3", "1"]
+        assert cls.undone_steps == ["3", "1"]
         report = await node.plugin.claims.reconciler.once()
         assert report.failed == [record.uid]
         cls.fail_undo = ""
@@ -114,32 +116,32 @@ async def test_an_undo_that_fails_is_visible_keeps_the_device_and_is_tried_again
         assert b"dra_rollbacks_failing 0.0" in node.plugin.metrics.text()
 
 
-async def test_a_step_that_was_not_awaited_or_has_no_method_is_the_author_s_error() -> None:
-    cls = stepwise()
-    cls.forget_await = True
+async def test_a_step_without_an_await_or_a_method_is_an_error_of_the_driver() -> None:
+    cls = make_stepwise_class()
+    cls.is_await_missing = True
     async with node_with(cls) as node:
-        found = await one(node)
-        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        claim = await allocate_step_claim(node)
+        error = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
         assert "on_undo('step', ...) was not awaited" in error
-        cls.forget_await, cls.unknown_step = False, True
-        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        cls.is_await_missing, cls.has_unknown_step = False, True
+        error = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
         assert "has no method undo_nothing_like_it(claim, **data)" in error
         assert await node.leftovers() == NOTHING
 
 
-async def test_a_step_whose_await_was_forgotten_is_still_reversed_when_prepare_fails() -> None:
-    cls = stepwise()
-    cls.forget_await, cls.fail_at = True, 3
+async def test_a_step_without_an_await_is_also_undone_when_prepare_fails() -> None:
+    cls = make_stepwise_class()
+    cls.is_await_missing, cls.fail_at = True, 3
     async with node_with(cls) as node:
-        found = await one(node)
-        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        claim = await allocate_step_claim(node)
+        error = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
         assert "OSError: step 3 broke" in error
-        assert cls.undone == ["3", "2", "1"]
+        assert cls.undone_steps == ["3", "2", "1"]
         assert await node.leftovers() == NOTHING
 
 
 async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
-    class Yielding(Stepwise):
+    class GeneratorDriver(Stepwise):
         thread = 0
 
         def devices(self) -> Iterator[Device]:  # type: ignore[override]
@@ -151,30 +153,30 @@ async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
                 await claim.on_undo("step", number=int(d.name[-1]))
                 yield d.prepared()
 
-    class Plain(Yielding):
+    class PlainGeneratorDriver(GeneratorDriver):
         def prepare(self, claim: Claim) -> Iterator[PreparedDevice]:  # type: ignore[override]
             type(self).thread = threading.get_ident()
             for d in claim.devices:
                 claim.on_undo("step", number=int(d.name[-1]))
                 yield d.prepared()
 
-    for cls in (Yielding, Plain):
+    for cls in (GeneratorDriver, PlainGeneratorDriver):
         async with node_with(cls) as node:
             devices = [{"pool": "node-1", "device": f"s-{i}"} for i in range(2)]
-            found = await allocate(node, "c", devices)
-            answer = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]]
-            assert not answer.error
-            assert [d.device_name for d in answer.devices] == ["s-0", "s-1"]
+            claim = await allocate(node, "c", devices)
+            response = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]]
+            assert not response.error
+            assert [d.device_name for d in response.devices] == ["s-0", "s-1"]
             assert cls.thread != threading.get_ident()
-            await unprepare_call(node, ref(found))
-            assert cls.undone == ["1", "0"]
+            await unprepare_call(node, ref(claim))
+            assert cls.undone_steps == ["1", "0"]
             assert await node.leftovers() == NOTHING
 
 
 @pytest.mark.cases(5)
-@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("is_plain", [True, False])
 @pytest.mark.parametrize(
-    "raised",
+    "exception",
     [
         StopIteration(),
         asyncio.CancelledError(),
@@ -186,37 +188,37 @@ async def test_prepare_and_devices_may_be_generators_of_either_kind() -> None:
     ],
     ids=repr,
 )
-async def test_whatever_a_method_raises_one_claim_fails_and_the_plugin_goes_on(
-    raised: BaseException, plain: bool
+async def test_an_exception_of_a_method_fails_one_claim_and_the_plugin_continues(
+    exception: BaseException, is_plain: bool
 ) -> None:
-    class Raising(Toy):
-        broken = True
+    class RaisingToy(Toy):
+        is_failing = True
 
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
-            if claim.name == "bad" and type(self).broken:
-                raise raised
+            if claim.name == "bad" and type(self).is_failing:
+                raise exception
             return await super().prepare(claim)
 
-    class PlainRaising(Raising):
+    class PlainRaisingToy(RaisingToy):
         def prepare(self, claim: Claim) -> list[PreparedDevice]:  # type: ignore[override]
-            if claim.name == "bad" and type(self).broken:
-                raise raised
+            if claim.name == "bad" and type(self).is_failing:
+                raise exception
             return [d.prepared() for d in claim.devices]
 
-    cls = PlainRaising if plain else Raising
+    cls = PlainRaisingToy if is_plain else RaisingToy
     async with node_with(cls) as node:
-        bad = await allocate(node, "bad", [{"pool": "node-1", "device": "toy-0"}])
-        good = await allocate(node, "good", [{"pool": "node-1", "device": "toy-1"}])
-        answer = await prepare_call(node, ref(bad), ref(good))
-        error = answer.claims[bad["metadata"]["uid"]].error
+        failing_claim = await allocate(node, "bad", [{"pool": "node-1", "device": "toy-0"}])
+        other_claim = await allocate(node, "good", [{"pool": "node-1", "device": "toy-1"}])
+        response = await prepare_call(node, ref(failing_claim), ref(other_claim))
+        error = response.claims[failing_claim["metadata"]["uid"]].error
         assert error.startswith("DRIVER_FAILED: the driver's prepare raised ")
-        assert not answer.claims[good["metadata"]["uid"]].error
-        cls.broken = False
-        assert not (await prepare_call(node, ref(bad))).claims[bad["metadata"]["uid"]].error
+        assert not response.claims[other_claim["metadata"]["uid"]].error
+        cls.is_failing = False
+        assert not (await prepare_call(node, ref(failing_claim))).claims[failing_claim["metadata"]["uid"]].error
 
 
-async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
-    class Picky(Toy):
+async def test_a_claim_that_blocks_in_the_driver_delays_no_other_claim() -> None:
+    class BlockingToy(Toy):
         gate: asyncio.Event
 
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
@@ -224,41 +226,41 @@ async def test_a_claim_that_blocks_in_the_driver_holds_up_no_other() -> None:
                 await type(self).gate.wait()
             return await super().prepare(claim)
 
-    Picky.gate = asyncio.Event()
-    async with node_with(Picky, call_timeout=30) as node:
-        slow = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
-        quick = await allocate(node, "quick", [{"pool": "node-1", "device": "toy-1"}])
-        waiting = asyncio.create_task(prepare_call(node, ref(slow)))
-        answer = await prepare_call(node, ref(quick))
-        assert not answer.claims[quick["metadata"]["uid"]].error
-        assert not waiting.done()
-        Picky.gate.set()
-        assert not (await waiting).claims[slow["metadata"]["uid"]].error
+    BlockingToy.gate = asyncio.Event()
+    async with node_with(BlockingToy, call_timeout=30) as node:
+        slow_claim = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
+        quick_claim = await allocate(node, "quick", [{"pool": "node-1", "device": "toy-1"}])
+        slow_call = asyncio.create_task(prepare_call(node, ref(slow_claim)))
+        response = await prepare_call(node, ref(quick_claim))
+        assert not response.claims[quick_claim["metadata"]["uid"]].error
+        assert not slow_call.done()
+        BlockingToy.gate.set()
+        assert not (await slow_call).claims[slow_claim["metadata"]["uid"]].error
 
 
-async def test_a_claim_whose_unprepare_hangs_holds_up_no_other_claim_of_a_call() -> None:
-    class Hanging(Toy):
+async def test_a_claim_whose_unprepare_hangs_delays_no_other_claim_of_a_call() -> None:
+    class HangingToy(Toy):
         gate: asyncio.Event
 
         async def unprepare(self, claim: PreparedClaim) -> None:
             await type(self).gate.wait()
 
-    Hanging.gate = asyncio.Event()
-    async with node_with(Hanging, call_timeout=0.5) as node:
+    HangingToy.gate = asyncio.Event()
+    async with node_with(HangingToy, call_timeout=0.5) as node:
         first = await allocate(node, "first", [{"pool": "node-1", "device": "toy-0"}])
         second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-1"}])
-        assert not (await settled(node, first["metadata"]["uid"], ref(first))).error
-        stuck = await unprepare_call(node, ref(first))
-        assert stuck.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
-        assert not (await settled(node, second["metadata"]["uid"], ref(first), ref(second))).error
-        answer = await prepare_call(node, ref(first), ref(second))
-        assert answer.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
-        Hanging.gate.set()
-        assert not (await settled(node, first["metadata"]["uid"], ref(first))).error
+        assert not (await retry_prepare(node, first["metadata"]["uid"], ref(first))).error
+        unprepare_response = await unprepare_call(node, ref(first))
+        assert unprepare_response.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
+        assert not (await retry_prepare(node, second["metadata"]["uid"], ref(first), ref(second))).error
+        response = await prepare_call(node, ref(first), ref(second))
+        assert response.claims[first["metadata"]["uid"]].error.startswith("STILL_WORKING")
+        HangingToy.gate.set()
+        assert not (await retry_prepare(node, first["metadata"]["uid"], ref(first))).error
 
 
-class Lines(logging.Handler):
-    """Everything the plugin logs, as text."""
+class LineRecorder(logging.Handler):
+    """Records all log lines of the plugin as text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,31 +271,31 @@ class Lines(logging.Handler):
 
 
 @pytest.fixture
-def logged() -> Iterator[list[str]]:
-    handler = Lines()
+def log_lines() -> Iterator[list[str]]:
+    handler = LineRecorder()
     logging.getLogger("dra_kubeletplugin").addHandler(handler)
     yield handler.lines
     logging.getLogger("dra_kubeletplugin").removeHandler(handler)
 
 
-async def test_an_event_repeats_byte_for_byte_and_leads_to_the_traceback_in_the_log(logged: list[str]) -> None:
-    class Deep(Toy):
+async def test_a_repeated_event_has_the_same_text_and_refers_to_the_traceback_in_the_log(log_lines: list[str]) -> None:
+    class DeepToy(Toy):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return await super().prepare(claim)
 
-    cls: type[Toy] = Deep
+    cls: type[Toy] = DeepToy
     cls.fail = ZeroDivisionError(f"by {object()}")
     async with node_with(cls) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         errors = set()
         for _ in range(3):
             cls.fail = ZeroDivisionError(f"by {object()}")
-            errors.add((await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error)
+            errors.add((await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error)
     (event,) = errors
     assert "raised ZeroDivisionError: by <object object> (claims/test_undo_steps_processes.py:" in event
-    operation = next(line for line in logged if event in line).partition("[")[2].partition("]")[0]
+    operation = next(line for line in log_lines if event in line).partition("[")[2].partition("]")[0]
     assert len(operation) == 8
-    traceback = next(line for line in logged if "Traceback" in line and "ZeroDivisionError: by " in line)
+    traceback = next(line for line in log_lines if "Traceback" in line and "ZeroDivisionError: by " in line)
     assert f"[{operation}]" in traceback
 
 
@@ -307,11 +309,11 @@ def test_log_lines_are_text_or_json_with_the_operation() -> None:
     assert (parsed["msg"], parsed["operation"], parsed["level"]) == ("hello you", "0123abcd", "info")
 
 
-async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> None:
+async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_unreachable() -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
+        claim = await node.claim_of("pod")
         await node.stop()
         with node.cluster.api_outage():
             from dra_kubeletplugin.plugin.node import Plugin
@@ -319,7 +321,7 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
             plugin = Plugin(cls(), node.settings, node.cluster.config)
             async with plugin.running():
                 await plugin.registration.registered.wait()
-                assert not (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+                assert not (await unprepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
                 assert any("slices are not published" in line for line in await plugin.not_ready())
         await node.start()
         assert await node.leftovers() == NOTHING
@@ -327,10 +329,10 @@ async def test_a_plugin_starts_and_unprepares_while_the_api_server_is_away() -> 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 async def test_every_version_of_the_api_publishes_and_prepares(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fixed(self: KubeClient) -> str:
+    async def fixed_version(self: KubeClient) -> str:
         return version
 
-    monkeypatch.setattr(KubeClient, "dra_version", fixed)
+    monkeypatch.setattr(KubeClient, "dra_version", fixed_version)
     async with (
         LocalCluster(features=Features.of(runtime_config={f"resource.k8s.io/{version}": True})) as cluster,
         on_node(cluster, make_toy_class()) as node,
@@ -348,8 +350,8 @@ async def test_metrics_and_probes_are_served_over_http() -> None:
         await node.run_pod()
 
         def fetch(path: str) -> tuple[int, str]:
-            with urllib.request.urlopen(f"{node.plugin.http_url}{path}", timeout=30) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(f"{node.plugin.http_url}{path}", timeout=30) as response:
+                return response.status, response.read().decode()
 
         assert (await asyncio.to_thread(fetch, "/readyz")) == (200, "ok\n")
         assert (await asyncio.to_thread(fetch, "/healthz"))[0] == 200
@@ -360,7 +362,7 @@ async def test_metrics_and_probes_are_served_over_http() -> None:
 
 
 @pytest.mark.gates("DRADeviceTaints")
-async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_its_claim_goes() -> None:
+async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_its_claim_is_unprepared() -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
         await node.run_pod()
@@ -370,99 +372,99 @@ async def test_a_device_that_vanishes_in_use_stays_published_with_a_taint_until_
         def published() -> dict[str, Any]:
             return {d["name"]: d for s in node.cluster.slices() for d in s["spec"].get("devices") or []}
 
-        async def tainted() -> bool:
+        async def is_tainted() -> bool:
             return list(published()) == ["toy-0"] and bool(published()["toy-0"].get("taints"))
 
-        await node.cluster.wait("the taint", tainted)
+        await node.cluster.wait("the taint", is_tainted)
         await node.delete_pod()
 
-        async def gone() -> bool:
+        async def is_removed() -> bool:
             return not published()
 
-        await node.cluster.wait("the device to go", gone)
+        await node.cluster.wait("the removal of the device from the slices", is_removed)
 
 
-async def test_a_start_that_fails_halfway_leaves_nothing_running() -> None:
+async def test_a_failed_start_stops_the_driver_and_leaves_no_process_files() -> None:
     from dra_kubeletplugin.errors import SocketError
 
-    class Lived(Toy):
-        ended = False
+    class StopRecordingToy(Toy):
+        has_stopped = False
 
         async def stop(self) -> None:  # type: ignore[override]
-            type(self).ended = True
+            type(self).has_stopped = True
 
-    async with node_with(Lived) as node:
+    async with node_with(StopRecordingToy) as node:
         await node.stop()
-        Lived.ended = False
-        in_the_way = node.plugin.paths.registration
-        in_the_way.write_text("precious")
+        StopRecordingToy.has_stopped = False
+        blocking_file = node.plugin.paths.registration
+        blocking_file.write_text("precious")
         with pytest.raises(SocketError, match="is not a socket"):
             await node.start()
-        assert Lived.ended
+        assert StopRecordingToy.has_stopped
         assert not node.plugin.paths.dra.exists()
         assert list((node.settings.plugin_dir / "processes").iterdir()) == []
-        assert in_the_way.read_text() == "precious"
-        in_the_way.unlink()
+        assert blocking_file.read_text() == "precious"
+        blocking_file.unlink()
         await node.start()
 
 
-async def test_a_driver_that_cannot_start_is_reported_before_any_socket_is_there() -> None:
-    class Broken(Toy):
-        broken = False
+async def test_a_driver_that_cannot_start_is_reported_before_any_socket_exists() -> None:
+    class FailingToy(Toy):
+        is_failing = False
 
         def start(self) -> None:
-            if type(self).broken:
+            if type(self).is_failing:
                 raise PermanentError("the vendor's library is missing: install libtoy")
 
-    async with node_with(Broken) as node:
+    async with node_with(FailingToy) as node:
         await node.stop()
-        Broken.broken = True
+        FailingToy.is_failing = True
         with pytest.raises(PermanentError, match="libtoy"):
             await node.start()
         assert not node.plugin.paths.registration.exists()
-        Broken.broken = False
+        FailingToy.is_failing = False
 
 
-async def test_device_nodes_are_looked_up_below_dev_root(tmp_path: Any) -> None:
+async def test_device_nodes_are_searched_below_dev_root(tmp_path: Any) -> None:
     from dra_kubeletplugin import ContainerEdits
 
-    class Node(Toy):
+    class NodeToy(Toy):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return [d.prepared(ContainerEdits(device_nodes=["/dev/toy0"])) for d in claim.devices]
 
-    async with node_with(Node, dev_root=tmp_path) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        uid = found["metadata"]["uid"]
-        error = (await prepare_call(node, ref(found))).claims[uid].error
+    async with node_with(NodeToy, dev_root=tmp_path) as node:
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        uid = claim["metadata"]["uid"]
+        error = (await prepare_call(node, ref(claim))).claims[uid].error
         assert error.startswith("HOST_PATH_MISSING: claim default/c: /dev/toy0 of device toy-0 is not on the host")
         (tmp_path / "toy0").touch()
-        assert not (await prepare_call(node, ref(found))).claims[uid].error
+        assert not (await prepare_call(node, ref(claim))).claims[uid].error
 
 
-async def test_a_path_that_a_described_host_has_not_is_given_up_and_reported_where_to_name_it() -> None:
+async def test_a_missing_path_of_a_described_host_is_an_error_that_names_the_field_to_add_it_to() -> None:
     from dra_kubeletplugin import ContainerEdits
 
-    class Node(Toy):
+    class NodeToy(Toy):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return [d.prepared(ContainerEdits(device_nodes=["/dev/toy0"])) for d in claim.devices]
 
-    async with node_with(Node, host={"functions": []}) as node:
-        with pytest.raises(PodError) as told:
+    async with node_with(NodeToy, host={"functions": []}) as node:
+        with pytest.raises(PodError) as error:
             await node.run_pod(patience=0.1)
     assert re.fullmatch(
         r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host: "
         r"the host is a described host; add the path to its YAML file, under `nodes:`, or under `classes:` of its PCI function "
         r"\(claims/test_undo_steps_processes\.py:\d+\) \[DRA-E124\]",
-        told.value.why,
+        error.value.why,
     )
-    async with node_with(Node, host={"functions": [], "nodes": {"toy0": "c 240:0"}}) as node:
+    async with node_with(NodeToy, host={"functions": [], "nodes": {"toy0": "c 240:0"}}) as node:
         await node.run_pod()
 
 
-async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_in_the_call_is_not() -> None:
+async def test_data_and_edits_that_cannot_be_stored_fail_only_their_own_claim() -> None:
     from dra_kubeletplugin import ContainerEdits
 
-    class Odd(Toy):
+    class InvalidDataToy(Toy):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             match claim.name:
                 case "text":
@@ -471,11 +473,11 @@ async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_
                     return [d.prepared(ContainerEdits(env={"A": "\udc80"})) for d in claim.devices]
             return await super().prepare(claim)
 
-    async with node_with(Odd) as node:
+    async with node_with(InvalidDataToy) as node:
         names = ["text", "env", "good"]
-        found = {n: await allocate(node, n, [{"pool": "node-1", "device": f"toy-{i}"}]) for i, n in enumerate(names)}
-        answer = await prepare_call(node, *(ref(c) for c in found.values()))
-        errors = {n: answer.claims[c["metadata"]["uid"]].error for n, c in found.items()}
+        claims = {n: await allocate(node, n, [{"pool": "node-1", "device": f"toy-{i}"}]) for i, n in enumerate(names)}
+        response = await prepare_call(node, *(ref(c) for c in claims.values()))
+        errors = {n: response.claims[c["metadata"]["uid"]].error for n, c in claims.items()}
         assert errors["text"].startswith(
             "BAD_ANSWER: claim default/text: device toy-0: data.serial is not valid Unicode"
         )
@@ -483,10 +485,10 @@ async def test_data_and_edits_that_cannot_be_kept_are_refused_and_the_neighbour_
         assert errors["good"] == ""
 
 
-async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone() -> None:
+async def test_claims_stay_prepared_if_the_server_no_longer_serves_the_whole_resource() -> None:
     async with node_with(make_toy_class(), reconcile_grace_period=0) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
+        claim = await node.claim_of("pod")
         node.cluster.api.injected_faults.served = set()
         try:
             for _ in range(2):
@@ -496,4 +498,4 @@ async def test_a_server_that_lost_the_whole_resource_is_not_a_claim_that_is_gone
             assert error.startswith("API_UNAVAILABLE")
         finally:
             node.cluster.api.injected_faults.served = None
-        assert [r.uid for r in await node.plugin.claims.store.all()] == [found["metadata"]["uid"]]
+        assert [r.uid for r in await node.plugin.claims.store.all()] == [claim["metadata"]["uid"]]

@@ -1,4 +1,4 @@
-"""Reading and checking one claim: small and large ones, older API versions, and each fault of a device."""
+"""Reads and checks one claim: small and large claims, older API versions, and each fault of a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dra_kubeletplugin.errors import ApiUnavailableError, ClaimError, DeviceGone
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.errors import NotFoundError
 from dra_kubeletplugin.kube.http1 import HttpResponse
-from tests.claims.test_engine_steps import Plain
+from tests.claims.test_engine_steps import PlainDriver
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 from tests.helpers.crash.record_stores import DRIVER
 
@@ -23,7 +23,7 @@ REF = ClaimIdentity("ns", "c", "u")
 
 
 class Client:
-    """Returns the same bytes for each GET, and notes how many requests wait at once."""
+    """Returns the same bytes for each GET, and records the maximum number of concurrent requests."""
 
     def __init__(self, body: bytes, version: str = "v1") -> None:
         self.body = body
@@ -39,85 +39,87 @@ class Client:
 
 
 def verifier(client: Any) -> Verifier:
-    nothing = cast(Any, None)
-    return Verifier(client, nothing, nothing, nothing, DRIVER)
+    unused = cast(Any, None)
+    return Verifier(client, unused, unused, unused, DRIVER)
 
 
 def body(size: int = 0) -> bytes:
-    found = {"metadata": {"uid": "u", "name": "c", "annotations": {"x": ""}}}
-    empty = len(json.dumps(found))
-    found["metadata"]["annotations"] = {"x": "x" * max(0, size - empty)}
-    return json.dumps(found).encode()
+    result = {"metadata": {"uid": "u", "name": "c", "annotations": {"x": ""}}}
+    empty = len(json.dumps(result))
+    result["metadata"]["annotations"] = {"x": "x" * max(0, size - empty)}
+    return json.dumps(result).encode()
 
 
 @pytest.mark.parametrize(("size", "threads"), [(0, 0), (64 * 1024, 0), (64 * 1024 + 1, 1)])
 async def test_only_large_claims_are_decoded_in_a_thread(
     size: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    used: list[int] = []
+    threads_used: list[int] = []
     real = verification.in_own_thread
 
     async def to_thread(*args: Any) -> Any:
-        used.append(1)
+        threads_used.append(1)
         return await real(*args)
 
     monkeypatch.setattr(verification, "in_own_thread", to_thread)
     client = Client(body(size))
     assert size == 0 or len(client.body) == size
-    found = await verifier(client).fetch(REF)
-    assert found is not None
-    assert (found.fields.metadata.uid, len(used), client.timeouts) == ("u", threads, [10.0])
+    result = await verifier(client).fetch(REF)
+    assert result is not None
+    assert (result.fields.metadata.uid, len(threads_used), client.timeouts) == ("u", threads, [10.0])
 
 
 async def test_at_most_two_large_claims_are_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, most = 0, 0
+    running, max_running = 0, 0
 
     async def to_thread(*args: Any) -> Any:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
+        nonlocal running, max_running
+        running += 1
+        max_running = max(max_running, running)
         await asyncio.sleep(0.001)
-        now -= 1
+        running -= 1
         return args[0](*args[1:])
 
     monkeypatch.setattr(verification, "in_own_thread", to_thread)
     reads = verifier(Client(body(70_000)))
     await asyncio.gather(*(reads.fetch(REF) for _ in range(6)))
-    assert most == 2
+    assert max_running == 2
 
 
-async def test_a_claim_of_the_first_beta_is_converted_and_any_other_stays_as_it_was_sent() -> None:
+async def test_a_claim_of_the_first_beta_is_converted_and_other_claims_are_unchanged() -> None:
     request = {"name": "r", "deviceClassName": "k"}
-    old = {"metadata": {"uid": "u"}, "spec": {"devices": {"requests": [request]}}}
-    new = {
+    old_claim = {"metadata": {"uid": "u"}, "spec": {"devices": {"requests": [request]}}}
+    new_claim = {
         "metadata": {"uid": "u"},
         "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "k"}}]}},
     }
-    found = await verifier(Client(json.dumps(old).encode(), "v1beta1")).fetch(REF)
-    assert found is not None
-    converted = cast(dict[str, Any], found.object)
+    result = await verifier(Client(json.dumps(old_claim).encode(), "v1beta1")).fetch(REF)
+    assert result is not None
+    converted = cast(dict[str, Any], result.object)
     assert converted["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] == "k"
     assert converted["apiVersion"] == "resource.k8s.io/v1"
     for version in ("v1beta2", "v1"):
-        found = await verifier(Client(json.dumps(new).encode(), version)).fetch(REF)
-        assert found is not None
-        assert not isinstance(found.object, dict)
+        result = await verifier(Client(json.dumps(new_claim).encode(), version)).fetch(REF)
+        assert result is not None
+        assert not isinstance(result.object, dict)
 
 
-@pytest.mark.parametrize("answer", [b"[]", b"{", b"[" * 100_000, b'{"metadata": {}}'])
-async def test_a_response_that_is_no_claim_is_an_error_of_the_server(answer: bytes) -> None:
+@pytest.mark.parametrize("body", [b"[]", b"{", b"[" * 100_000, b'{"metadata": {}}'])
+async def test_a_response_that_is_no_claim_is_an_error_of_the_server(body: bytes) -> None:
     with pytest.raises(ApiUnavailableError, match="is not a ResourceClaim"):
-        await verifier(Client(answer)).fetch(REF)
+        await verifier(Client(body)).fetch(REF)
 
 
-@pytest.mark.parametrize(("named", "gone"), [("c", True), ("other", False)])
-async def test_only_a_missing_claim_is_gone_and_not_a_missing_resource(named: str, gone: bool) -> None:
-    class Missing(Client):
+@pytest.mark.parametrize(("missing_name", "is_claim_missing"), [("c", True), ("other", False)])
+async def test_only_a_missing_claim_is_not_found_and_not_a_missing_resource(
+    missing_name: str, is_claim_missing: bool
+) -> None:
+    class NotFoundClient(Client):
         async def raw(self, path: str, *, timeout: float) -> HttpResponse:
-            raise NotFoundError("not found", details={"details": {"name": named}})
+            raise NotFoundError("not found", details={"details": {"name": missing_name}})
 
-    reads = verifier(Missing(b""))
-    if gone:
+    reads = verifier(NotFoundClient(b""))
+    if is_claim_missing:
         assert await reads.fetch(REF) is None
     else:
         with pytest.raises(ApiUnavailableError):
@@ -133,25 +135,25 @@ def test_claims_with_large_parameters_that_hang_are_named() -> None:
     )
 
 
-async def test_a_fault_of_a_device_fails_a_new_claim_and_not_a_prepared_one(tmp_path: Path) -> None:
+async def test_a_fault_of_a_device_fails_a_new_claim_but_no_prepared_one(tmp_path: Path) -> None:
     api = FakeApiServer()
-    async with running_manager(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
         ref = api.allocate("a", "a", "d-0", DRIVER)
-        first = await one.prepare(ref)
+        first = await manager.prepare(ref)
         assert not isinstance(first, DraError)
-        await one.inventory.update([])
-        assert await one.prepare(ref) == first
-        new = await one.prepare(api.allocate("b", "b", "d-1", DRIVER))
+        await manager.inventory.update([])
+        assert await manager.prepare(ref) == first
+        new = await manager.prepare(api.allocate("b", "b", "d-1", DRIVER))
         assert isinstance(new, DraError)
 
 
 async def test_a_consumed_capacity_that_is_no_quantity_is_an_error_of_the_claim(tmp_path: Path) -> None:
     api = FakeApiServer()
-    async with running_manager(tmp_path, Plain(), api) as one:
+    async with running_manager(tmp_path, PlainDriver(), api) as manager:
         ref = api.allocate("a", "a", "d-0", DRIVER, shareID="s", consumedCapacity={"m": "lots"})
-        answer = await one.prepare(ref)
-        assert isinstance(answer, ClaimError)
-        assert "claim ns/a, device d-0: consumed capacity: " in str(answer)
-        gone = await one.prepare(api.allocate("b", "b", "d-99", DRIVER))
-        assert isinstance(gone, DeviceGoneError)
-        assert "claim ns/b: device d-99 is no longer on this node" in str(gone)
+        response = await manager.prepare(ref)
+        assert isinstance(response, ClaimError)
+        assert "claim ns/a, device d-0: consumed capacity: " in str(response)
+        is_claim_missing = await manager.prepare(api.allocate("b", "b", "d-99", DRIVER))
+        assert isinstance(is_claim_missing, DeviceGoneError)
+        assert "claim ns/b: device d-99 is no longer on this node" in str(is_claim_missing)

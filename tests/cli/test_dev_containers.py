@@ -30,17 +30,17 @@ def pod(name: str, script: str, *, restart: str = "Never", image: str = "busybox
     container = {"name": "main", "image": image, "command": ["sh", "-c", script]}
     container["resources"] = {"claims": [{"name": "gpu"}]}  # type: ignore[assignment]
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
-    given = {
+    stdin = {
         "restartPolicy": restart,
         "containers": [container],
         "resourceClaims": claims,
         "terminationGracePeriodSeconds": 1,
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": given | spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": stdin | spec}
 
 
 def apply(dev: DevProcess, *objects: dict[str, Any]) -> None:
-    dev.kubectl("create", "-f", "-", given="\n".join(map(json.dumps, objects)))
+    dev.kubectl("create", "-f", "-", stdin="\n".join(map(json.dumps, objects)))
 
 
 def status(dev: DevProcess, name: str) -> Any:
@@ -104,13 +104,13 @@ def test_a_container_that_fails_is_restarted_where_the_policy_reports_it(real: D
 def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_them(real: DevProcess) -> None:
     init = {"name": "first", "image": "busybox", "command": ["sh", "-c", "echo first > /data/order"]}
     mounts = [{"name": "data", "mountPath": "/data"}]
-    given = pod("order", "echo second >> /data/order; trap 'exit 0' TERM; while :; do sleep 0.05; done")
-    given["spec"]["containers"][0]["volumeMounts"] = mounts
-    given["spec"] |= {
+    stdin = pod("order", "echo second >> /data/order; trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    stdin["spec"]["containers"][0]["volumeMounts"] = mounts
+    stdin["spec"] |= {
         "initContainers": [init | {"volumeMounts": mounts}],
         "volumes": [{"name": "data", "emptyDir": {}}],
     }
-    apply(real, given)
+    apply(real, stdin)
     reached(real, "order", "Running")
     block_until(lambda: real.kubectl("exec", "order", "--", "cat", "/data/order") == "first\nsecond\n")
     assert "gpu-" in real.kubectl("exec", "order", "--", "env")
@@ -134,10 +134,10 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
 def test_what_a_pod_does_not_get_is_reported_in_its_events(
     real: DevProcess, name: str, spec: dict[str, Any], says: str
 ) -> None:
-    given = pod(name, "true", image="nowhere/image:1" if name == "image" else "busybox", **spec)
+    stdin = pod(name, "true", image="nowhere/image:1" if name == "image" else "busybox", **spec)
     if "volumes" in spec:
-        given["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/host"}]
-    apply(real, given)
+        stdin["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/host"}]
+    apply(real, stdin)
     block_until(lambda: says in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
     assert status(real, name)["phase"] == "Pending"
     assert "started" not in json.dumps(real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
@@ -146,9 +146,9 @@ def test_what_a_pod_does_not_get_is_reported_in_its_events(
 
 @pytest.mark.runc
 def test_a_privileged_pod_does_not_run(real: DevProcess) -> None:
-    given = pod("root", "true")
-    given["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-    apply(real, given)
+    stdin = pod("root", "true")
+    stdin["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    apply(real, stdin)
     block_until(
         lambda: "refuses privileged" in real.kubectl("get", "events", "--field-selector", "involvedObject.name=root")
     )
@@ -197,9 +197,9 @@ def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: DevPr
 
 
 def job(name: str, command: list[str], annotations: dict[str, str] | None = None) -> dict[str, Any]:
-    given = pod(name, "")["spec"] | {"restartPolicy": "Never"}
-    given["containers"][0]["command"] = command
-    template = {"metadata": {"annotations": annotations or {}}, "spec": given}
+    stdin = pod(name, "")["spec"] | {"restartPolicy": "Never"}
+    stdin["containers"][0]["command"] = command
+    template = {"metadata": {"annotations": annotations or {}}, "spec": stdin}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

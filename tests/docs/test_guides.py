@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.pages import Page, as_shown, like, updated
+from tests.helpers.pages import Page, as_shown, output_pattern, updated
 from tests.helpers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ def test_what_a_page_shows_is_so(page: Path, shell: Shell) -> None:
         ran.append((command, output, said))
         if os.environ.get("UPDATE_PAGES"):
             continue
-        assert like(output).fullmatch(said), f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
+        assert output_pattern(output).fullmatch(said), f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
     if os.environ.get("UPDATE_PAGES"):
         page.write_text(updated(page.read_text(), ran))
 
@@ -154,7 +154,7 @@ def test_output_that_is_written_into_a_page_is_like_the_output_of_another_run() 
         "claim train-2-gpus-... at https://127.0.0.1:..., see /tmp/...\n"
         "...   Warning   ...   ...   node-1/gpu-0   80Gi\n"
     )
-    assert like(shown).fullmatch(said)
+    assert output_pattern(shown).fullmatch(said)
     page = "$ a\n$ b\nold\n$ a\none ...\n"
     ran = [("a", "", "new\n"), ("b", "old\n", ""), ("a", "one ...\n", "one 1\n")]
     assert updated(page, ran) == "$ a\nnew\n$ b\n$ a\none ...\n"
@@ -174,7 +174,7 @@ def test_output_that_is_written_into_a_page_is_like_the_output_of_another_run() 
     ],
 )
 def test_the_output_that_a_page_shows_is_all_there_is_but_for_dots(shown: str, said: str, *, alike: bool) -> None:
-    assert bool(like(shown).fullmatch(said)) is alike
+    assert bool(output_pattern(shown).fullmatch(said)) is alike
 
 
 def test_a_block_that_nobody_would_run_is_refused() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dra_kubeletplugin.driver.checks import ParameterChecks
 from dra_kubeletplugin.errors import DriverFailedError
-from tests.claims.test_rollback import Counting
+from tests.claims.test_rollback import HolderTrackingDriver
 from tests.helpers.crash.claim_manager import running_manager
 
 
@@ -59,7 +59,7 @@ async def test_a_caller_that_was_cancelled_before_its_check_began_keeps_no_threa
 async def test_readiness_notes_that_claims_with_large_parameters_cannot_be_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running_manager(tmp_path, Counting()) as one:
+    async with running_manager(tmp_path, HolderTrackingDriver()) as one:
         assert await one.claims.notes() == []
         monkeypatch.setattr(one.claims.engine.verifier._resolver._checks, "stuck", lambda: "all threads run checks")
         (note,) = await one.claims.notes()

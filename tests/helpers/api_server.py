@@ -53,19 +53,19 @@ class ApiCaller:
             sent_headers["Content-Type"] = "application/json"
         target = f"{path}?{urlencode(query)}" if query else path
 
-        def ask() -> ApiResponse:
+        def send() -> ApiResponse:
             connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=60)
             with contextlib.closing(connection):
                 connection.request(method, target, data, {k: v for k, v in sent_headers.items() if v})
                 got = connection.getresponse()
                 return ApiResponse(got.status, dict(got.getheaders()), got.read())
 
-        return await asyncio.to_thread(ask)
+        return await asyncio.to_thread(send)
 
     async def make(self, path: str, obj: JSON, **query: str) -> JSON:
-        answer = await self("POST", path, obj, **query)
-        assert answer.status == 201, answer.body
-        return dict(answer.json)
+        response = await self("POST", path, obj, **query)
+        assert response.status == 201, response.body
+        return dict(response.json)
 
 
 FEATURES = Features.of(runtime_config={"api/all": True})

@@ -28,7 +28,7 @@ class Plain(Driver):
 
 
 """
-HERE = "  # here"  # marks the line that the error must name
+MARK = "  # here"  # marks the line that the error must name
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Mistake:
     def expected_texts(self) -> tuple[str, ...]:
         """Returns ``expected``, and the place of the marked line."""
         lines = self.source.splitlines()
-        return self.expected + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(HERE))
+        return self.expected + tuple(f"acme/driver.py:{i}" for i, line in enumerate(lines, 1) if line.endswith(MARK))
 
 
 def check_message(text: str, mistake: Mistake) -> None:
     """Asserts that the message contains all expected texts, and no internals of the framework."""
-    said = text.replace("Did you mean", "did you mean")  # the spelling of Python 3.13
-    missing = [part for part in mistake.expected_texts if part not in said]
+    message = text.replace("Did you mean", "did you mean")  # the spelling of Python 3.13
+    missing = [part for part in mistake.expected_texts if part not in message]
     assert not missing, f"{missing} not in: {text}"
     check_no_traceback(text)
 
@@ -109,45 +109,45 @@ def claim_parameters(name: str, body: str, parameters: Mapping[str, Any], *expec
     return replace(config(name, body, *expected), parameters=parameters)
 
 
-def devices(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def devices(self):\n    return {answer}{HERE}", expected)
+def devices(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def devices(self):\n    return {returned}{MARK}", expected)
 
 
-def devices_result(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def devices(self):{HERE}\n    return {answer}", expected)
+def devices_result(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def devices(self):{MARK}\n    return {returned}", expected)
 
 
 def pools(name: str, pool: str, *expected: str) -> Mistake:
     return Mistake(name, f"def pools(self):\n    return [Pool(self.settings.node_name, {pool})]", expected)
 
 
-def prepare(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"async def prepare(self, claim):\n    return {answer}{HERE}", expected)
+def prepare(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"async def prepare(self, claim):\n    return {returned}{MARK}", expected)
 
 
-def prepare_result(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def prepare(self, claim):{HERE}\n    return {answer}", expected)
+def prepare_result(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def prepare(self, claim):{MARK}\n    return {returned}", expected)
 
 
 def undo(name: str, call: str, *expected: str) -> Mistake:
-    body = f"async def prepare(self, claim):\n    {call}{HERE}\n    return []\n\nasync def undo_close(self, claim, port): ..."
+    body = f"async def prepare(self, claim):\n    {call}{MARK}\n    return []\n\nasync def undo_close(self, claim, port): ..."
     return Mistake(name, body, expected)
 
 
-def health(name: str, answer: str, *expected: str) -> Mistake:
-    return Mistake(name, f"def health(self):{HERE}\n    return {answer}", expected)
+def health(name: str, returned: str, *expected: str) -> Mistake:
+    return Mistake(name, f"def health(self):{MARK}\n    return {returned}", expected)
 
 
 FILES = [
     file("two drivers", HEAD + "class A(Plain): ...\n\n\nclass B(Plain): ...\n\n\ndel Plain\n", "2 subclasses of Driver", "driver.py:A or ", "driver.py:B"),
     file("no driver", "class Acme:\n    def devices(self): ...\n", "defines no subclass of Driver: derive it from Driver, class Acme(Driver)"),
     file("an import that fails", "import acme_sdk  # here\n", "No module named 'acme_sdk'", "install it", "pyproject.toml"),
-    file("a name that is misspelt", "from dra_kubeletplugin import Devise  # here\n", "did you mean 'Device'?"),
+    file("a misspelled name", "from dra_kubeletplugin import Devise  # here\n", "did you mean 'Device'?"),
     file("a relative import", "from .sdk import Sdk  # here\n", "put an empty __init__.py into", "which makes it a package"),
     file("a syntax error", "class A(Driver)\n    pass\n", "SyntaxError: expected ':' (driver.py, line 1)"),
     file("run() without a guard", HEAD + "from dra_kubeletplugin import run\n\nrun(Plain)  # here\n", 'if __name__ == "__main__":'),
     file("a wrong name", HEAD.replace('"acme.', '"Acme_'), "Plain.name 'Acme_example.com' is not a DNS subdomain"),
-    Mistake("a default that is shared", "config = C", ("C.ports = [1] would be one object that all claims share", "default_factory=lambda: [1]"), "class C(Config):  # here\n    ports: list[int] = [1]\n\n\n"),
+    Mistake("a shared default", "config = C", ("C.ports = [1] would be one object that all claims share", "default_factory=lambda: [1]"), "class C(Config):  # here\n    ports: list[int] = [1]\n\n\n"),
     Mistake("a dataclass", "config = C", ("remove @dataclass",), "from dataclasses import dataclass\n\n\n@dataclass  # here\nclass C(Config):\n    port: int = 1\n\n\n"),
     Mistake("a config with an __init__", "config = C", ("C.__init__() is generated from the fields: remove yours", "check()"), "class C(Config):  # here\n    port: int = 1\n\n    def __init__(self): ...\n\n\n"),
     cls("no subsystems", "subsystems = None", "Acme.subsystems None is not a list of kernel subsystems such as"),
@@ -166,14 +166,14 @@ CLASSES = [
     cls("a taint that is text", "unhealthy_taint = 'NoSchedule'", "Acme.unhealthy_taint is 'NoSchedule': set it to Taint(key=..., effect=...)"),
     cls("a method without its claim", "def prepare(self): return []", "cannot be called as prepare(claim)"),
     cls("a config that is text", "config = 'AcmeConfig'", "Acme.config is 'AcmeConfig': set it to a subclass of Config"),
-    config("a check that answers", "speed: int = 1\ndef check(self):  # here\n    return 'too slow'", "AcmeConfig.check() returned 'too slow'", "raise ValueError(...)"),
+    config("a check that returns a value", "speed: int = 1\ndef check(self):  # here\n    return 'too slow'", "AcmeConfig.check() returned 'too slow'", "raise ValueError(...)"),
     config("a check with a parameter", "speed: int = 1\ndef check(self, claim): ...", "cannot be called as check()"),
-    config("a check that is misspelt", "speed: int = 1\ndef chek(self): ...", "AcmeConfig.chek() is never called, did you mean `check`?"),
+    config("a misspelled check", "speed: int = 1\ndef chek(self): ...", "AcmeConfig.chek() is never called, did you mean `check`?"),
     config("kind", "kind = 'Acme'", "AcmeConfig.kind is never used, did you mean `KIND`?"),
     config("a version that is a number", "API_VERSION = 3", "AcmeConfig.API_VERSION is 3: it must be text"),
     config("a version without a group", "API_VERSION = 'acme.example.com/'", "is not GROUP/VERSION"),
     config("layered", "LAYERED = 'no'", "AcmeConfig.LAYERED is 'no': set it to True or False"),
-    config("a field that JSON has not", "odd: object.__class__ = None", "AcmeConfig"),
+    config("a field without a JSON type", "odd: object.__class__ = None", "AcmeConfig"),
     Mistake("a conversion that is no class method", "config = New", ("New.convert_from() creates an object of its class: decorate it with @classmethod",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n    def convert_from(self, older): ...\n\n\n"),
     Mistake("no conversion", "config = New", ("New lists older versions in OLDER but has no convert_from",), "class Old(Config):\n    API_VERSION = 'a/v1'\n\n\nclass New(Config):\n    API_VERSION = 'a/v2'\n    OLDER = [Old]\n\n\n"),
     Mistake("two kinds of one name", "config = [A, B]", ("A and B have the same KIND and API_VERSION",), "class A(Config):\n    a: int = 1\n\n\nclass B(Config):\n    b: int = 1\n\n\n"),
@@ -182,39 +182,39 @@ CLASSES = [
     cls("no self", "def devices(): return []", "Acme.devices() cannot be called as devices(): is `self` missing?"),
     cls("no self, and a claim", "prepare = lambda claim: []", "Acme.prepare(claim) cannot be called as prepare(claim): is `self` missing?"),
     cls("a static method with self", "@staticmethod\ndef prepare(self, claim): return []", "cannot be called as prepare(claim): a static method has no `self`"),
-    cls("what the framework asks", "uses_pools = True", "Acme.uses_pools is a method of the framework"),
+    cls("a method of the framework", "uses_pools = True", "Acme.uses_pools is a method of the framework"),
     Mistake("a plain class", "config = C", ("Acme.config is C: set it to a subclass of Config, class C(Config)",), "class C:\n    port: int = 1\n\n\n"),
     config("another name of check", "speed: int = 1\ndef validate(self): ...", "AcmeConfig.validate() is never called, did you mean `check`?"),
     config("a kind with a type", "KIND: str = 'Acme'", "AcmeConfig.KIND has a type, so it would become a parameter, but Config itself uses this name: write `KIND = ...` without a type"),
     config("a parameter named check", "check: bool = True", "AcmeConfig.check has a type", 'msgspec.field(name="check")'),
-    config("a check of what is not there", "speed: int = 1\ndef check(self):\n    return self.sped > 1  # here", "the checks of AcmeConfig raised AttributeError", "did you mean 'speed'?"),
-    config("a check that changes", "speed: int = 1\ndef check(self):\n    self.speed = 2  # here", "it is immutable, create a changed copy with `replace`"),
-    config("a type that is misspelt", "speed: Quantty = None", "name 'Quantty' is not defined, did you mean 'Quantity'?"),
-    options("an option of a type that no flag gives", "ports: dict = None", "AcmeOptions.ports is of type dict, which has no command-line form: use str, int"),
-    options("an option whose type is misspelt", "ports: Tuple = ()", "the types of AcmeOptions cannot be read: name 'Tuple' is not defined, did you mean 'tuple'?"),
+    config("a check of a missing field", "speed: int = 1\ndef check(self):\n    return self.sped > 1  # here", "the checks of AcmeConfig raised AttributeError", "did you mean 'speed'?"),
+    config("a check that changes a field", "speed: int = 1\ndef check(self):\n    self.speed = 2  # here", "it is immutable, create a changed copy with `replace`"),
+    config("a misspelled type", "speed: Quantty = None", "name 'Quantty' is not defined, did you mean 'Quantity'?"),
+    options("an option of a type without a flag", "ports: dict = None", "AcmeOptions.ports is of type dict, which has no command-line form: use str, int"),
+    options("an option with a misspelled type", "ports: Tuple = ()", "the types of AcmeOptions cannot be read: name 'Tuple' is not defined, did you mean 'tuple'?"),
     options("an option with a wrong default", "port: int = '80'", "AcmeOptions.port = '80' is not a whole number: the default must match the field's type"),
     options("an option without a type", "port = 80", "AcmeOptions.port has no type, so it cannot be set: write `port: int = ...`"),
-    options("an option that we have", "node_name: str = ''", "AcmeOptions.node_name: --node-name is an option of `dra` itself: rename it, for example to acme_"),
-    options("an option that is the machine's", "path: str = ''", "PATH is a variable that other programs set"),
+    options("an option of the framework", "node_name: str = ''", "AcmeOptions.node_name: --node-name is an option of `dra` itself: rename it, for example to acme_"),
+    options("an option of the machine", "path: str = ''", "PATH is a variable that other programs set"),
     options("an option in another style", "cardCount: int = 1", "AcmeOptions.cardCount cannot become a flag: use lower case and single _ in the name"),
-    cls("options that are an object of nothing", "options = {'port': 80}", "Acme.options is {'port': 80}: set it to an instance of a frozen dataclass"),
+    cls("options without a class", "options = {'port': 80}", "Acme.options is {'port': 80}: set it to an instance of a frozen dataclass"),
     cls("an option of another name", "option = {'port': 80}", "Acme.option is never used, did you mean `options`?"),
     Mistake("options that are a class", "options = O", ("Acme.options is the class O: use an instance, O()",), "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass O:\n    port: int = 1\n\n\n"),
-    Mistake("options that change", "options = O()", ("O can be changed while the driver runs: write @dataclass(frozen=True)",), "from dataclasses import dataclass\n\n\n@dataclass\nclass O:\n    port: int = 1\n\n\n"),
+    Mistake("mutable options", "options = O()", ("O can be changed while the driver runs: write @dataclass(frozen=True)",), "from dataclasses import dataclass\n\n\n@dataclass\nclass O:\n    port: int = 1\n\n\n"),
     Mistake("options without defaults", "options = O()", ("O.__init__() missing 1 required positional argument: 'port'",), "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass O:\n    port: int\n\n\n"),
     Mistake("a union of objects", "config = C", ("declare each as class Name(Config, tag=True)",), "class A(Config):\n    a: int = 1\n\n\nclass B(Config):\n    b: int = 1\n\n\nclass C(Config):\n    of: A | B = A()\n\n\n"),
 ]  # fmt: skip
 DEVICES = [
     devices("raises", "[{}['bus']]", "the driver's devices raised KeyError: 'bus'"),
-    devices("an attribute of self that is misspelt", "self.hots.pci()", "did you mean 'host'?"),
-    devices("a keyword that is misspelt", "[Device('d-0', attribute={})]", "did you mean 'attributes'?"),
-    devices("a variable that is misspelt", "[Devize('d-0')]", "name 'Devize' is not defined, did you mean 'Device'?"),
+    devices("a misspelled attribute of self", "self.hots.pci()", "did you mean 'host'?"),
+    devices("a misspelled keyword", "[Device('d-0', attribute={})]", "did you mean 'attributes'?"),
+    devices("a misspelled variable", "[Devize('d-0')]", "name 'Devize' is not defined, did you mean 'Device'?"),
     devices_result("None", "None", "devices() returned NoneType, not a list of Device: is a `return` missing?"),
     devices_result("a dict", "{'d-0': Device('d-0')}", "devices() returned dict, not a list of Device: return its values"),
     devices_result("text", "'d-0'", "devices() returned str, not a list of Device"),
     devices_result("one", "Device('d-0')", "put it into a list, `[device]`"),
     devices_result("names", "[Device('a'), 'b']", "devices() returned a list with str at [1], not Device"),
-    devices_result("two of a name", "[Device('d-0'), Device('d-0')]", "two devices named 'd-0': names must be unique"),
+    devices_result("two devices with one name", "[Device('d-0'), Device('d-0')]", "two devices named 'd-0': names must be unique"),
     devices_result("a coroutine in a list", "[Device('a'), None]", "a list with NoneType at [1], not Device"),
     devices("an object", "[Device('d-0', attributes={'x': object()})]", "device 'd-0': attributes['x'] is <object object>: use str, int"),
     devices("bytes", "[Device('d-0', attributes={'x': b'ab'})]", "attributes['x'] is b'ab'", "value.hex()"),
@@ -223,20 +223,20 @@ DEVICES = [
     devices("a name of 40 letters", "[Device('d-0', attributes={'x' * 40: 1})]", f"attributes[{'x' * 40}]: the name is too long", "32 bytes"),
     devices("40 attributes", "[Device('d-0', attributes={f'a{i}': i for i in range(40)})]", "must not exceed 32"),
     devices("upper case", "[Device('D_0')]", "device 'D_0': name:", "lowercase RFC 1123 label"),
-    devices("a number for a name", "[Device(0)]", "its name is int, not text"),
-    devices("an amount that is none", "[Device('d-0', capacity={'memory': '80GB'})]", "capacity['memory']: '80GB' is not a quantity", "did you mean '80G'?"),
+    devices("a number as a name", "[Device(0)]", "its name is int, not text"),
+    devices("an invalid amount", "[Device('d-0', capacity={'memory': '80GB'})]", "capacity['memory']: '80GB' is not a quantity", "did you mean '80G'?"),
     devices("an amount below zero", "[Device('d-0', capacity={'memory': -5})]", "capacity['memory']: -5 is below zero"),
     devices("an effect", "[Device('d-0', taints=[Taint(key='a', effect='NoSchedul')])]", "taints[0].effect", '"NoSchedule"'),
     devices("groups in a list", "[Device('d-0', compatibility_groups=['x'])]", "compatibility_groups is list: use a mapping of counter sets to lists of groups"),
     devices("no await", "[*super().devices()]", "Value after * must be an iterable, not coroutine: is an `await` missing?"),
     cls("an await of a list", "async def devices(self):\n    return await self._found()  # here\n\ndef _found(self): return []", "object list can't be used in 'await' expression: remove the `await`"),
-    cls("a loop in the loop", "async def devices(self):\n    import asyncio\n    return asyncio.run(super().devices())  # here", "asyncio.run() cannot be called from a running event loop: `await` it"),
+    cls("a nested event loop", "async def devices(self):\n    import asyncio\n    return asyncio.run(super().devices())  # here", "asyncio.run() cannot be called from a running event loop: `await` it"),
     devices("no loop", "[__import__('asyncio').get_running_loop()]", "no running event loop: make it `async def`, plain methods run in threads"),
-    devices("a name that is not imported", "[Hook()]", "name 'Hook' is not defined: write `from dra_kubeletplugin import Hook`"),
-    devices("a module that is not imported", "[os.getpid()]", "name 'os' is not defined: write `import os`"),
-    devices("a keyword that is like none", "[Device('d-0', zzzz=1)]", "unexpected keyword argument 'zzzz': its parameters are name, attributes, capacity"),
+    devices("a missing import of a name", "[Hook()]", "name 'Hook' is not defined: write `from dra_kubeletplugin import Hook`"),
+    devices("a missing import of a module", "[os.getpid()]", "name 'os' is not defined: write `import os`"),
+    devices("a keyword without a near name", "[Device('d-0', zzzz=1)]", "unexpected keyword argument 'zzzz': its parameters are name, attributes, capacity"),
     devices("no name", "[Device()]", "missing 1 required positional argument: 'name': its parameters are name, attributes"),
-    devices("what never changes", "[setattr(Device('d-0'), 'name', 'd-1')]", "cannot assign to field 'name': it is immutable"),
+    devices("a change of an immutable object", "[setattr(Device('d-0'), 'name', 'd-1')]", "cannot assign to field 'name': it is immutable"),
     devices("a keyword of the host", "self.host.pci(vendor=1, zzz=1)", "unexpected keyword argument 'zzz': its parameters are vendor, device, class_code"),
 ]  # fmt: skip
 UNPUBLISHED = [
@@ -255,25 +255,25 @@ PREPARE = [
     prepare_result("one", "claim.devices[0].prepared()", "put it into a list, `[device.prepared()]`"),
     prepare_result("devices", "claim.devices", "a list with AllocatedDevice, not PreparedDevice: return device.prepared(...)"),
     prepare_result("nothing", "[]", "prepare returned no entry for device d-0"),
-    undo("a step that is misspelt", "await claim.on_undo('clsoe', port=1)", "Acme has no method undo_clsoe(claim, **data), did you mean 'close'?"),
+    undo("a misspelled step", "await claim.on_undo('clsoe', port=1)", "Acme has no method undo_clsoe(claim, **data), did you mean 'close'?"),
     undo("a parameter", "await claim.on_undo('close', prot=1)", "Acme.undo_close has no parameter 'prot', did you mean 'port'?"),
     undo("no near parameter", "await claim.on_undo('close', a=1)", "has no parameter 'a': its parameters are port"),
     cls("an await", "async def prepare(self, claim):  # here\n    claim.on_undo('close')\n    return [d.prepared() for d in claim.devices]\n\nasync def undo_close(self, claim): ...", "write `await claim.on_undo(...)`"),
-    prepare_result("a node that is not there", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
-    prepare_result("a node that is misspelt", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
-    prepare_result("a mount of nothing", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
+    prepare_result("a missing node", "[d.prepared(ContainerEdits(device_nodes=['/dev/acme9'])) for d in claim.devices]", "HOST_PATH_MISSING: claim", "/dev/acme9 of device d-0 is not on the host: install what creates it on the host, such as its kernel driver, or correct the path"),
+    prepare_result("a misspelled node", "[d.prepared(ContainerEdits(device_nodes=['/dev/nul'])) for d in claim.devices]", "/dev/nul of device d-0 is not on the host, did you mean 'null'?"),
+    prepare_result("a mount of a missing path", "[d.prepared(ContainerEdits(mounts=[Mount(host_path='/opt/acme-x', container_path='/x')])) for d in claim.devices]", "/opt/acme-x of device d-0 is not on the host: install what creates it"),
     prepare("one device for all", "claim.prepared()", "'Claim' object has no attribute 'prepared': it has devices, devices_by_config, name, namespace"),
     prepare("items of a claim", "claim['devices']", "'Claim' object is not subscriptable: use its attributes"),
-    prepare("an answer made by hand", "[PreparedDevice(d) for d in claim.devices]", "PreparedDevice.__init__() takes 1 positional argument but 2 were given: its parameters are request, pool, name"),
+    prepare("a prepared device without the claim", "[PreparedDevice(d) for d in claim.devices]", "PreparedDevice.__init__() takes 1 positional argument but 2 were given: its parameters are request, pool, name"),
     prepare("a keyword of a struct", "[Mount(source='/a', target='/b')]", "Mount.__init__() got an unexpected keyword argument 'source': its parameters are host_path, container_path"),
     cls("an assertion", "async def prepare(self, claim):\n    assert not claim.devices  # here", "raised AssertionError: assert not claim.devices"),
 ]  # fmt: skip
 PARAMETERS = [
-    claim_parameters("nothing near", "speed: int = 1\nlinks: int = 2", {"zzzzzz": 1}, "parameters: unknown field 'zzzzzz': there are links, speed"),
-    claim_parameters("a field that is misspelt", "speed: int = 1", {"sped": 1}, "parameters: unknown field 'sped', did you mean 'speed'?"),
-    claim_parameters("a kind that is misspelt", "KIND = 'AcmeConfig'", {"kind": "AcmeConfg"}, "parameters.kind: 'AcmeConfg' is not known to acme.example.com, did you mean 'AcmeConfig'?"),
-    claim_parameters("a kind of before", "KIND = 'CardConfig'", {"kind": "Settings"}, "parameters.kind: 'Settings' is not known to acme.example.com, which knows - CardConfig; to accept an older version, keep its class and list it in OLDER"),
-    claim_parameters("a version of before", "API_VERSION = 'acme.example.com/v2'", {"apiVersion": "acme.example.com/v1"}, "parameters.apiVersion: 'acme.example.com/v1' is not known to acme.example.com, which knows acme.example.com/v2 AcmeConfig"),
+    claim_parameters("no near name", "speed: int = 1\nlinks: int = 2", {"zzzzzz": 1}, "parameters: unknown field 'zzzzzz': there are links, speed"),
+    claim_parameters("a misspelled field", "speed: int = 1", {"sped": 1}, "parameters: unknown field 'sped', did you mean 'speed'?"),
+    claim_parameters("a misspelled kind", "KIND = 'AcmeConfig'", {"kind": "AcmeConfg"}, "parameters.kind: 'AcmeConfg' is not known to acme.example.com, did you mean 'AcmeConfig'?"),
+    claim_parameters("an earlier kind", "KIND = 'CardConfig'", {"kind": "Settings"}, "parameters.kind: 'Settings' is not known to acme.example.com, which knows - CardConfig; to accept an older version, keep its class and list it in OLDER"),
+    claim_parameters("an earlier version", "API_VERSION = 'acme.example.com/v2'", {"apiVersion": "acme.example.com/v1"}, "parameters.apiVersion: 'acme.example.com/v1' is not known to acme.example.com, which knows acme.example.com/v2 AcmeConfig"),
     claim_parameters("an assertion", "speed: int = 1\ndef check(self):\n    assert self.speed < 3  # here", {"speed": 4}, "the checks of AcmeConfig raised AssertionError: assert self.speed < 3", "raise ValueError(...) to reject parameters"),
     claim_parameters("an assertion with a text", "speed: int = 1\ndef check(self):\n    assert self.speed < 3, 'too fast'  # here", {"speed": 4}, "AssertionError: too fast", "raise ValueError(...) to reject parameters"),
     claim_parameters("a check that fails", "speed: int = 1\ndef check(self):\n    {}[self.speed]  # here", {"speed": 4}, "the checks of AcmeConfig raised KeyError: 4"),
@@ -283,6 +283,6 @@ HEALTH = [
     health("a list", "[Health(True)]", "health() returned list"),
     health("text", "{'d-0': 'ok'}", "health() returned str → str"),
     cls("raises", "def health(self):\n    raise OSError('no telemetry')  # here", "the driver's health raised OSError: no telemetry"),
-    cls("a device that is none", "def health(self):\n    return {'d_0': Health(False)}", "health() returned d_0", "did you mean 'd-0'?"),
+    cls("an unknown device", "def health(self):\n    return {'d_0': Health(False)}", "health() returned d_0", "did you mean 'd-0'?"),
     cls("a taint", "def health(self):\n    return {'d-0': Health(False, 'hot', [Taint(key='a', effect='No')])}", "a taint that health() returned for d-0 is invalid", '"NoSchedule"'),
 ]  # fmt: skip

@@ -35,18 +35,18 @@ class DevProcess:
 
     def verb(self, *args: str) -> Any:
         """Runs a verb and returns its JSON output, or the text of its error."""
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        output, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(err):
             code = cli.main(["dev", args[0], "--state-dir", str(self.state), "-o", "json", *args[1:]])
         assert (code == 0) is (err.getvalue() == "")
-        return json.loads(out.getvalue()) if code == 0 else err.getvalue()
+        return json.loads(output.getvalue()) if code == 0 else err.getvalue()
 
-    def kubectl(self, *args: str, check: bool = True, given: str | None = None) -> str:
+    def kubectl(self, *args: str, check: bool = True, stdin: str | None = None) -> str:
         # A separate discovery cache: an earlier cluster may have used the same port with other resources.
         argv = ["kubectl", "--kubeconfig", self.kubeconfig, "--cache-dir", str(self.folder / "cache"), *args]
-        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
-        assert not check or done.returncode == 0, done.stderr
-        return done.stdout + ("" if check else done.stderr)
+        process = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+        assert not check or process.returncode == 0, process.stderr
+        return process.stdout + ("" if check else process.stderr)
 
     def devices(self, node: str = "node-1") -> dict[str, Any]:
         """Returns the published devices of a node by name."""

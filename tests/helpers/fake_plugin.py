@@ -116,7 +116,7 @@ class FakePlugin:
             self._registrar = None
         self.registry.unlink(missing_ok=True)
 
-    def say(self, health: int) -> None:
+    def send_health(self, health: int) -> None:
         self.health = health
         self._changed.set()
         self._changed = asyncio.Event()
@@ -159,26 +159,26 @@ class _Service:
         plugin, module = self.plugin, self.module
         plugin.calls.append(("prepare", tuple(c.uid for c in request.claims)))
         await plugin.gate.wait()
-        answer = module.NodePrepareResourcesResponse()
+        response = module.NodePrepareResourcesResponse()
         for claim in request.claims:
             if plugin.error:
-                answer.claims[claim.uid].error = plugin.error
+                response.claims[claim.uid].error = plugin.error
                 continue
             for share in plugin.share_ids:
-                device = answer.claims[claim.uid].devices.add(pool_name=plugin.pool, device_name=plugin.device)
+                device = response.claims[claim.uid].devices.add(pool_name=plugin.pool, device_name=plugin.device)
                 device.cdi_device_ids.extend(plugin.cdi)
                 if share:
                     device.share_id = share
-        return answer
+        return response
 
     async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:
         plugin, module = self.plugin, self.module
         plugin.calls.append(("unprepare", tuple(c.uid for c in request.claims)))
         await plugin.gate.wait()
-        answer = module.NodeUnprepareResourcesResponse()
+        response = module.NodeUnprepareResourcesResponse()
         for claim in request.claims:
-            answer.claims[claim.uid].error = plugin.error
-        return answer
+            response.claims[claim.uid].error = plugin.error
+        return response
 
 
 class _Health:

@@ -47,7 +47,7 @@ _SMALL = {
     "ofa-engines": "0",
 }
 
-# Capacity of the three example devices, and what they consume, which is the same.
+# Capacity of the three example devices. They consume the same amounts.
 DEVICES = {
     "gpu-0-mig-1g.5gb-0": _SMALL | {"memorySlice0": "1"},
     "gpu-0-mig-1g.5gb-1": _SMALL | {"memorySlice1": "1"},

@@ -30,9 +30,9 @@ def claim(name: str = "c", spec: JSON | None = None) -> JSON:
 
 
 def slice_of(node: str, devices: Sequence[str | JSON], driver: str = DRIVER, name: str = "") -> JSON:
-    listed = [{"name": d} if isinstance(d, str) else d for d in devices]
+    device_objects = [{"name": d} if isinstance(d, str) else d for d in devices]
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": listed}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": device_objects}
     return {"apiVersion": _API, "kind": "ResourceSlice", "metadata": {"name": name or f"s-{node}"}, "spec": spec}
 
 

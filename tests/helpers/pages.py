@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NAMED = re.compile(r"# (\S+\.(?:py|yaml|ini))\n")
 _FILES = {"python", "yaml", "ini"}
-_SHOWN = {"text"}
+_OUTPUT = {"text"}
 """Output, which cannot be run."""
 
 
@@ -32,7 +32,7 @@ class Page:
                 assert named[1] not in page.files, f"{named[1]} is on the page twice"
                 page.files[named[1]] = block.removeprefix(named[0])
             else:
-                assert language in _SHOWN, f"nobody runs a block of {language!r}: make it console"
+                assert language in _OUTPUT, f"no test runs a block of {language!r}: make it console"
         return page
 
     @property
@@ -42,15 +42,15 @@ class Page:
 
 def commands_of(block: str) -> Iterator[tuple[str, str]]:
     assert block.startswith("$ "), f"a session begins with a command:\n{block}"
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command = re.match(r"(?:.*\\\n)*.*\n", part)
+    for session in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command = re.match(r"(?:.*\\\n)*.*\n", session)
         assert command
-        yield command[0].strip(), part[command.end() :]
+        yield command[0].strip(), session[command.end() :]
 
 
-def like(shown: str) -> re.Pattern[str]:
+def output_pattern(page_output: str) -> re.Pattern[str]:
     """Returns a pattern for the output on a page. ``...`` matches any text."""
-    lines = [r"(?:.*\n)*?" if line.strip() == "..." else f"{_line(line)}\n" for line in shown.splitlines()]
+    lines = [r"(?:.*\n)*?" if line.strip() == "..." else f"{_line(line)}\n" for line in page_output.splitlines()]
     return re.compile("".join(lines))
 
 
@@ -77,7 +77,7 @@ def as_shown(output: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in output.splitlines())
 
 
-def updated(text: str, ran: Iterable[tuple[str, str, str]]) -> str:
+def updated(text: str, results: Iterable[tuple[str, str, str]]) -> str:
     """Returns a page's text with updated output.
 
     Args:
@@ -85,9 +85,9 @@ def updated(text: str, ran: Iterable[tuple[str, str, str]]) -> str:
         ran: each command, the output on the page, and the output of this run.
     """
     position = 0
-    for command, before, output in ran:
-        position = text.index(f"$ {command}\n{before}", position) + len(f"$ {command}\n")
-        after = before if like(before).fullmatch(output) else as_shown(output)
-        text = text[:position] + after + text[position + len(before) :]
-        position += len(after)
+    for command, old_output, output in results:
+        position = text.index(f"$ {command}\n{old_output}", position) + len(f"$ {command}\n")
+        new_output = old_output if output_pattern(old_output).fullmatch(output) else as_shown(output)
+        text = text[:position] + new_output + text[position + len(old_output) :]
+        position += len(new_output)
     return text

@@ -1,4 +1,4 @@
-"""TCP ports: free ones, and one that refuses connections."""
+"""TCP ports: free ports, and a port that refuses connections."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ __all__ = ["free_port", "refusing_port"]
 @contextlib.contextmanager
 def refusing_port(host: str = "127.0.0.1") -> Iterator[int]:
     """Yields a port that is bound without a listener, so each connection is refused."""
-    with socket.socket() as taken:
-        taken.bind((host, 0))
-        yield int(taken.getsockname()[1])
+    with socket.socket() as bound_socket:
+        bound_socket.bind((host, 0))
+        yield int(bound_socket.getsockname()[1])

@@ -26,7 +26,7 @@ SLICES_PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class ScriptedApiServer(ApiServer):
-    """Calls ``instead`` for each request; where it returns None, the local API server handles the request."""
+    """Calls ``instead`` for each request. If it returns None, the local API server handles the request."""
 
     def __init__(self, features: Features | None = None) -> None:
         super().__init__(features=features)
@@ -42,13 +42,15 @@ class ScriptedApiServer(ApiServer):
         return self.written
 
     def slices(self, pool: str = "node") -> list[dict[str, Any]]:
-        """The slices of a pool, sorted by name."""
-        found = self.storage.list("resourceslices.resource.k8s.io")
-        return sorted((s for s in found if s["spec"]["pool"]["name"] == pool), key=lambda s: str(s["metadata"]["name"]))
+        """Returns the slices of a pool, sorted by name."""
+        stored = self.storage.list("resourceslices.resource.k8s.io")
+        return sorted(
+            (s for s in stored if s["spec"]["pool"]["name"] == pool), key=lambda s: str(s["metadata"]["name"])
+        )
 
     def devices(self) -> list[str]:
-        found = self.storage.list("resourceslices.resource.k8s.io")
-        return sorted(d["name"] for s in found for d in s["spec"].get("devices", []))
+        stored = self.storage.list("resourceslices.resource.k8s.io")
+        return sorted(d["name"] for s in stored for d in s["spec"].get("devices", []))
 
 
 def json_response(value: object, status: int = 200) -> Response:

@@ -29,8 +29,8 @@ class RawServer:
         self.accepted = 0  # connections
         self.requests: list[bytes] = []
         self.most_at_once = 0
-        self._now = 0
-        self.open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # connections, by who serves them
+        self._running = 0
+        self.open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # connections, by the task that serves them
 
     async def __aenter__(self) -> RawServer:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self.tls)
@@ -64,12 +64,12 @@ class RawServer:
                 )
                 request = head + await reader.readexactly(length)
                 self.requests.append(request)
-                self._now += 1
-                self.most_at_once = max(self.most_at_once, self._now)
+                self._running += 1
+                self.most_at_once = max(self.most_at_once, self._running)
                 try:
                     out = await self.reply(self, request)
                 finally:
-                    self._now -= 1
+                    self._running -= 1
                 if out is None:
                     return
                 writer.write(out)
@@ -86,8 +86,8 @@ class RawServer:
 async def serve_replies(*replies: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
     """Sends ``replies`` one after the other, and repeats the last one."""
 
-    async def reply(peer: RawServer, request: bytes) -> bytes | None:
-        return replies[min(len(peer.requests), len(replies)) - 1]
+    async def reply(server: RawServer, request: bytes) -> bytes | None:
+        return replies[min(len(server.requests), len(replies)) - 1]
 
-    async with RawServer(reply, tls) as peer:
-        yield peer
+    async with RawServer(reply, tls) as server:
+        yield server

@@ -13,9 +13,9 @@ def inherit_signals(numbers: Iterable[int], handler: signal.Handlers = signal.SI
 
     ``SIG_DFL`` is the state of a process in a terminal. ``SIG_IGN`` is its state under nohup or in a shell's background job.
     """
-    before = {number: signal.signal(number, handler) for number in numbers}
+    old_handlers = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, old_handler in old_handlers.items():
+            signal.signal(number, old_handler)

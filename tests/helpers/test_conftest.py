@@ -13,21 +13,23 @@ from dra_kubeletplugin.base.threads import Threads
 
 @pytest.fixture(scope="module")
 def hanging_method() -> Iterator[Callable[[], None]]:
-    """Starts a thread in which a driver method hangs, as after an earlier test. The value lets the method log and return."""
-    ends, ended = threading.Event(), threading.Event()
+    """Starts a thread in which a driver method hangs, as after an earlier test. Yields a function that makes the method
+    log and return.
+    """
+    end_event, ended_event = threading.Event(), threading.Event()
 
     def method() -> None:
-        ends.wait()
+        end_event.wait()
         logging.warning("of the earlier test")
-        ended.set()
+        ended_event.set()
 
     def end() -> None:
-        ends.set()
-        ended.wait()
+        end_event.set()
+        ended_event.wait()
 
     Threads(1, "driver").submit(method)
     yield end
-    ends.set()
+    end_event.set()
 
 
 def test_records_of_an_earlier_test_are_left_out(

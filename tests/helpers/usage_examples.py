@@ -50,10 +50,10 @@ def nimbus(name: str, faulty: str = "") -> list[JSON]:
     """Returns the slices of four partitioned cards, as nimbus-n4 publishes them. The counters have a separate slice."""
     devices, sets = list[Any](), list[Any]()
     for i, card in enumerate(CARDS):
-        place = {A + "numaNode": i // 2, A + "pcieRoot": "pci0000:17" if i < 2 else "pci0000:98"}
-        made = partitions(card, PROFILES, has={"memory": "64Gi", "cores": 8}, slots=4, attributes=place)
-        devices += [marked(d, faulty) for d in made.devices]
-        sets.append(made.counter_set.json())
+        attributes = {A + "numaNode": i // 2, A + "pcieRoot": "pci0000:17" if i < 2 else "pci0000:98"}
+        slices = partitions(card, PROFILES, has={"memory": "64Gi", "cores": 8}, slots=4, attributes=attributes)
+        devices += [marked(d, faulty) for d in slices.devices]
+        sets.append(slices.counter_set.json())
     return [slice_(name, NIMBUS, "counters", sharedCounters=sets), slice_(name, NIMBUS, "devices", devices=devices)]
 
 
@@ -74,23 +74,25 @@ def slice_(name: str, driver: str, part: str, count: int = 2, **content: Any) ->
     return {"apiVersion": API, "kind": "ResourceSlice", "metadata": {"name": f"{name}-{part}"}, "spec": spec}
 
 
-def held(name: str, on: str, device: str, driver: str = NIMBUS) -> list[JSON]:
+def held(name: str, node_name: str, device: str, driver: str = NIMBUS) -> list[JSON]:
     """Returns a running pod and its claim."""
-    result = {"request": "device", "driver": driver, "pool": on, "device": device}
+    result = {"request": "device", "driver": driver, "pool": node_name, "device": device}
     status = {
         "allocation": {"devices": {"results": [result]}},
         "reservedFor": [{"resource": "pods", "name": name, "uid": f"pods/ml/{name}"}],
     }
-    running = pod(name, claims=[name], nodeName=on)
+    running = pod(name, claims=[name], nodeName=node_name)
     running["metadata"]["namespace"] = "ml"
     return [{**claim(name, 1), "status": status}, {**running, "status": {"phase": "Running"}}]
 
 
 def waiting(name: str, count: int, *, gated: bool = False) -> list[JSON]:
-    made = pod(name, claims=[name], **({"schedulingGates": [{"name": "queue.example.com/wait"}]} if gated else {}))
+    pod_object = pod(
+        name, claims=[name], **({"schedulingGates": [{"name": "queue.example.com/wait"}]} if gated else {})
+    )
     since = datetime.fromtimestamp(time.time() - SECONDS_AGO, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    made["metadata"] |= {"namespace": "ml", "creationTimestamp": since}
-    return [claim(name, count), {**made, "status": {"phase": "Pending"}}]
+    pod_object["metadata"] |= {"namespace": "ml", "creationTimestamp": since}
+    return [claim(name, count), {**pod_object, "status": {"phase": "Pending"}}]
 
 
 def claim(name: str, count: int) -> JSON:

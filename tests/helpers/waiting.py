@@ -12,32 +12,34 @@ LIMIT = 30.0  # seconds
 _PAUSE = 0.01  # seconds between two checks
 
 
-async def wait_until(check: Callable[[], Any], what: str = "", limit: float = LIMIT) -> Any:
+async def wait_until(check: Callable[[], Any], condition: str = "", limit: float = LIMIT) -> Any:
     """Returns the result of ``check()`` as soon as the result is true.
 
     Args:
         check: a function or a coroutine function.
-        what: the name of the condition, for the error.
+        condition: the name of the condition, for the error.
 
     Raises ``AssertionError`` after ``limit`` seconds.
     """
     try:
         async with asyncio.timeout(limit):
             while True:
-                found = check()
-                if inspect.isawaitable(found):
-                    found = await found
-                if found:
-                    return found
+                result = check()
+                if inspect.isawaitable(result):
+                    result = await result
+                if result:
+                    return result
                 await asyncio.sleep(_PAUSE)
     except TimeoutError:
-        raise AssertionError(f"waited {limit:g} s for {what or 'a condition'}") from None
+        raise AssertionError(f"waited {limit:g} s for {condition or 'a condition'}") from None
 
 
-def block_until(check: Callable[[], Any], what: Callable[[], object] = lambda: "a condition", limit: float = 90) -> Any:
-    """Like :func:`wait_until`, for a test without an event loop. ``what`` returns the text for the error."""
-    end = time.monotonic() + limit
-    while not (found := check()):
-        assert time.monotonic() < end, f"waited {limit:g} s for {what()}"
+def block_until(
+    check: Callable[[], Any], condition: Callable[[], object] = lambda: "a condition", limit: float = 90
+) -> Any:
+    """Like :func:`wait_until`, for a test without an event loop. ``condition`` returns the text for the error."""
+    deadline = time.monotonic() + limit
+    while not (result := check()):
+        assert time.monotonic() < deadline, f"waited {limit:g} s for {condition()}"
         time.sleep(_PAUSE)
-    return found
+    return result

@@ -17,7 +17,7 @@ from dra_kubeletplugin import Config, Quantity
 JSON = dict[str, Any]
 DRIVER = "worst.example.com"
 PARAMETERS = 10 * 1024  # bytes of opaque.parameters of one entry: MaxLen of DeviceConfiguration in resource.k8s.io/v1
-ENTRIES = 32  # entries of a claim; an allocation has those of the classes too
+ENTRIES = 32  # entries of a claim; an allocation also has the entries of the classes
 REQUESTS = 32
 LIMIT = 0.020  # seconds of the event loop for one claim or review
 MACHINE = 5  # factor by which a machine may be slower than the machine of the first measurement
@@ -71,11 +71,11 @@ KINDS: tuple[type[Config], ...] = (Plain, Layered, Versioned)
 def fill(size: int, item: Callable[[int], tuple[str, Any]]) -> JSON:
     """Returns an object of at most ``size`` bytes as compact JSON."""
     out: JSON = {}
-    left = size
+    bytes_left = size
     for i in itertools.count():
         key, value = item(i)
-        left -= len(key) + len(json.dumps(value, separators=(",", ":"))) + 4
-        if left < 0:
+        bytes_left -= len(key) + len(json.dumps(value, separators=(",", ":"))) + 4
+        if bytes_left < 0:
             return out
         out[key] = value
     raise AssertionError("never")
@@ -103,7 +103,7 @@ SHAPES: dict[str, Callable[[int, int], JSON]] = {
     "last number": lambda i, n: {"numbers": fill(n, lambda j: (f"{i}.{j}", 1)) | {"z": ""}},
     "right numbers": lambda i, n: {"numbers": fill(n, lambda j: (f"{i}.{j}", 1))},
     "long quantity": lambda i, n: {"memory": "9" * n},
-    "long odd quantity": lambda i, n: {"memory": [[]] * (n // 3)},
+    "long malformed quantity": lambda i, n: {"memory": [[]] * (n // 3)},
     "long integer": lambda i, n: {"timeSlice": int("9" * 300)},
     "deep objects": lambda i, n: {"leaf": nested(min(n // 5, 900), "a")},
     "deep with long keys": lambda i, n: {"leaf": nested(28, "a" * (n // 29))},
@@ -135,25 +135,27 @@ def claim(config: Sequence[JSON], name: str = "worst", *, requests: int = 1) -> 
 def with_allocation(obj: JSON, config: Sequence[JSON], *, requests: int = 1) -> JSON:
     """Returns the claim with one device for each request. Class and claim each have the maximum number of entries."""
     results = [{"request": f"r{i}", "driver": DRIVER, "pool": "node", "device": f"d-{i}"} for i in range(requests)]
-    both = [{"source": source, **entry} for source in ("FromClass", "FromClaim") for entry in config]
-    return obj | {"status": {"allocation": {"devices": {"results": results, "config": both}}}}
+    all_config = [{"source": source, **entry} for source in ("FromClass", "FromClaim") for entry in config]
+    return obj | {"status": {"allocation": {"devices": {"results": results, "config": all_config}}}}
 
 
 @contextlib.contextmanager
 def event_loop_steps() -> Iterator[list[float]]:
-    """CPU seconds of each step of event loops in this thread, while the context lasts. Other processes do not count, nor other threads."""
-    found: list[float] = []
+    """Yields the CPU seconds of each step of event loops in this thread, while the context lasts. Other processes and
+    threads do not count.
+    """
+    step_seconds: list[float] = []
     run = asyncio.Handle._run
 
     def measured(handle: asyncio.Handle) -> None:
-        began = time.thread_time()
+        start = time.thread_time()
         try:
             run(handle)
         finally:
-            found.append(time.thread_time() - began)
+            step_seconds.append(time.thread_time() - start)
 
     asyncio.Handle._run = measured  # type: ignore[method-assign]
     try:
-        yield found
+        yield step_seconds
     finally:
         asyncio.Handle._run = run  # type: ignore[method-assign]

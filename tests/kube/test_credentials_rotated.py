@@ -21,7 +21,7 @@ from dra_kubeletplugin.testing import node_with
 from tests.helpers.certificates import Pair, authority, server_side, signed
 from tests.helpers.drivers import make_toy_class
 from tests.helpers.waiting import wait_until
-from tests.plugin.test_node_unreachable_server import running
+from tests.plugin.test_node_unreachable_server import restarted_plugin
 
 
 @dataclass
@@ -96,7 +96,7 @@ async def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
         config = load_config(service_account=volume.folder)
         assert config.server == api.public_url
-        async with running(node, config) as plugin:
+        async with restarted_plugin(node, config) as plugin:
             await wait_until(plugin.publisher.published.is_set, "the slices")
             yield Room(node, plugin, volume, first, second, token, tmp_path)
 

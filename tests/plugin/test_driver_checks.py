@@ -20,7 +20,7 @@ from tests.helpers.drivers import Toy
 from tests.helpers.waiting import wait_until
 
 
-class Checked(Toy):
+class CheckedDriver(Toy):
     results: Any = ()
     counted = 0
     hold: threading.Event | None = None
@@ -34,11 +34,11 @@ class Checked(Toy):
         return self.results
 
 
-def fresh() -> type[Checked]:
-    class Fresh(Checked):
+def make_class() -> type[CheckedDriver]:
+    class FreshDriver(CheckedDriver):
         pass
 
-    return Fresh
+    return FreshDriver
 
 
 @contextlib.asynccontextmanager
@@ -49,8 +49,8 @@ async def running(checks: DriverChecks) -> AsyncIterator[None]:
     await asyncio.wait([task])
 
 
-async def test_problems_are_notes_or_reasons_and_their_end_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    cls, metrics = fresh(), Metrics()
+async def test_problems_are_notes_or_reasons_and_their_end_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    cls, metrics = make_class(), Metrics()
     checks = DriverChecks(cls(), Calls(), metrics, 60)
     cls.results = [
         Check("library"),
@@ -70,12 +70,12 @@ async def test_problems_are_notes_or_reasons_and_their_end_is_noticed(caplog: py
     await checks.once()
     assert (checks.notes(), checks.not_ready()) == ([], [])
     assert 'dra_driver_check_failing{check="root"} 0.0' in metrics.text().decode(), (
-        "also of a check that is no more made"
+        "also for a check that is no longer returned"
     )
 
 
-async def test_checks_that_fail_are_a_note_and_the_last_results_stay() -> None:
-    cls = fresh()
+async def test_failing_checks_are_a_note_and_the_last_results_stay() -> None:
+    cls = make_class()
     checks = DriverChecks(cls(), Calls(), Metrics(), 60)
     cls.results = [Check("count", "0")]
     await checks.once()
@@ -89,12 +89,12 @@ async def test_checks_that_fail_are_a_note_and_the_last_results_stay() -> None:
     assert checks.notes() == []
 
 
-async def test_checks_that_hang_are_a_note_and_changed_asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cls = fresh()
+async def test_hanging_checks_are_a_note_and_changed_runs_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = make_class()
     checks = DriverChecks(cls(), Calls(), Metrics(), 600)
     monkeypatch.setattr(driver_checks, "_SLOW", 0.01)
     cls.hold = threading.Event()
-    checks.request()  # before the start it does nothing
+    checks.request()  # before the start this call has no effect
     async with running(checks):
         await wait_until(lambda: [n for n in checks.notes() if "the driver's checks() has not returned for" in n])
         cls.hold.set()
@@ -105,17 +105,17 @@ async def test_checks_that_hang_are_a_note_and_changed_asks_at_once(monkeypatch:
 
 
 async def test_a_plugin_is_not_ready_while_a_blocking_check_fails_and_calls_again_after_changed() -> None:
-    cls = fresh()
+    cls = make_class()
     cls.results = [Check("library", "libtoy.so is missing", "install libtoy", blocking=True)]
     async with node_with(cls) as node:
         await wait_until(node.plugin.checks.not_ready, "the first call")
         assert await node.plugin.not_ready() == ["check library: libtoy.so is missing: install libtoy"]
-        await node.run_pod()  # pods are served: the driver's prepare decides what it can do
+        await node.run_pod()  # the node still serves pods: each prepare decides for itself
         cls.results = [Check("library"), Check("count", "0")]
         node.driver.changed()
 
-        async def ready() -> bool:
+        async def is_ready() -> bool:
             return not await node.plugin.not_ready()
 
-        await wait_until(ready)
+        await wait_until(is_ready)
         assert "check count: 0" in await node.plugin.notes()

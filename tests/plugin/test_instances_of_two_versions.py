@@ -1,4 +1,6 @@
-"""A rolling update between versions: the older instance goes on while the newer one writes the records and adds to its mark."""
+"""A rolling update between versions: the older instance continues while the newer one writes the records and adds
+fields to its lock file.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +24,41 @@ NOTHING = {"files": [], "records": [], "held": []}
 def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
     """Replaces each JSON text of the journal, as a newer version compacts it."""
 
-    def part(text: bytes) -> bytes:
-        new = change(text[9:])
-        return b"%08x %s" % (zlib.crc32(new), new)
+    def rewritten(text: bytes) -> bytes:
+        new_body = change(text[9:])
+        return b"%08x %s" % (zlib.crc32(new_body), new_body)
 
-    lines = [b"\t".join(map(part, line.split(b"\t"))) for line in path.read_bytes().splitlines()]
-    new = path.with_name("new")
-    new.write_bytes(b"\n".join(lines) + b"\n")
-    new.rename(path)
+    lines = [b"\t".join(map(rewritten, line.split(b"\t"))) for line in path.read_bytes().splitlines()]
+    new_body = path.with_name("new")
+    new_body.write_bytes(b"\n".join(lines) + b"\n")
+    new_body.rename(path)
 
 
-async def test_a_running_instance_works_on_after_a_newer_one_has_written_the_records() -> None:
-    def newer(text: bytes) -> bytes:
-        found = msgspec.json.decode(text)
-        if found.get("op") == "open":
-            found |= {"format": FORMAT + 1, "generation": 9, "newer": 1}
-        elif "doc" in found:
-            found |= {"newer": "kept", "doc": found["doc"] | {"newer": {"a": [1]}}}
-        return msgspec.json.encode(found)
+async def test_a_running_instance_continues_after_a_newer_one_has_written_the_records() -> None:
+    def add_newer_fields(text: bytes) -> bytes:
+        document = msgspec.json.decode(text)
+        if document.get("op") == "open":
+            document |= {"format": FORMAT + 1, "generation": 9, "newer": 1}
+        elif "doc" in document:
+            document |= {"newer": "kept", "doc": document["doc"] | {"newer": {"a": [1]}}}
+        return msgspec.json.encode(document)
 
     async with node_with(make_toy_class()) as node:
         await node.run_pod("before")
-        before = (await node.claim_of("before"))["metadata"]["uid"]
+        uid_before = (await node.claim_of("before"))["metadata"]["uid"]
         path = node.settings.records_path
-        rewrite(path, newer)
+        rewrite(path, add_newer_fields)
         text = b'{"op":"later","what":[1]}'
         line = b"%08x %s" % (zlib.crc32(text), text)
         with path.open("ab") as file:
             file.write(line + b"\t" + line + b"\n")
         await node.run_pod("after")
         assert await node.plugin.not_ready() == []
-        await node.restart()  # the older version again: it is rolled back
+        await node.restart()  # the older version again, after a rollback of the update
         file = JournalFile(path)
         assert not file.fault
         assert file.header.format == FORMAT + 1
-        record = file.records.read(before)
+        record = file.records.read(uid_before)
         assert isinstance(record, Record)
         assert record.doc["newer"] == {"a": [1]}
         fence = record.fence
@@ -69,12 +71,14 @@ async def test_a_running_instance_works_on_after_a_newer_one_has_written_the_rec
         assert await node.leftovers() == NOTHING
 
 
-def test_a_mark_with_fields_of_a_newer_version_is_read_and_of_another_shape_is_still_a_life(tmp_path: Path) -> None:
-    newer, older = InstanceLock(tmp_path), InstanceLock(tmp_path)
+def test_a_lock_file_of_a_newer_version_is_read_and_a_malformed_one_still_marks_a_running_process(
+    tmp_path: Path,
+) -> None:
+    add_newer_fields, older = InstanceLock(tmp_path), InstanceLock(tmp_path)
     older.acquire()
-    newer.acquire()
-    newer.note_records(3)
-    path = tmp_path / f"{newer.id}.lock"
+    add_newer_fields.acquire()
+    add_newer_fields.note_records(3)
+    path = tmp_path / f"{add_newer_fields.id}.lock"
 
     def write(content: bytes) -> None:
         with path.open("r+b") as file:
@@ -83,12 +87,12 @@ def test_a_mark_with_fields_of_a_newer_version_is_read_and_of_another_shape_is_s
     content = msgspec.json.decode(path.read_bytes().partition(b"\n")[0])
     content["version"] = {"of": "the future"}
     write(msgspec.json.encode(content))
-    (seen,) = older.others()
-    assert (seen.generation, seen.since) == (3, content["since"])
+    (instance,) = older.others()
+    assert (instance.generation, instance.since) == (3, content["since"])
     assert not is_newest(older)
     write(b'{"since": {"seconds": 5}}')
-    assert older.alive(newer.id)
+    assert older.alive(add_newer_fields.id)
     assert older.reap_dead() == []
-    assert older.alive(newer.id)
-    newer.release()
+    assert older.alive(add_newer_fields.id)
+    add_newer_fields.release()
     older.release()

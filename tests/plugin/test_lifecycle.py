@@ -1,4 +1,4 @@
-"""Start and stop in bounded time, background work whose end is the process's, and the probes."""
+"""Start and stop in bounded time, background work that ends the process when it ends, and the probes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 
 
-async def test_each_part_of_a_stop_is_done_in_reverse_whatever_the_others_do(
+async def test_each_part_of_a_stop_runs_in_reverse_order_whatever_other_parts_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "STOP", 0.01)
     order: list[str] = []
 
-    async def fine() -> None:
+    async def succeed() -> None:
         order.append("fine")
 
-    async def hangs() -> None:
+    async def hang() -> None:
         order.append("hangs")
         try:
             await asyncio.Event().wait()
@@ -41,18 +41,18 @@ async def test_each_part_of_a_stop_is_done_in_reverse_whatever_the_others_do(
             order.append("cancelled")
             raise
 
-    async def fails() -> None:
+    async def fail() -> None:
         order.append("fails")
         raise KeyError("odd")
 
     async with contextlib.AsyncExitStack() as stack:
-        for what, stop in (("a", fine), ("b", hangs), ("c", fails)):
-            stop_with_timeout(stack, what, stop)
+        for name, stop in (("a", succeed), ("b", hang), ("c", fail)):
+            stop_with_timeout(stack, name, stop)
         assert order == []
     await asyncio.sleep(0)
     assert order in (["fails", "hangs", "cancelled", "fine"], ["fails", "hangs", "fine", "cancelled"])
-    told = [r.getMessage() for r in caplog.records]
-    assert told == [
+    messages = [r.getMessage() for r in caplog.records]
+    assert messages == [
         "a step of the stop failed: c: KeyError: 'odd'",
         "a step of the stop took more than 0.01 s and is abandoned: b",
     ]
@@ -62,33 +62,33 @@ class Slow(Driver):
     name = "slow.example.com"
 
     def __init__(self) -> None:
-        self.done: list[str] = []
+        self.calls: list[str] = []
         self.wait = False
 
     async def start(self) -> None:
         if self.wait:
             await asyncio.Event().wait()
-        self.done.append("start")
+        self.calls.append("start")
 
     async def stop(self) -> None:
-        self.done.append("stop")
+        self.calls.append("stop")
 
 
-async def test_a_driver_that_was_started_is_stopped_and_one_that_was_not_is_a_fault() -> None:
+async def test_a_started_driver_is_stopped_and_a_driver_that_does_not_start_is_a_fault() -> None:
     driver = Slow()
     async with contextlib.AsyncExitStack() as stack:
         await start_driver(stack, driver, Calls(), 5)
-        assert driver.done == ["start"]
-    assert driver.done == ["start", "stop"]
+        assert driver.calls == ["start"]
+    assert driver.calls == ["start", "stop"]
     driver = Slow()
     driver.wait = True
     with pytest.raises(DriverError, match=r"start\(\) of Slow has not returned within 0.01s"):
         async with contextlib.AsyncExitStack() as stack:
             await start_driver(stack, driver, Calls(), 0.01)
-    assert driver.done == []
+    assert driver.calls == []
 
 
-async def test_one_error_of_a_group_is_itself_and_several_are_a_group() -> None:
+async def test_a_group_with_one_error_becomes_this_error_and_a_group_of_several_stays_a_group() -> None:
     with pytest.raises(KeyError) as e:
         async with unwrap_single_error():
             raise BaseExceptionGroup("g", [KeyError("one")])
@@ -100,23 +100,25 @@ async def test_one_error_of_a_group_is_itself_and_several_are_a_group() -> None:
 
 
 @pytest.mark.parametrize("fault", [None, ValueError("odd")])
-async def test_background_work_that_ends_ends_all(fault: Exception | None, caplog: pytest.LogCaptureFixture) -> None:
-    go_on = asyncio.Event()
+async def test_the_end_of_one_background_task_ends_all(
+    fault: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    resume = asyncio.Event()
 
-    async def ends() -> None:
-        await go_on.wait()
+    async def end_or_fail() -> None:
+        await resume.wait()
         if fault:
             raise fault
 
-    async def lasts() -> None:
+    async def wait_forever() -> None:
         await asyncio.Event().wait()
 
     jobs: list[asyncio.Task[None]] = []
     with pytest.raises(ValueError if fault else DraError, match="odd" if fault else "'mine' ended by itself"):
         async with unwrap_single_error(), asyncio.TaskGroup() as tasks:
-            jobs = start_tasks(tasks, {"mine": ends, "other": lasts})
+            jobs = start_tasks(tasks, {"mine": end_or_fail, "other": wait_forever})
             assert [j.get_name() for j in jobs] == ["mine", "other"]
-            go_on.set()
+            resume.set()
     assert jobs[1].cancelled()
     assert ("a background task failed, so the process ends: mine: ValueError: odd" in caplog.text) == bool(fault)
 
@@ -124,11 +126,11 @@ async def test_background_work_that_ends_ends_all(fault: Exception | None, caplo
 # --- probes -------------------------------------------------------------------------------------------------
 
 
-class State:
+class FakePlugin:
     def __init__(self) -> None:
         self.measured = 0
         self.faults: list[str] = []
-        self.remarks: list[str] = []
+        self.plugin_notes: list[str] = []
         self.passed: list[str] = []
 
     async def measure(self) -> None:
@@ -138,69 +140,71 @@ class State:
         return self.faults
 
     async def notes(self) -> list[str]:
-        return self.remarks
+        return self.plugin_notes
 
 
 @contextlib.asynccontextmanager
-async def served(state: State, address: str) -> AsyncIterator[str]:
+async def serve_probes(state: FakePlugin, address: str) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
         probes = Probes(Metrics(), state.measure, state.not_ready, state.notes, passed=lambda: state.passed)
         yield await probes.serve(stack, address)
 
 
-async def asked(url: str) -> tuple[int, str]:
-    def ask() -> tuple[int, str]:
+async def get(url: str) -> tuple[int, str]:
+    def fetch() -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(url, timeout=60) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(url, timeout=60) as response:
+                return response.status, response.read().decode()
         except urllib.error.HTTPError as e:
             with e:
                 return e.code, e.read().decode()
 
-    return await asyncio.to_thread(ask)
+    return await asyncio.to_thread(fetch)
 
 
-async def test_what_each_probe_answers() -> None:
-    state = State()
-    async with served(state, "127.0.0.1:0") as url:
-        assert await asked(f"{url}/healthz") == (200, "ok\n")
-        assert await asked(f"{url}/readyz") == await asked(f"{url}/readyz?verbose") == (200, "ok\n")
+async def test_each_probe_has_its_status_and_text() -> None:
+    state = FakePlugin()
+    async with serve_probes(state, "127.0.0.1:0") as url:
+        assert await get(f"{url}/healthz") == (200, "ok\n")
+        assert await get(f"{url}/readyz") == await get(f"{url}/readyz?verbose") == (200, "ok\n")
         state.passed = ["check a: ok"]
-        assert await asked(f"{url}/readyz?verbose") == (200, "check a: ok\n")
-        assert await asked(f"{url}/readyz") == (200, "ok\n")
-        state.remarks = ["a", "b"]
-        assert await asked(f"{url}/readyz") == (200, "note: a\nnote: b\n")
+        assert await get(f"{url}/readyz?verbose") == (200, "check a: ok\n")
+        assert await get(f"{url}/readyz") == (200, "ok\n")
+        state.plugin_notes = ["a", "b"]
+        assert await get(f"{url}/readyz") == (200, "note: a\nnote: b\n")
         state.faults = ["x", "y"]
-        assert await asked(f"{url}/readyz") == (503, "x\ny\nnote: a\nnote: b\n")
-        assert await asked(f"{url}/healthz") == (200, "ok\n")
+        assert await get(f"{url}/readyz") == (503, "x\ny\nnote: a\nnote: b\n")
+        assert await get(f"{url}/healthz") == (200, "ok\n")
         assert state.measured == 0
-        status, text = await asked(f"{url}/metrics")
+        status, text = await get(f"{url}/metrics")
         assert (status, state.measured) == (200, 1)
         assert "# HELP" in text
-        assert await asked(f"{url}/other") == (404, "/metrics, /healthz or /readyz\n")
+        assert await get(f"{url}/other") == (404, "/metrics, /healthz or /readyz\n")
     with pytest.raises(urllib.error.URLError):
-        await asked(f"{url}/healthz")
+        await get(f"{url}/healthz")
 
 
-async def test_notes_are_reported_over_the_loopback_alone_and_faults_to_everybody() -> None:
-    state = State()
-    state.faults, state.remarks = ["x"], ["the record of claim ml/secret cannot be read"]
+async def test_notes_are_sent_only_over_loopback_and_faults_to_every_client() -> None:
+    state = FakePlugin()
+    state.faults, state.plugin_notes = ["x"], ["the record of claim ml/secret cannot be read"]
     probes = Probes(Metrics(), state.measure, state.not_ready, state.notes)
-    asked_from = Request("GET", "/readyz", {}, {"host": "10.0.0.2:8080"}, b"", peer="10.0.0.7")
-    found = await probes._handle(asked_from)
-    assert found.status == 503
-    assert found.body.startswith(b"x\nnote: 1 more, shown only on the loopback")
-    assert b"secret" not in found.body
-    here = await probes._handle(replace(asked_from, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1"))
-    assert b"ml/secret" in here.body
+    remote_request = Request("GET", "/readyz", {}, {"host": "10.0.0.2:8080"}, b"", peer="10.0.0.7")
+    remote_response = await probes._handle(remote_request)
+    assert remote_response.status == 503
+    assert remote_response.body.startswith(b"x\nnote: 1 more, shown only on the loopback")
+    assert b"secret" not in remote_response.body
+    local_response = await probes._handle(
+        replace(remote_request, headers={"host": "localhost:8080"}, peer="::ffff:127.0.0.1")
+    )
+    assert b"ml/secret" in local_response.body
 
 
-async def test_without_an_address_there_are_no_probes_and_with_a_bad_one_no_start() -> None:
-    async with served(State(), "") as url:
+async def test_without_an_address_there_are_no_probes_and_a_wrong_address_stops_the_start() -> None:
+    async with serve_probes(FakePlugin(), "") as url:
         assert url == ""
     for address in ("256.0.0.1:0", "a..b:0"):
         with pytest.raises(SettingsError, match=r"--http-address \(HTTP_ADDRESS\)"):
-            async with served(State(), address):
+            async with serve_probes(FakePlugin(), address):
                 pass
 
 
@@ -211,11 +215,11 @@ async def test_a_plugin_closes_its_connections_and_its_probes_at_its_end(monkeyp
     closed: list[Any] = []
     close = KubeClient.close
 
-    async def counted(self: KubeClient) -> None:
+    async def count_connections(self: KubeClient) -> None:
         closed.append(self)
         await close(self)
 
-    monkeypatch.setattr(KubeClient, "close", counted)
+    monkeypatch.setattr(KubeClient, "close", count_connections)
     async with node_with(make_toy_class()) as node:
         plugin = cast(Any, node.plugin)
         assert plugin.client not in closed

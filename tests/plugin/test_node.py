@@ -1,4 +1,4 @@
-"""The whole way of a claim, through real sockets, with a local cluster around the plugin."""
+"""The whole path of a claim, through real sockets, with a local cluster around the plugin."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ async def prepare_call(node: Any, *claims: Any, version: str = "v1", authority: 
         return await stub_module.DRAPluginStub(channel).NodePrepareResources(request, timeout=60)
 
 
-async def settled(node: Any, uid: str, *claims: Any) -> Any:
-    """The answer for a claim, asked for again as a kubelet does while it is being worked on."""
+async def retry_prepare(node: Any, uid: str, *claims: Any) -> Any:
+    """Returns the response for a claim, after retries as by the kubelet while the claim is in progress."""
     async with asyncio.timeout(30):
-        while (answer := (await prepare_call(node, *claims)).claims[uid]).error.startswith("STILL_WORKING"):
+        while (response := (await prepare_call(node, *claims)).claims[uid]).error.startswith("STILL_WORKING"):
             pass
-    return answer
+    return response
 
 
 async def unprepare_call(node: Any, *claims: Any) -> Any:
@@ -63,7 +63,7 @@ def ref(claim_object: Any) -> tuple[str, str, str]:
     return meta["namespace"], meta["name"], meta["uid"]
 
 
-async def test_a_pod_gets_its_device_and_leaves_nothing_behind() -> None:
+async def test_a_pod_gets_its_device_and_its_end_leaves_no_state() -> None:
     async with node_with(make_toy_class()) as node:
         running = await node.run_pod(parameters={"colour": "blue"})
         assert node.env(running)["TOY_0"] == "blue"
@@ -94,74 +94,74 @@ async def test_plain_methods_run_in_threads_and_claims_do_not_wait_for_each_othe
 
 @pytest.mark.parametrize("version", ["v1", "v1beta1"])
 @pytest.mark.parametrize("authority", ["localhost", "/var/lib/kubelet/x.sock", "unix:%2Fx"])
-async def test_both_versions_answer_whatever_authority_the_kubelet_sends(version: str, authority: str) -> None:
+async def test_both_versions_respond_to_any_authority_of_the_kubelet(version: str, authority: str) -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
-        answer = await prepare_call(node, ref(found), version=version, authority=authority)
-        device = answer.claims[found["metadata"]["uid"]].devices[0]
+        claim_object = await node.claim_of("pod")
+        response = await prepare_call(node, ref(claim_object), version=version, authority=authority)
+        device = response.claims[claim_object["metadata"]["uid"]].devices[0]
         assert (device.pool_name, device.device_name, list(device.request_names)) == ("node-1", "toy-0", ["device"])
         assert device.cdi_device_ids[0].startswith("k8s.toy.example.com/claim=")
 
 
-async def test_empty_calls_are_answered_with_empty_maps() -> None:
+async def test_the_response_to_an_empty_call_is_an_empty_map() -> None:
     async with node_with(make_toy_class()) as node:
         assert not (await prepare_call(node)).claims
         assert not (await unprepare_call(node)).claims
 
 
-async def test_a_repeat_is_answered_from_the_record_after_a_restart_too() -> None:
+async def test_a_repeated_prepare_returns_the_recorded_response_also_after_a_restart() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
-        first = await prepare_call(node, ref(found))
+        claim_object = await node.claim_of("pod")
+        first = await prepare_call(node, ref(claim_object))
         await node.restart()
-        assert (await prepare_call(node, ref(found))) == first
+        assert (await prepare_call(node, ref(claim_object))) == first
         assert [c[0] for c in node.driver.calls] == ["prepare"]
 
 
-async def test_while_the_api_server_is_away_the_record_alone_answers_and_new_claims_state_why_not() -> None:
+async def test_during_an_outage_prepared_claims_are_returned_from_the_record_and_new_claims_have_an_error() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
+        claim_object = await node.claim_of("pod")
         with node.cluster.api_outage():
-            answer = await prepare_call(node, ref(found), ("default", "other", "u-2"))
-            assert len(answer.claims[found["metadata"]["uid"]].devices) == 1
-            assert answer.claims["u-2"].error.startswith("API_UNAVAILABLE:")
-            unprepared = await unprepare_call(node, ref(found))
-            assert unprepared.claims[found["metadata"]["uid"]].error == ""
+            response = await prepare_call(node, ref(claim_object), ("default", "other", "u-2"))
+            assert len(response.claims[claim_object["metadata"]["uid"]].devices) == 1
+            assert response.claims["u-2"].error.startswith("API_UNAVAILABLE:")
+            unprepared = await unprepare_call(node, ref(claim_object))
+            assert unprepared.claims[claim_object["metadata"]["uid"]].error == ""
 
 
-async def test_one_bad_claim_of_a_call_does_not_fail_the_others() -> None:
+async def test_one_invalid_claim_of_a_call_does_not_fail_the_other_claims() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        good = await node.claim_of("pod")
+        valid_claim = await node.claim_of("pod")
         await node.cluster.apply(claim("pending", ClaimSpec(Request(selectors=["false"]))))
         pending = next(c for c in node.cluster.claims() if c["metadata"]["name"] == "pending")
-        replaced = ("default", good["metadata"]["name"], "another-uid")
-        answer = await prepare_call(node, ref(good), ref(pending), replaced, ("default", "missing", "u-m"))
-        assert len(answer.claims) == 4
-        assert len(answer.claims[good["metadata"]["uid"]].devices) == 1
-        assert answer.claims[pending["metadata"]["uid"]].error.startswith("NOT_ALLOCATED: claim default/pending")
-        assert answer.claims["another-uid"].error.startswith("REPLACED: claim default/")
-        assert answer.claims["u-m"].error.startswith("NOT_FOUND: claim default/missing")
+        replaced = ("default", valid_claim["metadata"]["name"], "another-uid")
+        response = await prepare_call(node, ref(valid_claim), ref(pending), replaced, ("default", "missing", "u-m"))
+        assert len(response.claims) == 4
+        assert len(response.claims[valid_claim["metadata"]["uid"]].devices) == 1
+        assert response.claims[pending["metadata"]["uid"]].error.startswith("NOT_ALLOCATED: claim default/pending")
+        assert response.claims["another-uid"].error.startswith("REPLACED: claim default/")
+        assert response.claims["u-m"].error.startswith("NOT_FOUND: claim default/missing")
 
 
 async def test_a_claim_of_another_node_is_refused() -> None:
     async with node_with(make_toy_class()) as node:
         await allocate(node, "elsewhere", [{"pool": "node-2", "device": "toy-0"}])
-        found = next(c for c in node.cluster.claims() if c["metadata"]["name"] == "elsewhere")
-        answer = await prepare_call(node, ref(found))
-        assert answer.claims[found["metadata"]["uid"]].error.startswith("WRONG_NODE:")
+        claim_object = next(c for c in node.cluster.claims() if c["metadata"]["name"] == "elsewhere")
+        response = await prepare_call(node, ref(claim_object))
+        assert response.claims[claim_object["metadata"]["uid"]].error.startswith("WRONG_NODE:")
 
 
 async def allocate(node: Any, name: str, results: list[dict[str, Any]]) -> Any:
-    """A claim with an allocation of the test's own making."""
-    (made,) = await node.cluster.apply(claim(name, ClaimSpec()))
-    full = [{"request": "device", "driver": node.settings.driver_name, **r} for r in results]
+    """Creates a claim with an allocation that the test chooses."""
+    (created,) = await node.cluster.apply(claim(name, ClaimSpec()))
+    full_results = [{"request": "device", "driver": node.settings.driver_name, **r} for r in results]
     consumer = {"apiGroup": "tests.example.com", "resource": "tests", "name": "test", "uid": "test"}
-    status = {"allocation": {"devices": {"results": full}}, "reservedFor": [consumer]}
-    return await node.cluster.client.update(CLAIMS, {**made, "status": status}, "status")
+    status = {"allocation": {"devices": {"results": full_results}}, "reservedFor": [consumer]}
+    return await node.cluster.client.update(CLAIMS, {**created, "status": status}, "status")
 
 
 async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder() -> None:
@@ -176,7 +176,7 @@ async def test_an_exclusive_device_in_a_second_claim_is_refused_with_the_holder(
 
 
 @pytest.mark.gates("DRAConsumableCapacity")
-async def test_admin_access_and_shares_are_allowed_and_recorded_apart() -> None:
+async def test_admin_access_and_shares_are_allowed_and_recorded_separately() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         admin = await allocate(node, "admin", [{"pool": "node-1", "device": "toy-0", "adminAccess": True}])
@@ -188,27 +188,35 @@ async def test_admin_access_and_shares_are_allowed_and_recorded_apart() -> None:
             )
             for i in range(2)
         ]
-        answer = await prepare_call(node, ref(admin), *map(ref, shares))
-        assert [c.error for c in answer.claims.values()] == ["", "", ""]
-        assert answer.claims[shares[1]["metadata"]["uid"]].devices[0].share_id.startswith("00000001-")
-        whole = await allocate(node, "whole", [{"pool": "node-1", "device": "toy-1"}])
-        assert (await prepare_call(node, ref(whole))).claims[whole["metadata"]["uid"]].error.startswith("DEVICE_HELD")
+        response = await prepare_call(node, ref(admin), *map(ref, shares))
+        assert [c.error for c in response.claims.values()] == ["", "", ""]
+        assert response.claims[shares[1]["metadata"]["uid"]].devices[0].share_id.startswith("00000001-")
+        whole_device_claim = await allocate(node, "whole", [{"pool": "node-1", "device": "toy-1"}])
+        assert (
+            (await prepare_call(node, ref(whole_device_claim)))
+            .claims[whole_device_claim["metadata"]["uid"]]
+            .error.startswith("DEVICE_HELD")
+        )
 
 
-async def test_results_of_other_drivers_are_not_ours() -> None:
+async def test_results_of_other_drivers_are_ignored() -> None:
     async with node_with(make_toy_class()) as node:
-        other = await allocate(node, "alien", [{"driver": "other.example.com", "pool": "x", "device": "y"}])
-        answer = (await prepare_call(node, ref(other))).claims[other["metadata"]["uid"]]
-        assert (answer.error, list(answer.devices)) == ("", [])
+        other_claim = await allocate(node, "alien", [{"driver": "other.example.com", "pool": "x", "device": "y"}])
+        response = (await prepare_call(node, ref(other_claim))).claims[other_claim["metadata"]["uid"]]
+        assert (response.error, list(response.devices)) == ("", [])
         assert node.driver.calls == []
         assert await node.leftovers() == NOTHING
 
 
-async def test_a_device_that_left_the_inventory_is_refused_before_the_hardware_is_touched() -> None:
+async def test_a_device_that_left_the_inventory_is_refused_before_the_call_of_the_driver() -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
-        gone = await allocate(node, "gone", [{"pool": "node-1", "device": "toy-9"}])
-        assert (await prepare_call(node, ref(gone))).claims[gone["metadata"]["uid"]].error.startswith("DEVICE_GONE")
+        missing_claim = await allocate(node, "gone", [{"pool": "node-1", "device": "toy-9"}])
+        assert (
+            (await prepare_call(node, ref(missing_claim)))
+            .claims[missing_claim["metadata"]["uid"]]
+            .error.startswith("DEVICE_GONE")
+        )
         assert cls.calls == []
 
 
@@ -216,10 +224,10 @@ async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_na
     async with node_with(make_toy_class()) as node:
         await node.apply_pod(parameters={"color": "blue"})
 
-        async def said() -> str | None:
+        async def find_event() -> str | None:
             return next((e for e in node.cluster.events("pod") if "INVALID_CONFIG" in e), None)
 
-        event = await node.cluster.wait("the pod's event", said)
+        event = await node.cluster.wait("the pod's event", find_event)
         assert event.startswith(
             "FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: "
         )
@@ -227,21 +235,21 @@ async def test_unknown_parameters_are_refused_with_their_path_and_the_nearest_na
         assert "[DRA-E117]" in event
 
 
-async def test_an_author_s_error_becomes_the_pod_s_event_and_a_later_try_succeeds() -> None:
+async def test_a_driver_error_becomes_the_pod_s_event_and_a_later_attempt_succeeds() -> None:
     cls = make_toy_class()
     cls.fail = PermanentError("firmware 1.2 is too old for toy-0: flash 1.3 or later")
     async with node_with(cls) as node:
         await node.apply_pod()
 
-        async def said() -> str | None:
+        async def find_event() -> str | None:
             return next((e for e in node.cluster.events("pod") if "firmware" in e), None)
 
-        assert "PERMANENT: firmware 1.2 is too old for toy-0" in await node.cluster.wait("the pod's event", said)
+        assert "PERMANENT: firmware 1.2 is too old for toy-0" in await node.cluster.wait("the pod's event", find_event)
 
-        async def nothing_left() -> bool:
+        async def has_no_leftovers() -> bool:
             return await node.leftovers() == NOTHING
 
-        await node.cluster.wait("nothing to be left between two tries", nothing_left)
+        await node.cluster.wait("a state without leftovers between two attempts", has_no_leftovers)
         cls.fail = None
         await node.cluster.wait_running("pod")
 
@@ -250,91 +258,95 @@ async def test_an_unexpected_exception_is_wrapped_with_type_and_message() -> Non
     cls = make_toy_class()
     cls.fail = ZeroDivisionError("by zero")
     async with node_with(cls) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        claim_object = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        error = (await prepare_call(node, ref(claim_object))).claims[claim_object["metadata"]["uid"]].error
         assert error.startswith(
             "DRIVER_FAILED: the driver's prepare raised ZeroDivisionError: by zero (helpers/drivers.py:"
         )
         assert len(error.encode()) <= 1024
 
 
-async def test_an_unprepare_that_fails_keeps_the_device_held_and_is_repeated() -> None:
+async def test_a_failed_unprepare_keeps_the_device_held_and_is_repeated() -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
         await node.run_pod()
         cls.fail_unprepare = RetryableError("the toy is hot")
         deleting = asyncio.create_task(node.delete_pod())
 
-        async def failed() -> bool:
+        async def has_failed() -> bool:
             records = await node.plugin.claims.store.all()
             return bool(records and records[0].attempts)
 
-        await node.cluster.wait("a failed unprepare", failed)
+        await node.cluster.wait("a failed unprepare", has_failed)
         assert (await node.leftovers())["held"] == ["toy-0"]
         cls.fail_unprepare = None
         await deleting
         assert await node.leftovers() == NOTHING
 
 
-async def test_unprepare_of_what_was_never_prepared_succeeds_twice() -> None:
+async def test_unprepare_of_an_unknown_claim_succeeds_twice() -> None:
     async with node_with(make_toy_class()) as node:
         for _ in range(2):
             assert (await unprepare_call(node, ("default", "never", "u-1"))).claims["u-1"].error == ""
         assert node.driver.calls == []
 
 
-async def test_slices_come_back_after_the_kubelet_wiped_them() -> None:
+async def test_slices_are_created_again_after_the_kubelet_deleted_them() -> None:
     async with node_with(make_toy_class()) as node:
         await node.kubelet.restart()
 
-        async def back() -> bool:
+        async def is_back() -> bool:
             return bool(node.cluster.slices("toy.example.com")) and node.plugin.registration.registered.is_set()
 
-        await node.cluster.wait("the slices to come back", back)
+        await node.cluster.wait("the new slices", is_back)
         await node.run_pod()
 
 
-async def test_slices_are_wiped_when_the_last_instance_stays_away() -> None:
+async def test_the_kubelet_deletes_the_slices_when_the_last_instance_stays_away() -> None:
     async with node_with(make_toy_class(), timers=Timers(slice_wipe_delay=0.2)) as node:
         await node.stop()
 
-        async def gone() -> bool:
+        async def are_slices_deleted() -> bool:
             return not node.cluster.slices("toy.example.com")
 
-        await node.cluster.wait("the slices to go", gone)
+        await node.cluster.wait("the deletion of the slices", are_slices_deleted)
 
 
-async def test_a_slice_that_somebody_deletes_is_made_again_at_once() -> None:
+async def test_a_deleted_slice_is_created_again_at_once() -> None:
     from dra_kubeletplugin.kube.resource import SLICES
 
     async with node_with(make_toy_class()) as node:
         name = node.cluster.slices()[0]["metadata"]["name"]
         await node.cluster.client.delete(SLICES, name)
 
-        async def back() -> bool:
+        async def is_back() -> bool:
             return [s["metadata"]["name"] for s in node.cluster.slices()] not in ([], [name])
 
-        await node.cluster.wait("another slice", back)
+        await node.cluster.wait("another slice", is_back)
 
 
-async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> None:
-    class Tainted(Toy):
+async def test_a_server_that_drops_fields_is_reported_once_and_the_slice_is_not_rewritten() -> None:
+    class TaintedToy(Toy):
         async def devices(self) -> list[Device]:
             from dra_kubeletplugin import Taint
 
             return [Device("t", {"index": 0}, taints=[Taint(key="example.com/x")])]
 
-    async with node_with(Tainted) as node:
+    async with node_with(TaintedToy) as node:
         node.cluster.api.injected_faults.dropped.add("taints")
         from dra_kubeletplugin.kube.resource import SLICES
 
         await node.cluster.client.delete(SLICES, node.cluster.slices()[0]["metadata"]["name"])
 
-        async def withheld() -> bool:
-            found = node.cluster.slices()
-            return bool(found) and not found[0]["spec"].get("devices") and "t" in node.plugin.inventory.rejected
+        async def is_device_withheld() -> bool:
+            published_slices = node.cluster.slices()
+            return (
+                bool(published_slices)
+                and not published_slices[0]["spec"].get("devices")
+                and "t" in node.plugin.inventory.rejected
+            )
 
-        await node.cluster.wait("the slice without the device that nothing would keep away", withheld)
+        await node.cluster.wait("the slice without the device whose taint the server drops", is_device_withheld)
         status = await node.plugin.published(60)
         assert status.gates_off == {Gate.TAINTS}
         version = node.cluster.api.storage.version
@@ -345,46 +357,50 @@ async def test_a_server_that_drops_fields_is_reported_once_and_not_fought() -> N
 
 
 @pytest.mark.gates("DRADeviceTaints")
-async def test_health_reaches_the_stream_and_the_slices_and_refuses_the_sick() -> None:
-    class Ill(HealthReportingDriver):
+async def test_health_reaches_the_stream_and_the_slices_and_unhealthy_devices_are_refused() -> None:
+    class UnhealthyToy(HealthReportingDriver):
         pass
 
-    async with node_with(Ill, health_interval=0.1) as node:
+    async with node_with(UnhealthyToy, health_interval=0.1) as node:
         async with dial(node.plugin.paths.dra) as channel:
             stream = health_v1_pb2_grpc.DRAResourceHealthStub(channel).NodeWatchResources(
                 health_v1_pb2.NodeWatchResourcesRequest()
             )
 
-            async def reported(*wanted: int) -> Any:
-                """Each measurement is told, also one that was under way when the driver began to say something else."""
+            async def read_until(*expected: int) -> Any:
+                """Reads messages until one has the expected health. A measurement that began before the driver's change
+                is also sent.
+                """
                 async with asyncio.timeout(30):
                     while True:
                         devices = (await stream.read()).devices
                         assert [d.device.device_name for d in devices] == [f"toy-{i}" for i in range(4)]
-                        if tuple(d.health for d in devices) == wanted:
+                        if tuple(d.health for d in devices) == expected:
                             return devices
 
-            await reported(1, 1, 1, 1)
-            Ill.report = {"toy-1": Health(False, "x" * 2000)}
-            sick = (await reported(1, 2, 1, 1))[1]
-            assert (len(sick.message), sick.message[-3:]) == (1024, "...")
+            await read_until(1, 1, 1, 1)
+            UnhealthyToy.report = {"toy-1": Health(False, "x" * 2000)}
+            unhealthy = (await read_until(1, 2, 1, 1))[1]
+            assert (len(unhealthy.message), unhealthy.message[-3:]) == (1024, "...")
             stream.cancel()
 
-        async def tainted() -> bool:
+        async def is_tainted() -> bool:
             devices = node.cluster.slices()[0]["spec"]["devices"]
             return any(d.get("taints") for d in devices if d["name"] == "toy-1")
 
-        await node.cluster.wait("the taint", tainted)
-        found = await allocate(node, "ill", [{"pool": "node-1", "device": "toy-1"}])
+        await node.cluster.wait("the taint", is_tainted)
+        claim_object = await allocate(node, "ill", [{"pool": "node-1", "device": "toy-1"}])
         assert (
-            (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error.startswith("DEVICE_UNHEALTHY")
+            (await prepare_call(node, ref(claim_object)))
+            .claims[claim_object["metadata"]["uid"]]
+            .error.startswith("DEVICE_UNHEALTHY")
         )
 
 
 def _calls(plugin: Any, method: str) -> float:
     line = f'dra_kubelet_calls_total{{method="{method}"}} '
-    found = [t for t in plugin.metrics.text().decode().splitlines() if t.startswith(line)]
-    return float(found[0].removeprefix(line)) if found else 0
+    lines = [t for t in plugin.metrics.text().decode().splitlines() if t.startswith(line)]
+    return float(lines[0].removeprefix(line)) if lines else 0
 
 
 async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_other() -> None:
@@ -397,17 +413,17 @@ async def test_two_instances_of_a_rolling_update_prepare_and_unprepare_for_each_
         import dataclasses
 
         settings = dataclasses.replace(node.settings, pod_uid="22222222-2222-4222-8222-222222222222")
-        new = Plugin(cls(), settings, node.plugin.client.config)
-        async with new.running():
-            await new.ready()
+        new_plugin = Plugin(cls(), settings, node.plugin.client.config)
+        async with new_plugin.running():
+            await new_plugin.ready()
             await node.delete_pod("old")
             await node.run_pod("new")
-            assert _calls(new, "NodePrepareResources") > 0
-            assert _calls(new, "NodeUnprepareResources") > 0
+            assert _calls(new_plugin, "NodePrepareResources") > 0
+            assert _calls(new_plugin, "NodeUnprepareResources") > 0
             assert _calls(old_plugin, "NodeUnprepareResources") == 0
             await node.stop()
-            assert new.paths.dra.exists()
-            assert new.paths.registration.exists()
+            assert new_plugin.paths.dra.exists()
+            assert new_plugin.paths.registration.exists()
             assert node.cluster.slices()
             await node.delete_pod("new")
 
@@ -420,111 +436,119 @@ async def test_only_v1beta1_kubelets_are_served() -> None:
         assert node.kubelet.plugins.newest("toy.example.com").version == "v1beta1.DRAPlugin"
 
 
-async def test_a_long_prepare_is_answered_in_time_and_the_retry_joins_it() -> None:
+async def test_a_long_prepare_gets_a_response_in_time_and_the_retry_joins_it() -> None:
     cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls, call_timeout=0.2) as node:
-        found = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
-        uid = found["metadata"]["uid"]
-        assert (await prepare_call(node, ref(found))).claims[uid].error.startswith("STILL_WORKING")
+        claim_object = await allocate(node, "slow", [{"pool": "node-1", "device": "toy-0"}])
+        uid = claim_object["metadata"]["uid"]
+        assert (await prepare_call(node, ref(claim_object))).claims[uid].error.startswith("STILL_WORKING")
         cls.block.set()
-        assert len((await settled(node, uid, ref(found))).devices) == 1
+        assert len((await retry_prepare(node, uid, ref(claim_object))).devices) == 1
         assert cls.calls == [("prepare", uid)]
 
 
-async def test_a_cancelled_call_goes_on_and_the_retry_gets_its_answer() -> None:
+async def test_a_cancelled_call_continues_and_the_retry_returns_its_result() -> None:
     cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls) as node:
-        found = await allocate(node, "cut", [{"pool": "node-1", "device": "toy-0"}])
+        claim_object = await allocate(node, "cut", [{"pool": "node-1", "device": "toy-0"}])
         pb = dra_v1_pb2
         request = pb.NodePrepareResourcesRequest(
-            claims=[pb.Claim(namespace="default", name="cut", uid=found["metadata"]["uid"])]
+            claims=[pb.Claim(namespace="default", name="cut", uid=claim_object["metadata"]["uid"])]
         )
         async with dial(node.plugin.paths.dra) as channel:
             with pytest.raises(grpc.aio.AioRpcError):
                 await dra_v1_pb2_grpc.DRAPluginStub(channel).NodePrepareResources(request, timeout=0.2)
         cls.block.set()
-        answer = await prepare_call(node, ref(found))
-        assert len(answer.claims[found["metadata"]["uid"]].devices) == 1
+        response = await prepare_call(node, ref(claim_object))
+        assert len(response.claims[claim_object["metadata"]["uid"]].devices) == 1
         assert len(cls.calls) == 1
 
 
-async def test_claims_of_a_call_are_read_once_each_and_written_in_two_hops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BatchWindow.__init__, "__defaults__", (60.0,))  # before the first: however slow one is
+async def test_claims_of_a_call_are_read_once_each_and_written_in_two_transactions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        BatchWindow.__init__, "__defaults__", (60.0,)
+    )  # however slow the first claim is, the call waits for it
     cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls) as node:
-        found = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
+        claims = [await allocate(node, f"c{i}", [{"pool": "node-1", "device": f"toy-{i}"}]) for i in range(4)]
         read = [("GET", CLAIMS.path("default", f"c{i}")) for i in range(4)]
         store, calls = node.plugin.claims.store, node.cluster.api.injected_faults.calls
-        given = 0
-        written: list[int] = []
+        file_operations = 0
+        batch_sizes: list[int] = []
         do, transaction = store.do, store._transaction
 
-        def counting(*args: Any, **more: Any) -> Any:
-            nonlocal given
-            given += "first" in more  # with a CDI file: the second hop
-            return do(*args, **more)
+        def count_file_operations(*args: Any, **options: Any) -> Any:
+            nonlocal file_operations
+            file_operations += "first" in options  # with a CDI file: the second transaction
+            return do(*args, **options)
 
-        def counted(operations: Any, *, sync: bool) -> Any:
-            written.append(len(operations))
+        def count_and_run(operations: Any, *, sync: bool) -> Any:
+            batch_sizes.append(len(operations))
             return transaction(operations, sync=sync)
 
-        monkeypatch.setattr(store, "do", counting)
-        monkeypatch.setattr(store, "_transaction", counted)
+        monkeypatch.setattr(store, "do", count_file_operations)
+        monkeypatch.setattr(store, "_transaction", count_and_run)
         calls.clear()
-        preparing = asyncio.create_task(prepare_call(node, *map(ref, found)))
+        preparing = asyncio.create_task(prepare_call(node, *map(ref, claims)))
         await wait_until(lambda: len(cls.calls) == 4)
-        assert written == [4]
+        assert batch_sizes == [4]
         busy = threading.Event()
-        held = asyncio.create_task(store.run(lambda: busy.wait(60)))
+        blocking_task = asyncio.create_task(store.run(lambda: busy.wait(60)))
         cls.block.set()
         await wait_until(
-            lambda: given == 4
-        )  # while the record thread is busy, all that comes waits for one transaction
+            lambda: file_operations == 4
+        )  # while the record thread is busy, all new operations wait for one transaction
         busy.set()
-        await asyncio.gather(held, preparing)
-        assert written == [4, 4]
+        await asyncio.gather(blocking_task, preparing)
+        assert batch_sizes == [4, 4]
         assert sorted(c for c in calls if c in read) == read
         calls.clear()
-        written.clear()
-        await unprepare_call(node, *map(ref, found))
+        batch_sizes.clear()
+        await unprepare_call(node, *map(ref, claims))
         assert [c for c in calls if c in read] == []
-        assert sum(written) <= 8
+        assert sum(batch_sizes) <= 8
 
 
 async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
     cls = make_toy_class()
     cls.delay = 0.05
     async with node_with(cls) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        answers = await asyncio.gather(*(prepare_call(node, ref(found)) for _ in range(10)))
-        assert all(a == answers[0] for a in answers)
+        claim_object = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        responses = await asyncio.gather(*(prepare_call(node, ref(claim_object)) for _ in range(10)))
+        assert all(a == responses[0] for a in responses)
         assert len(cls.calls) == 1
 
 
 async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_one(tmp_path: Path) -> None:
     async with node_with(make_toy_class()) as node:
-        old = await allocate(node, "same", [{"pool": "node-1", "device": "toy-0"}])
-        await prepare_call(node, ref(old))
+        old_claim = await allocate(node, "same", [{"pool": "node-1", "device": "toy-0"}])
+        await prepare_call(node, ref(old_claim))
         await node.cluster.client.delete(CLAIMS, "same", "default")
-        new = await allocate(node, "same", [{"pool": "node-1", "device": "toy-1"}])
-        await prepare_call(node, ref(new))
-        await unprepare_call(node, ref(old))
-        left = await node.leftovers()
-        assert left == {"files": [new["metadata"]["uid"]], "records": [new["metadata"]["uid"]], "held": ["toy-1"]}
-        spec = json.loads(node.plugin.claims.files.specs.path(new["metadata"]["uid"]).read_text())
+        new_claim = await allocate(node, "same", [{"pool": "node-1", "device": "toy-1"}])
+        await prepare_call(node, ref(new_claim))
+        await unprepare_call(node, ref(old_claim))
+        leftovers = await node.leftovers()
+        assert leftovers == {
+            "files": [new_claim["metadata"]["uid"]],
+            "records": [new_claim["metadata"]["uid"]],
+            "held": ["toy-1"],
+        }
+        spec = json.loads(node.plugin.claims.files.specs.path(new_claim["metadata"]["uid"]).read_text())
         assert spec["kind"] == "k8s.toy.example.com/claim"
 
 
-@pytest.mark.parametrize("which", ["registrar", "service"])
-async def test_r4_a_listener_that_fails_is_reported_and_not_swallowed(which: str) -> None:
+@pytest.mark.parametrize("socket_kind", ["registrar", "service"])
+async def test_r4_a_socket_that_cannot_be_served_is_an_error(socket_kind: str) -> None:
     async with node_with(make_toy_class()) as node:
         await node.stop()
         paths = socket_paths(node.settings.registry_dir, node.settings.plugin_dir, node.settings.driver_name)
-        path = paths.registration if which == "registrar" else paths.dra
-        (path / "in-the-way").mkdir(parents=True)  # nothing can listen there, nor be renamed over it
+        path = paths.registration if socket_kind == "registrar" else paths.dra
+        (path / "in-the-way").mkdir(parents=True)  # no socket can listen there or be renamed to it
         with pytest.raises(DraError, match=re.escape(str(path))):
             async with Plugin(make_toy_class()(), node.settings, node.cluster.config).running():
                 pass

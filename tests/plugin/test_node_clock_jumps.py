@@ -18,8 +18,8 @@ NOTHING = {"files": [], "records": [], "held": []}
 NOT_THE_PLUGIN = ("dra_kubeletplugin.localcluster", "dra_kubeletplugin.testing")
 
 
-class Clock(ModuleType):
-    """The module ``time`` of the plugin's modules. gRPC and the local cluster keep the real one."""
+class FakeTimeModule(ModuleType):
+    """Replaces the module ``time`` in the plugin's modules. gRPC and the local cluster keep the real one."""
 
     offset = 0.0
 
@@ -31,28 +31,28 @@ class Clock(ModuleType):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock("time")
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTimeModule:
+    fake_time = FakeTimeModule("time")
     for name, module in list(sys.modules.items()):
         if name.startswith("dra_kubeletplugin.") and not name.startswith(NOT_THE_PLUGIN):
             if getattr(module, "time", None) is time:
-                monkeypatch.setattr(module, "time", made)
-    return made
+                monkeypatch.setattr(module, "time", fake_time)
+    return fake_time
 
 
 @pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["forwards", "backwards"])
-async def test_claims_and_slices_survive_a_jump_of_the_wall_clock(jump: float, clock: Clock) -> None:
+async def test_claims_and_slices_survive_a_jump_of_the_wall_clock(jump: float, clock: FakeTimeModule) -> None:
     async with node_with(cls := make_toy_class(), reconcile_grace_period=600.0) as node:
         await node.run_pod("before")
-        gone = await allocate(node, "gone", [{"pool": "node-1", "device": "toy-3"}])
-        assert not (await prepare_call(node, ref(gone))).claims[gone["metadata"]["uid"]].error
+        deleted_claim = await allocate(node, "gone", [{"pool": "node-1", "device": "toy-3"}])
+        assert not (await prepare_call(node, ref(deleted_claim))).claims[deleted_claim["metadata"]["uid"]].error
         await node.api.delete("ResourceClaim", "gone")
         await node.plugin.claims.reconciler.once()
         slices = [(s["metadata"]["uid"], s["spec"]["pool"]["generation"]) for s in node.cluster.slices()]
         clock.offset = jump
         for _ in range(3):
             report = await node.plugin.claims.reconciler.once()
-            assert report.waiting == [gone["metadata"]["uid"]]  # the grace period is not over
+            assert report.waiting == [deleted_claim["metadata"]["uid"]]  # the grace period is not over
             assert not report.unprepared
             assert not report.files_removed
         await node.run_pod("after")
@@ -66,6 +66,6 @@ async def test_claims_and_slices_survive_a_jump_of_the_wall_clock(jump: float, c
         await node.plugin.claims.reconciler.once()
         for name in ("before", "after"):
             await node.delete_pod(name)
-        assert not (await unprepare_call(node, ref(gone))).claims[gone["metadata"]["uid"]].error
+        assert not (await unprepare_call(node, ref(deleted_claim))).claims[deleted_claim["metadata"]["uid"]].error
         assert await node.leftovers() == NOTHING
         assert cls.state == {}

@@ -1,4 +1,6 @@
-"""A driver forks a process without exec, and the plugin is killed: the child keeps none of the plugin's locks, sockets and ports."""
+"""A driver forks a process without exec, and the plugin is killed: the child keeps none of the plugin's locks, sockets
+and ports.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ WAIT = 60  # seconds
 FOLDER = Path(os.environ.get("FORKING_DRIVER", "/nonexistent"))
 
 
-class Forking(Driver):
-    """Takes its device, forks a process that outlives the plugin, and hangs as long as the file ``hang`` exists."""
+class ForkingDriver(Driver):
+    """Marks its device as taken, forks a process that outlives the plugin, and hangs as long as the file ``hang``
+    exists.
+    """
 
     name = "forking.example.com"
 
@@ -64,20 +68,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
-async def test_after_a_kill_the_work_of_the_dead_plugin_is_undone_though_its_forked_child_lives(
-    folder: Path, how: str
+@pytest.mark.parametrize("fork_method", ["os.fork", "multiprocessing"])
+async def test_after_a_kill_the_work_of_the_dead_plugin_is_rolled_back_while_its_forked_child_runs(
+    folder: Path, fork_method: str
 ) -> None:
-    (folder / how).touch()
+    (folder / fork_method).touch()
     (folder / "hang").touch()
-    async with node_with(Forking, process=True, http_address=f"127.0.0.1:{free_port()}") as node:
+    async with node_with(ForkingDriver, process=True, http_address=f"127.0.0.1:{free_port()}") as node:
         await node.apply_pod()
         async with asyncio.timeout(WAIT):
             while not list(folder.glob("child-*")):
                 await asyncio.sleep(0.02)
         await node.kill()
         (folder / "hang").unlink()
-        await node.start()  # neither the sockets' paths nor the port are taken
+        await node.start()  # the sockets' paths and the port are free
         await node.api.wait_running("pod", timeout=WAIT)
         plugin_dir = node.settings.plugin_dir
         assert len(list((plugin_dir / "processes").glob("*.lock"))) == 1
@@ -126,10 +130,10 @@ asyncio.run(main())
 
 
 @pytest.mark.full
-def test_a_forked_child_does_not_crash_in_grpc_while_the_plugin_answers_calls(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_crash_in_grpc_while_the_plugin_handles_calls(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-c", CHILDREN, str(tmp_path), str(FORKS)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=_without_setting())
-    assert done.stdout == "[0]\n", done.stderr[-2000:]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=_without_setting())
+    assert process.stdout == "[0]\n", process.stderr[-2000:]
 
 
 def _without_setting() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a DaemonSet does not need is not loaded: each of these costs resident memory on every node."""
+"""A plugin does not load modules that a DaemonSet does not need: each of them costs resident memory on every node."""
 
 from __future__ import annotations
 
@@ -72,16 +72,16 @@ def loaded() -> set[str]:
 
 
 @pytest.mark.parametrize("name", HEAVY)
-def test_a_plugin_loads_without(name: str, loaded: set[str]) -> None:
-    found = sorted(m for m in loaded if m == name or m.startswith(f"{name}."))
-    assert not found, f"{name} {HEAVY[name]}; find who imports it with python -X importtime"
+def test_a_plugin_does_not_load(name: str, loaded: set[str]) -> None:
+    modules = sorted(m for m in loaded if m == name or m.startswith(f"{name}."))
+    assert not modules, f"{name} {HEAVY[name]}; find who imports it with python -X importtime"
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make a certificate")
-async def test_in_a_pod_the_machines_own_certificates_are_not_loaded(
+async def test_a_plugin_in_a_pod_does_not_load_the_certificates_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred and forty authorities, none of which the API server's certificate is from."""
+    """About 140 authorities, none of which has signed the API server's certificate."""
     make_certificate(tmp_path)
     (tmp_path / "namespace").write_text("default")
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -100,7 +100,7 @@ async def test_in_a_pod_the_machines_own_certificates_are_not_loaded(
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl to make a certificate")
-async def test_a_secured_connection_loads_no_tables_for_names_that_are_no_ascii(tmp_path: Path) -> None:
+async def test_a_tls_connection_does_not_load_the_tables_for_internationalized_names(tmp_path: Path) -> None:
     make_certificate(tmp_path)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "ca.crt", tmp_path / "ca.key")
@@ -109,12 +109,12 @@ async def test_a_secured_connection_loads_no_tables_for_names_that_are_no_ascii(
     run = await asyncio.create_subprocess_exec(
         sys.executable, "-c", CONNECTED, url, str(tmp_path / "ca.crt"), server.token, stdout=asyncio.subprocess.PIPE
     )
-    out, _ = await run.communicate()
+    output, _ = await run.communicate()
     await server.close()
-    assert json.loads(out) == ["default", []]
+    assert json.loads(output) == ["default", []]
 
 
-def test_protobuf_s_python_half_is_there_for_whoever_asks() -> None:
+def test_python_modules_of_protobuf_can_be_imported() -> None:
     code = """
 import dra_kubeletplugin._proto.dra_v1_pb2 as pb
 from google.protobuf import text_format

@@ -1,4 +1,4 @@
-"""Real processes: two at once, stopped ones, reboots, SIGTERM, exit codes."""
+"""Real plugin processes: two at once, suspended ones, reboots, SIGTERM, exit codes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ def dra(b: NodeHarness, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, check=False)
 
 
-def all_prepared(b: NodeHarness) -> int:
-    """How many claims have a record, where nothing is under way with any of them; else 0."""
+def count_if_all_prepared(b: NodeHarness) -> int:
+    """Returns the number of records if all claims are prepared, otherwise 0."""
     states = list(b.records().values())
     return len(states) if set(states) <= {"Prepared"} else 0
 
 
 @pytest.mark.full
-async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_new_one_alone(tmp_path: Path) -> None:
+async def test_a_rolling_update_fails_no_call_and_the_old_instance_s_exit_does_not_affect_the_new_one(
+    tmp_path: Path,
+) -> None:
     async with node_harness(tmp_path) as b:
         await b.start("old", POD_UID=OLD)
         await b.apply_pod("before")
@@ -64,27 +66,27 @@ async def test_a_rolling_update_fails_no_call_and_the_old_one_s_exit_leaves_the_
 
 
 @pytest.mark.full
-async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bounded_wait(tmp_path: Path) -> None:
+async def test_a_suspended_old_instance_blocks_only_its_claim_and_only_for_a_bounded_time(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         old = await b.start("old", POD_UID=OLD)
-        held = b.hold_prepare()
+        hold_file = b.hold_prepare()
         await b.apply_pod("stuck")
-        await b.until("a claim in work", lambda: "Preparing" in b.records().values())
-        await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
+        await b.until("a claim in preparation", lambda: "Preparing" in b.records().values())
+        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
         old.send_signal(signal.SIGSTOP)
-        held.unlink()
+        hold_file.unlink()
         await b.start("new", POD_UID=NEW)
         b.node.kubelet.manager.timeout = 20
         await b.apply_pod("free")
         await b.cluster.wait_running("free")
-        # The kubelet still waits for the old one's answer; it gives up, and asks the new one.
-        (stuck,) = [u for u, s in b.records().items() if s == "Preparing"]
-        claim = next(c for c in b.cluster.claims() if c["metadata"]["uid"] == stuck)
+        # The kubelet still waits for the response of the old instance. It cancels the call and calls the new instance.
+        (stuck_uid,) = [u for u, s in b.records().items() if s == "Preparing"]
+        claim = next(c for c in b.cluster.claims() if c["metadata"]["uid"] == stuck_uid)
         from bench.node import Kubelet
 
         kubelet = Kubelet(b.node.kubelet.plugins.newest(DRIVER).endpoint)
         with pytest.raises(RuntimeError, match=rf"CLAIM_BUSY: claim default/.*process {old.pid}\)"):
-            await kubelet.prepare([("default", claim["metadata"]["name"], stuck)])
+            await kubelet.prepare([("default", claim["metadata"]["name"], stuck_uid)])
         await kubelet.close()
         await b.kill("old")
         await b.cluster.wait_running("stuck")
@@ -92,8 +94,8 @@ async def test_a_stopped_old_instance_blocks_its_claim_only_and_only_for_a_bound
 
 
 @pytest.mark.full
-async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_not_a_hang(tmp_path: Path) -> None:
-    """The old instance is stopped while it has the lock."""
+async def test_a_write_lock_of_a_suspended_process_is_a_clear_error_and_does_not_hang(tmp_path: Path) -> None:
+    """The old instance is suspended while it has the lock."""
     async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("one")
@@ -110,7 +112,7 @@ async def test_a_write_lock_that_a_stopped_process_holds_is_a_clear_error_and_no
 
 
 @pytest.mark.full
-async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sentence(tmp_path: Path) -> None:
+async def test_two_instances_on_one_path_without_pod_uid_are_refused_with_one_line(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start("first")
         second = await b.start("second", ready=False)
@@ -124,7 +126,7 @@ async def test_two_instances_on_one_path_without_pod_uid_are_refused_in_one_sent
 
 
 @pytest.mark.full
-async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_from_memory(tmp_path: Path) -> None:
+async def test_after_a_reboot_pods_are_prepared_again_and_not_answered_from_the_records(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("stays")
@@ -132,13 +134,15 @@ async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_f
         await b.cluster.wait_running("stays")
         await b.cluster.wait_running("goes")
         await b.kill()
-        for path in b.hardware.iterdir():  # what lived in the device is gone with the power
+        for path in b.hardware.iterdir():  # the state of the devices is lost with the power
             path.unlink()
         await b.cluster.client.delete(PODS, "goes", "default", grace=0)
         await b.cluster.reboot(sysfs=b.sysfs)
         await b.start()
-        # In this order: a device is held again only after its record said "Preparing", and that became the first again.
-        await b.until("only the pod that stays to be prepared", lambda: len(b.holders()) == 1 and all_prepared(b) == 1)
+        # A device is held again only after its record has the state "Preparing", so this order of conditions is safe.
+        await b.until(
+            "only the remaining pod to be prepared", lambda: len(b.holders()) == 1 and count_if_all_prepared(b) == 1
+        )
         b.check_quiet()
         await b.apply_pod("next", count=3)
         await b.cluster.wait_running("next")
@@ -146,8 +150,8 @@ async def test_after_a_reboot_pods_are_prepared_afresh_and_nothing_is_answered_f
 
 
 @pytest.mark.full
-async def test_a_hold_from_before_a_reboot_gives_way_to_a_new_claim(tmp_path: Path) -> None:
-    """Nobody tells the plugin that the old claim is gone: the kubelet lost its memory too."""
+async def test_a_hold_from_before_a_reboot_is_released_for_a_new_claim(tmp_path: Path) -> None:
+    """The plugin is not called for the old claim, because the kubelet has lost its state too."""
     async with node_harness(tmp_path) as b:
         await b.start(RECONCILE_INTERVAL="1h")
         await b.apply_pod("old", count=4)
@@ -158,7 +162,7 @@ async def test_a_hold_from_before_a_reboot_gives_way_to_a_new_claim(tmp_path: Pa
         await b.node.kubelet.stop()
         (b.node.kubelet.root / "dra_manager_state").unlink()
         await b.cluster.client.delete(PODS, "old", "default", grace=0)
-        await b.until("the claim to go", lambda: not b.cluster.claims())
+        await b.until("the claim to be deleted", lambda: not b.cluster.claims())
         await b.cluster.reboot(sysfs=b.sysfs)
         await b.start(RECONCILE_INTERVAL="1h")
         await b.apply_pod("new", count=4)
@@ -166,15 +170,15 @@ async def test_a_hold_from_before_a_reboot_gives_way_to_a_new_claim(tmp_path: Pa
         b.check_quiet()
 
 
-async def test_sigterm_lets_calls_in_flight_end_and_leaves_no_socket(tmp_path: Path) -> None:
+async def test_sigterm_waits_for_calls_in_flight_and_leaves_no_socket(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         process = await b.start()
-        held = b.hold_prepare()
+        hold_file = b.hold_prepare()
         await b.apply_pod("pod")
-        await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
+        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
         process.send_signal(signal.SIGTERM)
-        await b.until("the signal to be heard", lambda: "SIGTERM: stopping" in b.logged)
-        held.unlink()
+        await b.until("the signal to be logged", lambda: "SIGTERM: stopping" in b.logged)
+        hold_file.unlink()
         assert await process.wait() == 0
         b.plugins.clear()
         assert set(b.records().values()) == {"Prepared"}
@@ -187,22 +191,24 @@ async def test_sigterm_lets_calls_in_flight_end_and_leaves_no_socket(tmp_path: P
 
 
 @pytest.mark.full
-async def test_a_call_longer_than_the_grace_is_left_and_undone_at_the_next_start(tmp_path: Path) -> None:
+async def test_a_call_longer_than_the_grace_period_is_abandoned_and_rolled_back_at_the_next_start(
+    tmp_path: Path,
+) -> None:
     async with node_harness(tmp_path) as b:
         process = await b.start(SHUTDOWN_GRACE_PERIOD="300ms")
-        held = b.hold_prepare()
+        hold_file = b.hold_prepare()
         await b.apply_pod("pod")
-        await b.until("the hardware half taken", lambda: b.taken() == ["c-0.a"])
+        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
-        held.unlink()
+        hold_file.unlink()
         b.plugins.clear()
         await b.start()
         await b.cluster.wait_running("pod")
         b.check_quiet()
 
 
-async def test_a_background_task_that_fails_ends_the_process_with_its_reason_last(tmp_path: Path) -> None:
+async def test_a_failed_background_task_ends_the_process_with_its_reason_in_the_last_line(tmp_path: Path) -> None:
     module = tmp_path / "failing.py"
     module.write_text(
         "from tests.helpers.crash.driver import Crash\n"
@@ -234,35 +240,35 @@ async def test_a_background_task_that_fails_ends_the_process_with_its_reason_las
         assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []
 
 
-async def test_a_claim_that_is_gone_is_unprepared_after_the_grace_and_reported(tmp_path: Path) -> None:
+async def test_a_deleted_claim_is_unprepared_after_the_grace_period_and_reported(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
-        await b.node.kubelet.stop()  # nobody will ask for the unprepare
+        await b.node.kubelet.stop()  # so no kubelet unprepares the claim
         (claim,) = b.cluster.claims()
         await b.cluster.client.delete(PODS, "pod", "default", grace=0)
-        await b.until("the claim to go", lambda: not b.cluster.claims())
-        await b.until("everything to be free", b.is_empty)
+        await b.until("the claim to be deleted", lambda: not b.cluster.claims())
+        await b.until("all devices to be free", b.is_empty)
         assert (
             "unpreparing a claim that was deleted or lost its devices, because the kubelet did not unprepare it "
             f"claim=default/{claim['metadata']['name']} claim_uid={claim['metadata']['uid']}" in b.log.read_text()
         )
 
 
-async def test_orphan_files_of_ours_go_and_nobody_else_s_are_touched(tmp_path: Path) -> None:
+async def test_orphan_files_of_this_driver_are_removed_and_files_of_other_drivers_are_kept(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start()
-        ours = b.node.cdi_root / f"k8s.{DRIVER}-claim_orphan.json"
-        others = b.node.cdi_root / "k8s.other.example.com-claim_x.json"
-        for path in (ours, others):
+        own_file = b.node.cdi_root / f"k8s.{DRIVER}-claim_orphan.json"
+        other_file = b.node.cdi_root / "k8s.other.example.com-claim_x.json"
+        for path in (own_file, other_file):
             path.write_text("{}")
             os.utime(path, (1, 1))
-        await b.until("the orphan to go", lambda: not ours.exists())
-        assert others.exists()
+        await b.until("the orphan to be removed", lambda: not own_file.exists())
+        assert other_file.exists()
 
 
-async def test_a_claim_s_file_that_somebody_removes_comes_back(tmp_path: Path) -> None:
+async def test_a_removed_file_of_a_claim_is_restored(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start()
         await b.apply_pod("pod")
@@ -271,12 +277,12 @@ async def test_a_claim_s_file_that_somebody_removes_comes_back(tmp_path: Path) -
         file = b.node.cdi_root / name
         content = file.read_text()
         file.unlink()
-        await b.until("the file to come back", file.exists)
+        await b.until("the file to be restored", file.exists)
         assert file.read_text() == content
         assert file.stat().st_mode & 0o777 == 0o644
 
 
-async def test_dra_claims_lists_and_forgets_after_confirmation(tmp_path: Path) -> None:
+async def test_dra_claims_lists_and_forgets_claims_after_confirmation(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await b.start(RECONCILE_INTERVAL="1h")
         await b.apply_pod("pod")
@@ -287,14 +293,14 @@ async def test_dra_claims_lists_and_forgets_after_confirmation(tmp_path: Path) -
         assert "UID" in table.stdout.splitlines()[0]
         assert uid in table.stdout
         assert "Prepared" in table.stdout
-        listed = json.loads(dra(b, "claims", "-o", "json").stdout)
-        assert listed["claims"][0]["devices"][0]["device"] == "c-0"
-        unsure = dra(b, "claims", "forget", uid)
-        assert unsure.returncode == 1
-        assert (unsure.stdout, "Nothing was changed" in unsure.stderr) == ("", True)
+        output = json.loads(dra(b, "claims", "-o", "json").stdout)
+        assert output["claims"][0]["devices"][0]["device"] == "c-0"
+        unconfirmed = dra(b, "claims", "forget", uid)
+        assert unconfirmed.returncode == 1
+        assert (unconfirmed.stdout, "Nothing was changed" in unconfirmed.stderr) == ("", True)
         assert list(b.records()) == [uid]
-        sure = dra(b, "claims", "forget", uid, "--yes")
-        assert sure.returncode == 0, sure.stderr
+        confirmed = dra(b, "claims", "forget", uid, "--yes")
+        assert confirmed.returncode == 0, confirmed.stderr
         assert (b.records(), b.files()) == ({}, [])
         assert dra(b, "claims", "forget", "nobody", "--yes").returncode == 2
 
@@ -320,12 +326,14 @@ async def test_a_claim_deallocated_and_allocated_again_under_the_same_uid_gets_i
 
 
 @pytest.mark.full
-async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_a_living_one_s(tmp_path: Path) -> None:
+async def test_dra_cleanup_removes_the_remains_of_an_uninstalled_driver_and_nothing_of_a_running_one(
+    tmp_path: Path,
+) -> None:
     async with node_harness(tmp_path) as b:
         await b.start(POD_UID=OLD)
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
-        options = (
+        arguments = (
             "cleanup",
             "--driver-name",
             DRIVER,
@@ -335,20 +343,20 @@ async def test_dra_cleanup_takes_away_what_an_uninstalled_driver_left_and_never_
             str(b.cluster.kubeconfig),
         )
 
-        async def clean(*more: str) -> subprocess.CompletedProcess[str]:
-            return await asyncio.to_thread(dra, b, *options, *more)
+        async def clean(*options: str) -> subprocess.CompletedProcess[str]:
+            return await asyncio.to_thread(dra, b, *arguments, *options)
 
-        living = await clean()
-        assert living.returncode == 2
-        assert "is in use by a running plugin: delete its DaemonSet first" in living.stderr
-        await b.node.kubelet.stop()  # or it would wipe the slices some time after the plugin's end
+        with_running_plugin = await clean()
+        assert with_running_plugin.returncode == 2
+        assert "is in use by a running plugin: delete its DaemonSet first" in with_running_plugin.stderr
+        await b.node.kubelet.stop()  # otherwise it would delete the slices some time after the plugin's end
         await b.kill()  # leaves both sockets, the slices, a record and a CDI file
-        holding = await clean()
-        assert holding.returncode == 2
-        assert "1 claim is still prepared (default/pod-t0-" in holding.stderr
-        done = await clean("--force")
-        assert done.returncode == 0, done.stderr
-        assert "removed 1 ResourceSlices, 2 sockets, 1 CDI files" in done.stdout
+        with_prepared_claim = await clean()
+        assert with_prepared_claim.returncode == 2
+        assert "1 claim is still prepared (default/pod-t0-" in with_prepared_claim.stderr
+        forced = await clean("--force")
+        assert forced.returncode == 0, forced.stderr
+        assert "removed 1 ResourceSlices, 2 sockets, 1 CDI files" in forced.stdout
         assert b.cluster.slices() == []
         assert b.files() == []
         assert list((b.node.kubelet_root / "plugins_registry").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What readiness, metrics and errors say is so at that moment."""
+"""Readiness, metrics and errors describe the current state."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import HealthReportingDriver, Toy, make_toy_class
 
 
-async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reason(
+async def test_a_driver_whose_devices_always_fail_is_an_error_with_the_reason_after_a_short_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Broken(Toy):
+    class FailingToy(Toy):
         async def devices(self) -> list[Device]:
             raise OSError("the bus is gone")
 
@@ -27,33 +27,33 @@ async def test_a_driver_whose_devices_always_fail_is_given_up_soon_with_the_reas
         NotReadyError,
         match=r"the plugin is not ready: the driver's devices raised OSError: the bus is gone \(plugin/test_node_readiness.py:\d+\); no claim",
     ):
-        async with node_with(Broken):
+        async with node_with(FailingToy):
             pass
 
 
-async def test_a_database_that_is_overwritten_is_noticed_and_repaired_without_a_call() -> None:
+async def test_an_overwritten_journal_is_detected_and_repaired_without_a_call() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         path = node.settings.records_path
         path.write_bytes(os.urandom(path.stat().st_size))
 
-        async def mended() -> bool:
+        async def is_repaired() -> bool:
             return any("set aside" in note for note in await node.plugin.notes())
 
-        await node.cluster.wait("the database to be set aside", mended)
+        await node.cluster.wait("the database to be set aside", is_repaired)
         assert (await node.leftovers())["held"] == ["toy-0"]
         assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
         await node.delete_pod()
 
 
-async def test_a_plugin_that_stops_is_neither_ready_nor_registered() -> None:
+async def test_a_stopping_plugin_is_neither_ready_nor_registered() -> None:
     cls = make_toy_class()
     cls.block = asyncio.Event()
     async with node_with(cls) as node:
         await node.apply_pod()
-        await node.cluster.wait("a prepare", _true(lambda: cls.calls))
+        await node.cluster.wait("a prepare", as_coroutine_function(lambda: cls.calls))
         stop = asyncio.create_task(node.stop())
-        await node.cluster.wait("the stop", _true(lambda: node.plugin.stopping))
+        await node.cluster.wait("the stop", as_coroutine_function(lambda: node.plugin.stopping))
         assert await node.plugin.not_ready() == ["stopping"]
         assert b"dra_registered 0.0" in node.plugin.metrics.text()
         cls.block.set()
@@ -65,32 +65,34 @@ async def test_a_failed_prepare_and_its_unprepare_report_no_missing_note(caplog:
     cls.fail = OSError("the toy broke")
     async with node_with(cls) as node:
         await node.apply_pod()
-        await node.cluster.wait("a prepare", _true(lambda: cls.calls))
+        await node.cluster.wait("a prepare", as_coroutine_function(lambda: cls.calls))
         await node.delete_pod()
     assert not [r for r in caplog.records if "note" in r.getMessage() and r.levelno >= logging.WARNING]
 
 
-async def test_health_of_a_device_that_is_none_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_health_of_an_unknown_device_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     from dra_kubeletplugin import Health
 
-    class Misspelt(HealthReportingDriver):
+    class MisspelledHealthDriver(HealthReportingDriver):
         def health(self) -> dict[str, Health]:
             return {"toy_0": Health(False, "hot")}
 
-    async with node_with(Misspelt, health_interval=0.1) as node:
-        before = node.plugin.inventory.health_version
-        await node.cluster.wait("three reports", _true(lambda: node.plugin.inventory.health_version > before + 2))
+    async with node_with(MisspelledHealthDriver, health_interval=0.1) as node:
+        version_before = node.plugin.inventory.health_version
+        await node.cluster.wait(
+            "three reports", as_coroutine_function(lambda: node.plugin.inventory.health_version > version_before + 2)
+        )
     assert sum("toy_0, which is not a device of this node" in r.getMessage() for r in caplog.records) == 1
 
 
-def _true(check: Any) -> Any:
-    async def ask() -> Any:
+def as_coroutine_function(check: Any) -> Any:
+    async def call_check() -> Any:
         return check()
 
-    return ask
+    return call_check
 
 
-async def test_a_pass_of_the_reconciler_that_meets_the_stop_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reconcile_pass_during_the_stop_logs_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         uid = (await node.claim_of("pod"))["metadata"]["uid"]

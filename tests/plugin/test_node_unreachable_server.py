@@ -1,4 +1,6 @@
-"""A plugin whose API server, or what proves who it is, is broken: it serves its sockets, says why it is not ready, and recovers."""
+"""The connection to the API server or the plugin's credentials fail: the plugin serves its sockets, reports why it is
+not ready, and recovers.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ REDIRECT = http_response(b"", "307 Temporary Redirect", "Location: https://login
 
 
 @contextlib.asynccontextmanager
-async def running(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
-    """A second life of the node's plugin, with another way to the API server."""
+async def restarted_plugin(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
+    """Starts the node's plugin again, with another configuration of the API server."""
     await node.stop()
     plugin = Plugin(type(node.plugin.driver)(), node.settings, config)
     async with contextlib.AsyncExitStack() as stack:
@@ -40,32 +42,32 @@ async def running(node: Any, config: ApiConfig) -> AsyncIterator[Plugin]:
 @pytest.mark.parametrize(
     "reply", [PAGE, REDIRECT, http_response([]), http_response({}), http_response({"versions": 7}), b"garbage", None]
 )
-async def test_a_proxy_that_answers_instead_ends_nothing(reply: bytes | None) -> None:
+async def test_a_proxy_that_responds_instead_of_the_server_does_not_stop_the_plugin(reply: bytes | None) -> None:
     async with (
         node_with(make_toy_class()) as node,
-        serve_replies(reply) as peer,
-        running(node, ApiConfig(peer.url)) as plugin,
+        serve_replies(reply) as server,
+        restarted_plugin(node, ApiConfig(server.url)) as plugin,
     ):
         await wait_until(lambda: plugin.publisher.fault, "the publisher to fail")
-        await wait_until(lambda: len(peer.requests) > 6, "several tries")
+        await wait_until(lambda: len(server.requests) > 6, "several attempts")
         assert any("slices are not published" in line for line in await plugin.not_ready())
 
 
-async def test_a_token_that_comes_late_is_enough(tmp_path: Path) -> None:
+async def test_a_plugin_recovers_when_its_token_file_appears(tmp_path: Path) -> None:
     token = tmp_path / "token"
     async with node_with(make_toy_class()) as node:
         config = dataclasses.replace(node.plugin.client.config, credentials=TokenFile(token))
-        async with running(node, config) as plugin:
+        async with restarted_plugin(node, config) as plugin:
             await wait_until(lambda: str(token) in plugin.publisher.fault, "a fault")
             token.write_text("")
             await wait_until(lambda: "empty" in plugin.publisher.fault, "another fault")
             token.write_text(node.cluster.api.token)
             await wait_until(plugin.publisher.published.is_set, "the slices")
-            await wait_until(lambda: not plugin.publisher.fault, "no fault any more")
+            await wait_until(lambda: not plugin.publisher.fault, "the end of the fault")
 
 
 @pytest.mark.full
-async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
+async def test_an_exec_plugin_that_fails_for_a_while_does_not_stop_the_plugin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._MIN_INTERVAL", 0.1)
@@ -73,9 +75,9 @@ async def test_an_exec_plugin_that_fails_for_a_while_ends_nothing(
     user = {"exec": {"apiVersion": API, "command": str(command), "interactiveMode": "Never"}}
     async with node_with(make_toy_class()) as node:
         path = written(tmp_path, config_of(user, server=node.plugin.client.config.server))
-        async with running(node, load_config(path)) as plugin:
+        async with restarted_plugin(node, load_config(path)) as plugin:
             await wait_until(lambda: "exec plugin" in plugin.publisher.fault, "a fault")
-            answer_ = f'{{"apiVersion": "{API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
-            command.write_text(f"#!{sys.executable}\nprint('''{answer_}''')\n")
+            credential = f'{{"apiVersion": "{API}", "kind": "ExecCredential", "status": {{"token": "{node.cluster.api.token}"}}}}'
+            command.write_text(f"#!{sys.executable}\nprint('''{credential}''')\n")
             command.chmod(0o755)
             await wait_until(plugin.publisher.published.is_set, "the slices")

@@ -1,4 +1,6 @@
-"""What a plugin asks of the API server: its own slices and its own node, whatever other nodes publish."""
+"""The requests of a plugin to the API server: it reads only its own slices and its own node, whatever other nodes
+publish.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,21 @@ class RecordingServer(ApiServer):
     def __init__(self) -> None:
         super().__init__()
         self.requests: list[tuple[str, str, str]] = []  # verb, path, field selector
-        self.listed: list[str] = []
+        self.listed_names: list[str] = []
 
     async def _handle(self, request: Request) -> Response:
         verb = "WATCH" if request.query.get("watch") else request.method
         self.requests.append((verb, request.path, request.query.get("fieldSelector", "")))
         response = await super()._handle(request)
         if verb == "GET" and b'"items"' in response.body:
-            self.listed += [item["metadata"]["name"] for item in msgspec.json.decode(response.body)["items"]]
+            self.listed_names += [item["metadata"]["name"] for item in msgspec.json.decode(response.body)["items"]]
         return response
 
     def watches(self) -> int:
         return sum(verb == "WATCH" for verb, _, _ in self.requests)
 
 
-class OneOfMany(Driver):
+class FleetDriver(Driver):
     """The driver of all nodes of the cluster."""
 
     name = fleet_cluster.DRIVER
@@ -73,16 +75,16 @@ async def test_each_list_and_each_watch_selects_the_slices_of_this_node(
     for folder in ("plugins", "plugins_registry", "cdi"):
         (tmp_path / folder).mkdir()
     settings = Settings(
-        driver_name=OneOfMany.name,
+        driver_name=FleetDriver.name,
         node_name="node-0003",
         kubelet_root=tmp_path,
         cdi_root=tmp_path / "cdi",
         local_cluster=True,
     )
-    plugin = Plugin(OneOfMany(), settings, server.config)
+    plugin = Plugin(FleetDriver(), settings, server.config)
     async with plugin.running():
         await plugin.published(30)
-        own = {
+        own_slices = {
             s["metadata"]["name"]
             for s in server.storage.list("resourceslices.resource.k8s.io")
             if "node-0003" in s["spec"]["nodeName"]
@@ -90,12 +92,14 @@ async def test_each_list_and_each_watch_selects_the_slices_of_this_node(
         watches = server.watches()
         server.storage.cut_watches()
         await wait_until(lambda: server.watches() > watches, "another watch")
-        seen = plugin.inventory.version
-        OneOfMany.revision += 1
+        version = plugin.inventory.version
+        FleetDriver.revision += 1
         plugin.discovery.request()
-        await plugin.inventory.changed(seen)
+        await plugin.inventory.changed(version)
         await plugin.published(30)
-        server.storage.remove("resourceslices.resource.k8s.io", "", next(iter(own)))  # as a kubelet does at its start
+        server.storage.remove(
+            "resourceslices.resource.k8s.io", "", next(iter(own_slices))
+        )  # as a kubelet does at its start
         await wait_until(lambda: len(names(server)) == 50, "the slice again")
         await plugin.published(30)
     slices = SLICES.path()
@@ -104,9 +108,9 @@ async def test_each_list_and_each_watch_selects_the_slices_of_this_node(
     ]
     assert {verb for verb, _ in of_slices} == {"GET", "WATCH"}
     assert {fields for _, fields in of_slices} == {OWN}
-    assert all("node-0003" in name for name in server.listed)
-    others = Counter((verb, path) for verb, path, _ in server.requests if not path.startswith(slices))
-    assert others.keys() <= {("GET", "/apis/resource.k8s.io"), ("GET", "/api/v1/nodes/node-0003")}
+    assert all("node-0003" in name for name in server.listed_names)
+    other_requests = Counter((verb, path) for verb, path, _ in server.requests if not path.startswith(slices))
+    assert other_requests.keys() <= {("GET", "/apis/resource.k8s.io"), ("GET", "/api/v1/nodes/node-0003")}
 
 
 def names(server: ApiServer) -> list[str]:

@@ -1,4 +1,4 @@
-"""The pages of `dra dev` and of a plugin's --http-address, in a real browser: what they show, their keys, and who gets nothing."""
+"""The pages of `dra dev` and of a plugin's --http-address, in a real browser: content, keys, and rejected requests."""
 
 from __future__ import annotations
 
@@ -74,23 +74,23 @@ def pod(name: str, template: str) -> dict[str, Any]:
 
 @dataclass
 class Browser:
-    """A browser of its own, with a profile that nobody had before."""
+    """A browser with a new profile."""
 
     driver: webdriver.Chrome
 
     def text(self, css: str = "body") -> str:
-        """As it is shown; empty where nothing is, or what was found is being replaced."""
+        """Returns the visible text; empty if no element matches, or the element is being replaced."""
         script = "const e = document.querySelector(arguments[0]); return e ? e.innerText : ''"
         return str(self.driver.execute_script(script, css))
 
-    def shows(self, text: str, css: str = "body") -> None:
+    def wait_text(self, text: str, css: str = "body") -> None:
         block_until(lambda: text in self.text(css), limit=60)
 
     def press(self, *keys: str) -> None:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def errors(self) -> list[str]:
-        """What the browser complained of: a broken policy, a script that fails."""
+        """Returns the errors of the browser: violations of the policy, failed scripts."""
         return [str(e["message"]) for e in self.driver.get_log("browser") if e["level"] == "SEVERE"]
 
 
@@ -111,36 +111,38 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
-    """One node with eight GPUs whose plugin serves its own page; a slice of a driver that means no good; a pod that waits."""
+    """One node with eight GPUs whose plugin serves its own page; a slice of a hostile driver; a pod that waits."""
     folder = tmp_path_factory.mktemp("dev")
     file = folder / "manifest.yaml"
     file.write_text("\n---\n".join(json.dumps(o) for o in [*MANIFEST, pod("greedy", "nine")]))
-    serves = (
+    flags = (
         "--http-address",
         "127.0.0.1:0",
         "--log-level",
         "info",
         "--no-reload",
-    )  # at one address, whoever edits the driver
-    with run_dev(folder, GPU, *serves, "--apply", str(file)) as found:
-        yield found
+    )  # without a reload, the address never changes
+    with run_dev(folder, GPU, *flags, "--apply", str(file)) as process:
+        yield process
 
 
 def link(dev: DevProcess) -> str:
     return str(dev.verb("print-link")["url"])
 
 
-def own_page(dev: DevProcess) -> str:
-    """Where the plugin serves."""
-    found = block_until(lambda: re.search(r"metrics and probes at (http://[^\s\"]+)", dev.log()))
-    return str(found[1]) + "/"
+def plugin_url(dev: DevProcess) -> str:
+    """Returns the URL of the plugin's page."""
+    match = block_until(lambda: re.search(r"metrics and probes at (http://[^\s\"]+)", dev.log()))
+    return str(match[1]) + "/"
 
 
-def asked(url: str, method: str = "GET", data: bytes | None = None, **headers: str) -> tuple[int, str]:
-    given = {k.replace("_", "-"): v for k, v in headers.items()}
+def send(url: str, method: str = "GET", data: bytes | None = None, **headers: str) -> tuple[int, str]:
+    request_headers = {k.replace("_", "-"): v for k, v in headers.items()}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, given, method=method), timeout=30) as answer:
-            return answer.status, answer.read().decode()
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data, request_headers, method=method), timeout=30
+        ) as response:
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as e:
         with e:
             return e.code, e.read().decode()
@@ -159,84 +161,84 @@ def apply(dev: DevProcess, folder: Path, *objects: dict[str, Any]) -> None:
 @pytest.mark.kubectl
 def test_the_page_of_dra_dev_follows_the_cluster(dev: DevProcess, browser: Browser, tmp_path: Path) -> None:
     browser.driver.get(link(dev))
-    browser.shows("0 of 8 held", "#groups")
+    browser.wait_text("0 of 8 held", "#groups")
     apply(dev, tmp_path, pod("train", "one"))
-    browser.shows("default/train", "#groups")
-    browser.shows("1 of 8 held", "#groups")
-    browser.shows("1\n● held", "#tiles")
+    browser.wait_text("default/train", "#groups")
+    browser.wait_text("1 of 8 held", "#groups")
+    browser.wait_text("1\n● held", "#tiles")
     dev.kubectl("delete", "pod", "train", "--grace-period=1")
-    browser.shows("0 of 8 held", "#groups")
+    browser.wait_text("0 of 8 held", "#groups")
     assert browser.errors() == []
 
 
 @pytest.mark.full
-def test_a_pod_that_waits_stands_there_with_its_reason_and_a_click_shows_the_whole(
+def test_a_waiting_pod_is_shown_with_its_reason_and_a_click_shows_the_details(
     dev: DevProcess, browser: Browser
 ) -> None:
     browser.driver.get(link(dev))
-    browser.shows("on the only node", "#waiting")
-    click = "document.querySelector('#waiting .row').click()"  # in one step: rows are made anew with each change
+    browser.wait_text("on the only node", "#waiting")
+    click = "document.querySelector('#waiting .row').click()"  # in one step, because each change creates the rows again
     browser.driver.execute_script(click)
-    browser.shows("9 devices of class gpu", "#sheet")
+    browser.wait_text("9 devices of class gpu", "#sheet")
     script = "const end = arguments[0], p = explain(shown.waiting[0]); at('sheet').close(); p.then(() => end(at('sheet').open))"
-    assert browser.driver.execute_async_script(script) is False, "an answer opens nothing that was closed meanwhile"
+    assert browser.driver.execute_async_script(script) is False, "a late response does not open a closed sheet"
 
 
-def test_names_and_attributes_are_text_whatever_they_state(dev: DevProcess, browser: Browser) -> None:
+def test_names_and_attributes_are_shown_as_text_whatever_they_contain(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
-    browser.shows("odd-0", "#groups")
-    browser.shows(SCRIPT, "#groups")  # the NUMA node is a column
+    browser.wait_text("odd-0", "#groups")
+    browser.wait_text(SCRIPT, "#groups")  # the NUMA node is a column
     browser.driver.execute_script("[...document.querySelectorAll('.row')].find(e => e.innerText === 'odd-0').click()")
-    browser.shows(SCRIPT, "#sheet")
+    browser.wait_text(SCRIPT, "#sheet")
     assert browser.driver.title == "cluster"
     assert browser.driver.execute_script("return document.querySelectorAll('img, main script').length") == 0
     assert browser.errors() == []
 
 
-def test_the_browser_refuses_scripts_and_requests_that_are_not_the_pages_own(dev: DevProcess, browser: Browser) -> None:
+def test_the_browser_refuses_scripts_and_requests_of_other_origins(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
-    browser.shows("live", "#state")
-    tried = browser.driver.execute_async_script(
+    browser.wait_text("live", "#state")
+    outcomes = browser.driver.execute_async_script(
         "const done = arguments[0], out = [];"
         "try { document.body.innerHTML = '<b>x</b>'; out.push('html') } catch { out.push('no html') }"
         "const s = document.createElement('script'); try { s.text = 'window.ran = 1'; document.body.append(s) } catch {}"
         "out.push(window.ran ? 'ran' : 'no script');"
         "fetch('http://127.0.0.1:9/').then(() => out.push('asked'), () => out.push('no request')).then(() => done(out))"
     )
-    assert tried == ["no html", "no script", "no request"]
+    assert outcomes == ["no html", "no script", "no request"]
     block_until(lambda: any("Content Security Policy" in e for e in browser.errors()))
 
 
 @pytest.mark.full
 def test_keys_filter_group_fold_pause_and_open_without_a_mouse(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
-    browser.shows("gpu-7", "#groups")
+    browser.wait_text("gpu-7", "#groups")
     browser.press("/")
     browser.press("index=3", Keys.ENTER)
-    browser.shows("0 of 1 held", "#groups")
+    browser.wait_text("0 of 1 held", "#groups")
     block_until(lambda: "gpu-7" not in browser.text("#groups"))  # the server filters
-    browser.shows("gpu-3", "#groups")
+    browser.wait_text("gpu-3", "#groups")
     browser.press("/")
     browser.press(Keys.ESCAPE)
-    browser.shows("gpu-7", "#groups")
+    browser.wait_text("gpu-7", "#groups")
     browser.press("g")
-    browser.shows("odd.example.com\n", "#groups")
+    browser.wait_text("odd.example.com\n", "#groups")
     browser.press("c")
     block_until(lambda: "gpu-7" not in browser.text("#groups"))
     browser.press("c")
-    browser.shows("gpu-7", "#groups")
+    browser.wait_text("gpu-7", "#groups")
     browser.press("j", "j", "j", Keys.ENTER)
-    browser.shows("attributes", "#sheet")
+    browser.wait_text("attributes", "#sheet")
     browser.press(Keys.ESCAPE)
     block_until(lambda: not browser.driver.execute_script("return document.getElementById('sheet').open"))
     browser.press("p")
-    browser.shows("paused at", "#state")
+    browser.wait_text("paused at", "#state")
     browser.press("p", "?")
-    browser.shows("Keys and signs", "#sheet")
+    browser.wait_text("Keys and signs", "#sheet")
 
 
 @pytest.mark.full
-def test_it_is_dark_where_the_reader_wants_that(dev: DevProcess, browser: Browser) -> None:
+def test_the_page_is_dark_if_the_reader_prefers_it(dev: DevProcess, browser: Browser) -> None:
     colours = []
     browser.driver.get(link(dev))
     for scheme in ("light", "dark"):
@@ -250,89 +252,89 @@ def test_it_is_dark_where_the_reader_wants_that(dev: DevProcess, browser: Browse
 
 
 @pytest.mark.full
-def test_a_link_counts_once_and_lasts_for_its_tab(dev: DevProcess, browser: Browser) -> None:
+def test_a_link_can_be_used_once_and_lasts_for_its_tab(dev: DevProcess, browser: Browser) -> None:
     url = link(dev)
     browser.driver.get(url)
-    browser.shows("live", "#state")
+    browser.wait_text("live", "#state")
     assert "key=" not in browser.driver.current_url
     browser.driver.refresh()
-    browser.shows("live", "#state")
+    browser.wait_text("live", "#state")
     browser.driver.switch_to.new_window("tab")
     browser.driver.get(url)
-    browser.shows("`dra dev print-link` prints a new one", "#groups")
-    block_until(lambda: browser.text("#state") == "nothing to show")  # who is refused had an answer
+    browser.wait_text("`dra dev print-link` prints a new one", "#groups")
+    block_until(lambda: browser.text("#state") == "nothing to show")  # also a refused request is complete
     assert browser.driver.get_cookies() == []
 
 
-def test_nobody_else_gets_anything_of_dra_dev(dev: DevProcess) -> None:
+def test_requests_without_a_session_get_no_data_of_dra_dev(dev: DevProcess) -> None:
     url, _, key = link(dev).partition("#key=")
     data = url + "overview.json"
-    assert asked(data)[0] == 401
-    assert asked(url + "view.json")[0] == 401
-    assert asked(url + "details.json?devices=x")[0] == 401
-    assert asked(data, Authorization="Bearer x")[0] == 401
-    assert asked(url + "explanation?namespace=default&pod=greedy")[0] == 401
-    assert asked(url + "session", "POST", b"wrong")[0] == 401
-    assert asked(url + "session", "POST", key.encode(), Origin="http://evil.example.com")[0] == 403
-    assert asked(url + "session", "POST", key.encode(), Host="evil.example.com")[0] == 403
-    status, body = asked(url + "session", "POST", key.encode())
+    assert send(data)[0] == 401
+    assert send(url + "view.json")[0] == 401
+    assert send(url + "details.json?devices=x")[0] == 401
+    assert send(data, Authorization="Bearer x")[0] == 401
+    assert send(url + "explanation?namespace=default&pod=greedy")[0] == 401
+    assert send(url + "session", "POST", b"wrong")[0] == 401
+    assert send(url + "session", "POST", key.encode(), Origin="http://evil.example.com")[0] == 403
+    assert send(url + "session", "POST", key.encode(), Host="evil.example.com")[0] == 403
+    status, body = send(url + "session", "POST", key.encode())
     assert status == 200
     token = json.loads(body)["token"]
-    assert asked(url + "session", "POST", key.encode())[0] == 401, "once"
-    assert asked(data, Authorization=f"Bearer {token}")[0] == 200
-    assert asked(data, Authorization=f"Bearer {token}", Origin="http://evil.example.com")[0] == 403
-    assert asked(data, Authorization=f"Bearer {token}", Sec_Fetch_Site="cross-site")[0] == 403
-    assert asked(data, "DELETE", Authorization=f"Bearer {token}")[0] == 405
-    assert "greedy" not in asked(url)[1], "the page itself holds nothing"
+    assert send(url + "session", "POST", key.encode())[0] == 401, "once"
+    assert send(data, Authorization=f"Bearer {token}")[0] == 200
+    assert send(data, Authorization=f"Bearer {token}", Origin="http://evil.example.com")[0] == 403
+    assert send(data, Authorization=f"Bearer {token}", Sec_Fetch_Site="cross-site")[0] == 403
+    assert send(data, "DELETE", Authorization=f"Bearer {token}")[0] == 405
+    assert "greedy" not in send(url)[1], "the page itself contains no data"
 
 
 @pytest.mark.full
-def test_an_api_server_that_is_away_is_shown_and_comes_back(dev: DevProcess, browser: Browser) -> None:
+def test_an_outage_of_the_api_server_is_shown_until_it_ends(dev: DevProcess, browser: Browser) -> None:
     browser.driver.get(link(dev))
-    browser.shows("live", "#state")
-    seen = threading.Event()
+    browser.wait_text("live", "#state")
+    is_shown = threading.Event()
 
-    def away() -> None:
-        while not seen.is_set():
+    def keep_outage() -> None:
+        while not is_shown.is_set():
             dev.verb("api-outage", "1")
 
-    with ThreadPoolExecutor(1) as aside:
-        going = aside.submit(away)
+    with ThreadPoolExecutor(1) as executor:
+        outage = executor.submit(keep_outage)
         try:
-            browser.shows("the API server is unavailable", "#state")
+            browser.wait_text("the API server is unavailable", "#state")
         finally:
-            seen.set()
-        going.result()
-    browser.shows("live", "#state")
+            is_shown.set()
+        outage.result()
+    browser.wait_text("live", "#state")
 
 
-# --- a plugin's own -------------------------------------------------------------------------------
+# --- the page of a plugin -------------------------------------------------------------------------
 
 
 @pytest.mark.full
 @pytest.mark.kubectl
-def test_the_page_of_a_plugin_shows_what_it_knows_by_itself(dev: DevProcess, browser: Browser, tmp_path: Path) -> None:
-    browser.driver.get(own_page(dev))
-    browser.shows("gpu.example.com on node-1", "#title")
-    browser.shows("gpu-7", "#groups")
-    browser.shows("✓ healthy", "#groups")
-    assert "odd-0" not in browser.text(), "another driver's devices are not its own"
+def test_the_page_of_a_plugin_shows_its_own_data(dev: DevProcess, browser: Browser, tmp_path: Path) -> None:
+    browser.driver.get(plugin_url(dev))
+    browser.wait_text("gpu.example.com on node-1", "#title")
+    browser.wait_text("gpu-7", "#groups")
+    browser.wait_text("✓ healthy", "#groups")
+    assert "odd-0" not in browser.text(), "the page of a plugin contains no devices of another driver"
     apply(dev, tmp_path, pod("held", "one"))
-    browser.shows("1 of 8 held", "#groups")
-    browser.shows("prepared", "#groups")
+    browser.wait_text("1 of 8 held", "#groups")
+    browser.wait_text("prepared", "#groups")
     dev.verb("set-health", "gpu-5", "unhealthy", "--message", "ECC <b>errors</b>")
-    browser.shows("▲ ECC <b>errors</b>", "#groups")
+    browser.wait_text("▲ ECC <b>errors</b>", "#groups")
     dev.verb("set-health", "gpu-5", "reported")
     dev.kubectl("delete", "pod", "held", "--grace-period=1")
-    browser.shows("0 of 8 held", "#groups")
+    browser.wait_text("0 of 8 held", "#groups")
     assert browser.errors() == []
 
 
-def test_the_page_of_a_plugin_only_reads_and_is_for_no_other_page(dev: DevProcess) -> None:
-    url = own_page(dev)
-    block_until(lambda: len(json.loads(asked(url + "overview.json")[1])["devices"]) == 8)
-    assert asked(url + "overview.json", Host="evil.example.com")[0] == 403
-    assert asked(url + "overview.json", Origin="http://evil.example.com")[0] == 403
-    assert asked(url + "overview.json", "POST", b"{}")[0] == 405
-    assert asked(url + "session", "POST", b"x")[0] == 404
-    assert asked(url + "metrics", Host="evil.example.com")[0] == 200, "a scraper comes by whatever name"
+def test_the_page_of_a_plugin_is_read_only_and_rejects_requests_of_other_pages(dev: DevProcess) -> None:
+    url = plugin_url(dev)
+    block_until(lambda: len(json.loads(send(url + "overview.json")[1])["devices"]) == 8)
+    assert send(url + "overview.json", Host="evil.example.com")[0] == 403
+    assert send(url + "overview.json", Origin="http://evil.example.com")[0] == 403
+    assert send(url + "overview.json", "POST", b"{}")[0] == 405
+    assert send(url + "session", "POST", b"x")[0] == 404
+    assert send(url + "metrics", Host="evil.example.com")[0] == 200, "a scraper may use any host name"

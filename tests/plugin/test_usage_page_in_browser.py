@@ -40,7 +40,7 @@ class Page:
     async def text(self, css: str) -> str:
         return str(await self.run(f"return document.querySelector({css!r}).innerText"))
 
-    async def shows(self, text: str, css: str = "#groups") -> None:
+    async def wait_text(self, text: str, css: str = "#groups") -> None:
         async with asyncio.timeout(60):
             while text not in await self.text(css):
                 await asyncio.sleep(0.05)
@@ -52,10 +52,10 @@ class Page:
 
 @pytest.fixture
 async def page(tmp_path: Path) -> AsyncIterator[Page]:
-    found = explained_overview(cluster(), "", lambda text: None)
+    page_model = explained_overview(cluster(), "", lambda text: None)
 
     async def serve(request: Request) -> Response:
-        return usage_page.page() if request.path == "/" else usage_page.data(request, found)
+        return usage_page.page() if request.path == "/" else usage_page.data(request, page_model)
 
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
@@ -73,7 +73,7 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
 
 
 async def test_the_page_fits_a_desktop_and_a_phone(page: Page) -> None:
-    await page.shows("part-half-0-1")
+    await page.wait_text("part-half-0-1")
     for size in ((1280, 900), (768, 1024), (390, 844), (320, 568)):
         await page.resize(*size)
         assert await page.run("return document.documentElement.scrollWidth <= innerWidth"), size
@@ -81,7 +81,7 @@ async def test_the_page_fits_a_desktop_and_a_phone(page: Page) -> None:
 
 
 async def test_a_card_is_one_line_with_its_counters_and_an_unhealthy_card_has_the_driver_s_text(page: Page) -> None:
-    await page.shows("part-half-0-1")
+    await page.wait_text("part-half-0-1")
     rows = await page.run("return [...document.querySelectorAll('.of-card')].map(e => e.innerText)")
     assert [row.split()[0] for row in rows] == [*CARDS, *CARDS]
     assert "memory 48Gi/64Gi  cores 6/8  slots 1110" in rows[0]
@@ -91,16 +91,16 @@ async def test_a_card_is_one_line_with_its_counters_and_an_unhealthy_card_has_th
 
 
 async def test_the_server_filters_and_groups_and_details_come_on_a_click(page: Page) -> None:
-    await page.shows("part-half-0-1")
+    await page.wait_text("part-half-0-1")
     await page.run(
         "const f = document.getElementById('filter'); f.value = 'notebook'; f.dispatchEvent(new Event('input'))"
     )
-    await page.shows("ml/notebook")
+    await page.wait_text("ml/notebook")
     async with asyncio.timeout(60):
         while "ml/train-0" in await page.text("#groups"):
             await asyncio.sleep(0.05)
     assert await page.text("#waiting h2") == "2 pods wait for devices, the filter hides 2"
     await page.run("[...document.querySelectorAll('.row')].find(e => e.innerText === 'part-quarter-2').click()")
-    await page.shows("claim ml/notebook", "#sheet")
+    await page.wait_text("claim ml/notebook", "#sheet")
     assert "counters of n4-0000-17-00-0" in await page.text("#sheet")
     assert [e["message"] for e in page.driver.get_log("browser") if e["level"] == "SEVERE"] == []

@@ -1,4 +1,4 @@
-"""The admission webhook over HTTPS: what it refuses, what it lets pass, and its certificate as it is renewed."""
+"""The admission webhook over HTTPS: which objects it refuses and accepts, and the renewal of its certificate."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def review(obj: object, old: object = None) -> JSON:
 
 
 @asynccontextmanager
-async def serving(
-    folder: Path, look: float = 10.0, readers: Sequence[ConfigReader] = (READER,)
+async def running_webhook(
+    folder: Path, check_interval: float = 10.0, readers: Sequence[ConfigReader] = (READER,)
 ) -> AsyncIterator[tuple[Webhook, Path]]:
     cert, key = certificate.write(folder, ["127.0.0.1"])
     settings = WebhookSettings(driver_name=DRIVER, address="127.0.0.1:0", tls_cert_file=cert, tls_private_key_file=key)
-    async with Webhook(readers, settings, look).running() as webhook:
+    async with Webhook(readers, settings, check_interval).running() as webhook:
         yield webhook, cert
 
 
@@ -102,66 +102,68 @@ async def post(url: str, ca: Path, body: bytes, path: str = "/validate") -> tupl
 
 
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
-async def test_wrong_parameters_are_refused_in_every_kind_that_has_them_with_path_and_nearest_name(
-    tmp_path: Path, kind: str
-) -> None:
-    async with serving(tmp_path) as (webhook, ca):
+async def test_wrong_parameters_are_refused_in_every_kind_with_path_and_nearest_name(tmp_path: Path, kind: str) -> None:
+    async with running_webhook(tmp_path) as (webhook, ca):
         obj = claim(parameters(), parameters(cuont=2), kind=kind)
         status, body = await post(webhook.url, ca, json.dumps(review(obj)).encode())
-        said = json.loads(body)
-        assert (status, said["response"]["uid"], said["response"]["allowed"]) == (200, "u-1", False)
-        message = said["response"]["status"]["message"]
+        response = json.loads(body)
+        assert (status, response["response"]["uid"], response["response"]["allowed"]) == (200, "u-1", False)
+        message = response["response"]["status"]["message"]
         assert "config[1].opaque: parameters: unknown field 'cuont', did you mean 'count'?" in message
         assert message.startswith("spec.")
 
 
-async def test_right_parameters_and_those_of_other_drivers_pass(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (webhook, _):
-        other = claim(parameters())
-        other["spec"]["devices"]["config"].append({"opaque": {"driver": "other.example.com", "parameters": {"x": 1}}})
-        for obj in (claim(parameters(count=8)), other, {"kind": "Pod", "spec": {}}, claim()):
+async def test_valid_parameters_and_parameters_of_other_drivers_are_accepted(tmp_path: Path) -> None:
+    async with running_webhook(tmp_path) as (webhook, _):
+        other_claim = claim(parameters())
+        other_claim["spec"]["devices"]["config"].append(
+            {"opaque": {"driver": "other.example.com", "parameters": {"x": 1}}}
+        )
+        for obj in (claim(parameters(count=8)), other_claim, {"kind": "Pod", "spec": {}}, claim()):
             assert (await webhook.review(review(obj)))["response"] == {"uid": "u-1", "allowed": True}
 
 
-async def test_an_object_from_before_the_webhook_may_still_be_changed_elsewhere(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (webhook, _):
-        bad, worse = claim(parameters(count=9)), claim(parameters(count=9), parameters(x=1))
-        assert (await webhook.review(review(bad, bad)))["response"]["allowed"]
-        assert not (await webhook.review(review(worse, bad)))["response"]["allowed"]
+async def test_an_object_from_before_the_webhook_may_be_changed_if_its_faults_are_unchanged(tmp_path: Path) -> None:
+    async with running_webhook(tmp_path) as (webhook, _):
+        invalid, more_invalid = claim(parameters(count=9)), claim(parameters(count=9), parameters(x=1))
+        assert (await webhook.review(review(invalid, invalid)))["response"]["allowed"]
+        assert not (await webhook.review(review(more_invalid, invalid)))["response"]["allowed"]
 
 
 @pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate", "DeviceClass"])
-async def test_an_update_is_judged_by_what_its_entries_state_wherever_they_stand(tmp_path: Path, kind: str) -> None:
-    bad, worse, good = parameters(count=9), parameters(count=10), parameters(count=2)
-    reordered = dict(reversed(bad.items()))
+async def test_an_update_is_allowed_if_its_invalid_entries_are_unchanged_in_any_order(
+    tmp_path: Path, kind: str
+) -> None:
+    invalid, more_invalid, valid = parameters(count=9), parameters(count=10), parameters(count=2)
+    reordered = dict(reversed(invalid.items()))
 
-    async with serving(tmp_path) as (webhook, _):
+    async with running_webhook(tmp_path) as (webhook, _):
 
-        async def allowed(before: list[JSON], after: list[JSON]) -> bool:
+        async def is_allowed(before: list[JSON], after: list[JSON]) -> bool:
             response = (await webhook.review(review(claim(*after, kind=kind), claim(*before, kind=kind))))["response"]
             return bool(response["allowed"])
 
-        assert await allowed([bad], [good, bad])  # the old fault has moved
-        assert await allowed([good, bad], [reordered])
-        assert await allowed([bad, bad], [bad])
-        assert not await allowed([bad], [worse])  # another fault in the same place
-        assert not await allowed([bad], [bad, bad])  # and one more of the kind
-        assert not await allowed([bad, good], [good, worse])
-        assert await allowed([worse, bad], [good])
+        assert await is_allowed([invalid], [valid, invalid])  # the old fault has moved
+        assert await is_allowed([valid, invalid], [reordered])
+        assert await is_allowed([invalid, invalid], [invalid])
+        assert not await is_allowed([invalid], [more_invalid])  # another fault in the same place
+        assert not await is_allowed([invalid], [invalid, invalid])  # and one more of the kind
+        assert not await is_allowed([invalid, valid], [valid, more_invalid])
+        assert await is_allowed([more_invalid, invalid], [valid])
 
 
-async def test_a_server_is_informed_when_a_review_is_too_large_or_too_many_are_at_work(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (webhook, ca):
+async def test_the_server_gets_an_error_for_a_too_large_review_or_too_many_reviews(tmp_path: Path) -> None:
+    async with running_webhook(tmp_path) as (webhook, ca):
         obj = claim(parameters())
         obj["metadata"]["annotations"] = {"x": "y" * 3 * 1024 * 1024}
         status, _ = await post(webhook.url, ca, json.dumps(review(obj)).encode())
         assert status == 200  # the largest that an API server reads
-        status, said = await post(webhook.url, ca, b"x" * (LIMITS.body_bytes + 1))
-        assert (status, said) == (413, b"the body is larger than 6291456 bytes, the limit\n")
+        status, response_body = await post(webhook.url, ca, b"x" * (LIMITS.body_bytes + 1))
+        assert (status, response_body) == (413, b"the body is larger than 6291456 bytes, the limit\n")
 
 
-async def test_a_check_of_the_driver_that_breaks_refuses_and_reports_it(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (webhook, _):
+async def test_a_failing_check_of_the_driver_refuses_the_object_and_is_reported(tmp_path: Path) -> None:
+    async with running_webhook(tmp_path) as (webhook, _):
         response = (await webhook.review(review(claim(parameters(count=101)))))["response"]
         assert "the checks of GpuConfig raised RuntimeError: boom" in response["status"]["message"]
 
@@ -170,16 +172,16 @@ async def test_a_check_of_the_driver_that_breaks_refuses_and_reports_it(tmp_path
     "body", [b"", b"no json", b"[]", b"{}", b'{"request": 1}', b'{"apiVersion": "admission.k8s.io/v1beta1", "request": {}}', b"\xff",
              b"[" * 100_000 + b"]" * 100_000]
 )  # fmt: skip
-async def test_what_is_no_review_is_answered_with_400_and_what_it_lacks(tmp_path: Path, body: bytes) -> None:
-    async with serving(tmp_path) as (webhook, ca):
-        status, said = await post(webhook.url, ca, body)
+async def test_a_body_that_is_no_review_gets_status_400_with_the_missing_field(tmp_path: Path, body: bytes) -> None:
+    async with running_webhook(tmp_path) as (webhook, ca):
+        status, response_body = await post(webhook.url, ca, body)
         assert status == 400
-        assert b"not an AdmissionReview" in said
+        assert b"not an AdmissionReview" in response_body
         assert (await post(webhook.url, ca, b"", "/elsewhere"))[0] == 404
 
 
 async def test_malformed_shapes_of_objects_are_left_to_the_server(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (webhook, _):
+    async with running_webhook(tmp_path) as (webhook, _):
         for spec in (
             None,
             [],
@@ -189,45 +191,45 @@ async def test_malformed_shapes_of_objects_are_left_to_the_server(tmp_path: Path
         ):
             obj = {"kind": "ResourceClaim", "spec": spec}
             assert (await webhook.review(review(obj)))["response"]["allowed"]
-        odd = review(claim(parameters(no_such_field=1)))
-        odd["request"]["kind"] = "ResourceClaim"
-        assert not (await webhook.review(odd))["response"]["allowed"]
+        invalid_review = review(claim(parameters(no_such_field=1)))
+        invalid_review["request"]["kind"] = "ResourceClaim"
+        assert not (await webhook.review(invalid_review))["response"]["allowed"]
 
 
-async def test_a_review_that_arrives_while_the_webhook_stops_is_answered(
+async def test_a_review_that_arrives_while_the_webhook_stops_gets_a_response(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(webhook_module, "_FINISH", 60.0)
     monkeypatch.setattr(lifecycle, "STOP", 60.0)
     body = json.dumps(review(claim(parameters(cuont=2)))).encode()
 
-    async def the_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    async def send_body_after_stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         with contextlib.suppress(ConnectionError):
-            while True:  # until nobody listens there any more
-                _, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
-                other.close()
+            while True:  # until no socket listens there
+                _, other_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
+                other_writer.close()
                 await asyncio.sleep(0.01)
         writer.write(body)
         return await reader.readuntil(b"did you mean 'count'")
 
     async with asyncio.timeout(60):
-        async with serving(tmp_path) as (webhook, ca):
+        async with running_webhook(tmp_path) as (webhook, ca):
             host, port = webhook.url.removeprefix("https://").split(":")
             context = ssl.create_default_context(cafile=str(ca))
             reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
             head = f"POST /validate HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
             writer.write(head.encode())
             assert b"100" in await reader.readuntil(b"\r\n\r\n")
-            answer = asyncio.create_task(the_rest(reader, writer))
-        assert (await answer).startswith(b"HTTP/1.1 200")
+            response_task = asyncio.create_task(send_body_after_stop(reader, writer))
+        assert (await response_task).startswith(b"HTTP/1.1 200")
         writer.close()
 
 
-async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path: Path) -> None:
-    async with serving(tmp_path, look=0.01) as (webhook, ca):
+async def test_a_renewed_certificate_is_used_and_an_incomplete_pair_is_not(tmp_path: Path) -> None:
+    async with running_webhook(tmp_path, check_interval=0.01) as (webhook, ca):
         first = ca.read_text()
-        fresh, key = certificate.make(["127.0.0.1"])
-        ca.write_text(fresh)  # its key is not there yet
+        new_cert, key = certificate.make(["127.0.0.1"])
+        ca.write_text(new_cert)  # its key is not written yet
         while not webhook.certificate.fault:
             await asyncio.sleep(0.005)
         (tmp_path / "before.crt").write_text(first)
@@ -238,20 +240,20 @@ async def test_a_renewed_certificate_is_used_and_half_of_a_pair_is_not(tmp_path:
         assert (await post(webhook.url, ca, b""))[0] == 400
 
 
-async def test_a_certificate_that_changes_while_it_is_read_spoils_nothing(
+async def test_a_certificate_that_changes_while_it_is_read_does_not_stop_the_webhook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = ssl.SSLContext.load_cert_chain
-    async with serving(tmp_path, look=0.01) as (webhook, ca):
+    async with running_webhook(tmp_path, check_interval=0.01) as (webhook, ca):
         (second, key), (third, _) = (certificate.make(["127.0.0.1"]) for _ in range(2))
 
-        def and_changed(self: ssl.SSLContext, *args: Any, **options: Any) -> None:
+        def load_and_change(self: ssl.SSLContext, *args: Any, **options: Any) -> None:
             read(self, *args, **options)
-            ca.write_text(third)  # its key is not there yet
+            ca.write_text(third)  # its key is not written yet
 
         (tmp_path / "second.crt").write_text(second)
         with monkeypatch.context() as patched:
-            patched.setattr(ssl.SSLContext, "load_cert_chain", and_changed)
+            patched.setattr(ssl.SSLContext, "load_cert_chain", load_and_change)
             ca.write_text(second)
             (tmp_path / "server.key").write_text(key)
             while not webhook.certificate.fault:
@@ -259,7 +261,7 @@ async def test_a_certificate_that_changes_while_it_is_read_spoils_nothing(
         assert (await post(webhook.url, tmp_path / "second.crt", b""))[0] == 400
 
 
-async def test_files_that_are_no_certificate_are_reported_before_anything_serves(tmp_path: Path) -> None:
+async def test_files_that_are_no_certificate_are_reported_before_the_start(tmp_path: Path) -> None:
     settings = WebhookSettings(
         driver_name=DRIVER, tls_cert_file=tmp_path / "none.crt", tls_private_key_file=tmp_path / "none.key"
     )
@@ -273,19 +275,19 @@ async def test_files_that_are_no_certificate_are_reported_before_anything_serves
     for fault, (flag, path) in zip(e.value.faults, flags.items(), strict=True):
         assert fault.startswith(f"{flag} {path} cannot be read: No such file or directory")
     cert, key = certificate.write(tmp_path, ["127.0.0.1"])
-    swapped = WebhookSettings(driver_name=DRIVER, tls_cert_file=key, tls_private_key_file=cert)
+    swapped_settings = WebhookSettings(driver_name=DRIVER, tls_cert_file=key, tls_private_key_file=cert)
     with pytest.raises(SettingsError, match=r"has no certificate in PEM form.*has no private key in PEM form"):
-        async with Webhook([ConfigReader(DRIVER, [GpuConfig])], swapped).running():
+        async with Webhook([ConfigReader(DRIVER, [GpuConfig])], swapped_settings).running():
             pass
 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Where a check of the driver stands until it is let go on."""
-    made = threading.Event()
-    monkeypatch.setattr(GatedConfig, "GATE", made, raising=False)
-    yield made
-    made.set()
+    """The event that a check of the driver waits for."""
+    event = threading.Event()
+    monkeypatch.setattr(GatedConfig, "GATE", event, raising=False)
+    yield event
+    event.set()
 
 
 class GatedConfig(Config):
@@ -318,7 +320,7 @@ class NewerConfig(Config):
 GATED = ConfigReader(DRIVER, [NewerConfig])
 
 
-def gated(where: str) -> bytes:
+def gated_review(where: str) -> bytes:
     return json.dumps(
         review(claim({"apiVersion": "gpu.example.com/v1", "kind": "GatedConfig", "where": where}))
     ).encode()
@@ -332,91 +334,91 @@ def gated(where: str) -> bytes:
         ("convert_from", "NewerConfig.convert_from"),
     ],
 )
-async def test_a_check_that_never_returns_is_answered_in_time_and_named_while_all_else_goes_on(
+async def test_a_hanging_check_gets_a_named_error_in_time_and_other_reviews_continue(
     tmp_path: Path, gate: threading.Event, where: str, method: str
 ) -> None:
-    async with serving(tmp_path, readers=[GATED]) as (webhook, ca):
-        status, said = 0, b""
-        while b": it is at " not in said:  # until a thread has begun within the second
-            status, said = await post(webhook.url, ca, gated(where), "/validate?timeout=1s")
-        assert status == 500  # what follows is failurePolicy's to say
-        assert said.startswith(b"the check of these parameters has not returned within 0.8 s: it is at ")
-        assert said.decode().rstrip().endswith(f"in {method}")
+    async with running_webhook(tmp_path, readers=[GATED]) as (webhook, ca):
+        status, response_body = 0, b""
+        while b": it is at " not in response_body:  # until a thread has begun within the second
+            status, response_body = await post(webhook.url, ca, gated_review(where), "/validate?timeout=1s")
+        assert status == 500  # failurePolicy decides the result
+        assert response_body.startswith(b"the check of these parameters has not returned within 0.8 s: it is at ")
+        assert response_body.decode().rstrip().endswith(f"in {method}")
         assert not gate.is_set()
-        status, body = await post(webhook.url, ca, gated(""))
+        status, body = await post(webhook.url, ca, gated_review(""))
         assert (status, json.loads(body)["response"]["allowed"]) == (200, True)
         assert (await post(webhook.url, ca, b"", "/readyz"))[0] == 200
 
 
-async def keep_all(webhook: Webhook) -> None:
-    """Sends what does not return until every thread is kept by it."""
+async def block_all_threads(webhook: Webhook) -> None:
+    """Sends reviews whose check does not return, until every thread is blocked."""
     while not webhook.checks.stuck():
         with pytest.raises(DriverFailedError):
-            await webhook.review(json.loads(gated("check")), 0.05)
+            await webhook.review(json.loads(gated_review("check")), 0.05)
 
 
-async def test_checks_that_never_return_keep_so_many_threads_and_then_the_process_asks_to_be_replaced(
+async def test_hanging_checks_block_at_most_all_threads_and_then_the_process_reports_unhealthy(
     tmp_path: Path, gate: threading.Event
 ) -> None:
-    async with serving(tmp_path, readers=[GATED]) as (webhook, ca):
+    async with running_webhook(tmp_path, readers=[GATED]) as (webhook, ca):
         webhook.checks = ParameterChecks(threads=3)
-        await keep_all(webhook)
-        status, said = await post(webhook.url, ca, gated(""))
+        await block_all_threads(webhook)
+        status, response_body = await post(webhook.url, ca, gated_review(""))
         assert status == 500
-        assert said.startswith(
+        assert response_body.startswith(
             b"parameters cannot be validated: all 3 threads run checks that have not returned, one of them "
         )
-        assert b"GatedConfig.check" in said
+        assert b"GatedConfig.check" in response_body
         for path in ("/readyz", "/healthz"):
-            assert await post(webhook.url, ca, b"", path) == (503, said)
+            assert await post(webhook.url, ca, b"", path) == (503, response_body)
         gate.set()
         while webhook.checks.stuck():
             await asyncio.sleep(0.005)
-        status, said = await post(webhook.url, ca, gated(""))
-        assert (status, json.loads(said)["response"]["allowed"]) == (200, True)
+        status, response_body = await post(webhook.url, ca, gated_review(""))
+        assert (status, json.loads(response_body)["response"]["allowed"]) == (200, True)
         assert (await post(webhook.url, ca, b"", "/readyz"))[0] == 200
 
 
-async def test_a_check_that_waits_for_a_thread_in_vain_is_never_run(gate: threading.Event) -> None:
-    checks, begun, ran = ParameterChecks(threads=1), threading.Event(), list[int]()
+async def test_a_check_whose_wait_for_a_thread_timed_out_is_never_run(gate: threading.Event) -> None:
+    checks, has_begun, runs = ParameterChecks(threads=1), threading.Event(), list[int]()
 
-    def stands() -> bool:
-        begun.set()
+    def wait_for_gate() -> bool:
+        has_begun.set()
         return gate.wait()
 
-    first = asyncio.create_task(checks(stands, 60))
-    await asyncio.to_thread(begun.wait)
+    first = asyncio.create_task(checks(wait_for_gate, 60))
+    await asyncio.to_thread(has_begun.wait)
     with pytest.raises(DriverFailedError, match=r"has not returned within 0\.05 s$"):
-        await checks(lambda: ran.append(1), 0.05)  # the one before it stands in the way, and may yet return
+        await checks(lambda: runs.append(1), 0.05)  # the first check blocks the only thread, and may still return
     gate.set()
     assert await first is True
-    assert await checks(lambda: list(ran), 60) == []
+    assert await checks(lambda: list(runs), 60) == []
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-async def test_what_follows_from_a_check_that_never_returns_is_the_failure_policy_s(
+async def test_the_failure_policy_decides_the_result_of_a_hanging_check(
     tmp_path: Path, gate: threading.Event, policy: str
 ) -> None:
     claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-    async with serving(tmp_path, readers=[GATED]) as (webhook, ca), api_server() as curl:
+    async with running_webhook(tmp_path, readers=[GATED]) as (webhook, ca), api_server() as curl:
         webhook.checks = ParameterChecks(threads=2)
-        await keep_all(webhook)
+        await block_all_threads(webhook)
         await configure(curl, webhook, ca, failurePolicy=policy)
-        sent = json.loads(gated(""))["request"]["object"]
+        sent = json.loads(gated_review(""))["request"]["object"]
         sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
-        answer = await curl("POST", claims, sent)
+        response = await curl("POST", claims, sent)
         if policy == "Ignore":
-            assert answer.status == 201
+            assert response.status == 201
         else:
-            assert answer.status == 500
+            assert response.status == 500
             assert (
                 'failed calling webhook "parameters.gpu.example.com": failed to call webhook: an error on'
-                in answer.message
+                in response.message
             )
-            assert "parameters cannot be validated: all 2 threads" in answer.message
+            assert "parameters cannot be validated: all 2 threads" in response.message
 
 
-async def configure(curl: ApiCaller, webhook: Webhook, ca: Path, **more: Any) -> None:
+async def configure(curl: ApiCaller, webhook: Webhook, ca: Path, **options: Any) -> None:
     rule = {
         "apiGroups": ["resource.k8s.io"],
         "apiVersions": ["v1"],
@@ -429,7 +431,7 @@ async def configure(curl: ApiCaller, webhook: Webhook, ca: Path, **more: Any) ->
         "clientConfig": client,
         "rules": [rule],
         "sideEffects": "None",
-        **more,
+        **options,
     }
     configuration = {"metadata": {"name": "gpu"}, "webhooks": [{**hook, "admissionReviewVersions": ["v1"]}]}
     await curl.make("/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", configuration)
@@ -457,21 +459,21 @@ async def test_an_encrypted_key_is_reported_and_no_pass_phrase_is_requested(tmp_
         capture_output=True,
     )
     argv = command(cert, locked)
-    terminal, shell = pty.openpty()  # OpenSSL asks whoever sits there
+    terminal, shell = pty.openpty()  # OpenSSL asks at the terminal
     process = await asyncio.create_subprocess_exec(
         "setsid", "--ctty", "--wait", sys.executable, "-m", "dra_kubeletplugin.cli", *argv,
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdin=shell, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         async with asyncio.timeout(60):
-            _, said = await process.communicate()
+            _, output = await process.communicate()
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         os.close(terminal)
         os.close(shell)
     assert process.returncode == 2
-    assert f"{locked} is encrypted: use a key without a pass phrase" in said.decode()
+    assert f"{locked} is encrypted: use a key without a pass phrase" in output.decode()
 
 
 async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
@@ -501,16 +503,16 @@ async def test_the_command_serves_until_sigterm(tmp_path: Path) -> None:
             await process.wait()
 
 
-async def test_an_api_server_that_calls_it_refuses_the_claim_with_its_words(tmp_path: Path) -> None:
+async def test_an_api_server_with_the_webhook_refuses_the_claim_with_its_message(tmp_path: Path) -> None:
     claims = "/apis/resource.k8s.io/{}/namespaces/default/resourceclaims"
-    async with serving(tmp_path) as (webhook, ca), api_server() as curl:
+    async with running_webhook(tmp_path) as (webhook, ca), api_server() as curl:
         await configure(curl, webhook, ca)
-        for version in ("v1", "v1beta2", "v1beta1"):  # it asks for v1, and gets v1
+        for version in ("v1", "v1beta2", "v1beta1"):  # the API server requests v1, and gets v1
             sent = claim(parameters(cuont=2))
             sent["spec"]["devices"]["requests"] = [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
-            refused = await curl("POST", claims.format(version), convert(sent, version))
-            assert 400 <= refused.status < 500
-            assert "did you mean 'count'?" in refused.message
-            assert 'admission webhook "parameters.gpu.example.com" denied the request' in refused.message
+            response = await curl("POST", claims.format(version), convert(sent, version))
+            assert 400 <= response.status < 500
+            assert "did you mean 'count'?" in response.message
+            assert 'admission webhook "parameters.gpu.example.com" denied the request' in response.message
         sent["spec"]["devices"]["config"] = claim(parameters(count=2))["spec"]["devices"]["config"]
         await curl.make(claims.format("v1"), sent)

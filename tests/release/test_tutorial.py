@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.pages import commands_of, like, updated
+from tests.helpers.pages import commands_of, output_pattern, updated
 from tests.release.installation import ROOT, Environment, as_elsewhere, run
 
 PAGE = ROOT / "docs/tutorial.md"
@@ -122,7 +122,9 @@ def test_the_tutorial_works_word_for_word_and_prints_what_it_shows(reader: Reade
             if os.environ.get("UPDATE_PAGES"):
                 ran.append((command, output, said))
             elif command not in INSTALLED:
-                assert like(output).fullmatch(said), f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
+                assert output_pattern(output).fullmatch(said), (
+                    f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
+                )
     assert {command for _, block in STEPS if block.startswith("$ ") for command, _ in commands_of(block)} > INSTALLED
     if ran:
         PAGE.write_text(updated(PAGE.read_text(), [step for step in ran if step[0] not in INSTALLED]))

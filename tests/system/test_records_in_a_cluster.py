@@ -72,7 +72,7 @@ class Cluster:
         self.dev = dev
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        self.dev.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        self.dev.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
     def run(self, *names: str) -> None:
         """Creates pods and waits until they run."""

@@ -1,4 +1,6 @@
-"""Failures at the worst moment, and files that a person puts in the place of the journal: no device with a holder becomes free."""
+"""Failures at the worst moment, and files that a person puts in the place of the journal: no device with a holder
+becomes free.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ from tests.helpers.crash.record_stores import JOURNAL, append_body, make_record,
 
 
 def do(store: RecordStore, operation: Any) -> Any:
-    (answer,) = store._work([RecordJob(operation)])
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
+    (response,) = store._work([RecordJob(operation)])
+    if isinstance(response, BaseException):
+        raise response
+    return response
 
 
 def insert(store: RecordStore, uid: str, device: str) -> None:
@@ -39,21 +41,21 @@ def check_held(store: RecordStore, *devices: str) -> None:
             insert(store, "thief", device)
 
 
-def die(store: RecordStore) -> None:
+def kill(store: RecordStore) -> None:
     store.journal.drop()
     store.journal.process.release()
 
 
 @contextlib.contextmanager
 def stores(folder: Path, count: int) -> Iterator[list[RecordStore]]:
-    made = [open_store(folder, wait=0.01) for _ in range(count)]
+    opened = [open_store(folder, wait=0.01) for _ in range(count)]
     try:
-        for store in made:
+        for store in opened:
             do(store, Records.read_all)
-        yield made
+        yield opened
     finally:
-        for store in made:
-            die(store)
+        for store in opened:
+            kill(store)
 
 
 def fails(*_: Any, **__: Any) -> Any:
@@ -66,10 +68,8 @@ def overwrite(path: Path, text: bytes) -> None:
     path.write_bytes(b"\n".join(b"X" * len(line) if text in line else line for line in lines))
 
 
-def test_a_repair_that_fails_is_tried_again_before_anything_is_decided(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the other instance wrote is unreadable. As long as it has not been asked, its device is not free."""
+def test_a_failed_repair_is_repeated_before_any_decision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries of the other instance are unreadable. Its device is not free until it has responded."""
     with stores(tmp_path, 2) as (first, second):
         insert(second, "u", "d-0")
         overwrite(tmp_path / JOURNAL, b'"u"')
@@ -99,17 +99,17 @@ def test_an_overwritten_file_is_repaired_by_a_later_check_if_the_first_fails(
         assert b'"u"' in (tmp_path / JOURNAL).read_bytes()
 
 
-@pytest.mark.parametrize("what", ["append", "note_records"])
-def test_an_instance_that_cannot_add_what_it_knows_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("method", ["append", "note_records"])
+def test_a_store_waits_for_an_instance_that_cannot_append_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     with stores(tmp_path, 2) as (first, second):
         insert(second, "u", "d-0")
         overwrite(tmp_path / JOURNAL, b'"u"')
         first.journal.check()
         with monkeypatch.context() as patch:
-            target: Any = journal_file.JournalFile if what == "append" else os
-            patch.setattr(target, what if what == "append" else "pwrite", fails)
+            target: Any = journal_file.JournalFile if method == "append" else os
+            patch.setattr(target, method if method == "append" else "pwrite", fails)
             with pytest.raises(OSError, match="No space left"):
                 second.journal.check()
         with pytest.raises(RecordsBusyError):
@@ -124,12 +124,14 @@ def damage_lock_file(store: RecordStore) -> None:
     os.truncate(process._path(process.id), 0)
 
 
-@pytest.mark.parametrize("harm", [os.unlink, lambda path: overwrite(path, b'"u"')])
-def test_an_instance_whose_lock_file_cannot_be_read_is_waited_for_after_a_repair(tmp_path: Path, harm: Any) -> None:
+@pytest.mark.parametrize("damage", [os.unlink, lambda path: overwrite(path, b'"u"')])
+def test_a_store_repairs_and_then_waits_for_an_instance_with_an_unreadable_lock_file(
+    tmp_path: Path, damage: Any
+) -> None:
     with stores(tmp_path, 2) as (first, second):
         insert(second, "u", "d-0")
         damage_lock_file(second)
-        harm(tmp_path / JOURNAL)
+        damage(tmp_path / JOURNAL)
         with pytest.raises(RecordsBusyError):
             insert(first, "thief", "d-0")
         second.journal.check()  # writes its lock file too
@@ -137,7 +139,7 @@ def test_an_instance_whose_lock_file_cannot_be_read_is_waited_for_after_a_repair
         check_held(second, "d-0")
 
 
-def test_an_instance_whose_lock_file_cannot_be_read_keeps_no_other_from_an_intact_journal(tmp_path: Path) -> None:
+def test_an_instance_with_an_unreadable_lock_file_does_not_block_an_intact_journal(tmp_path: Path) -> None:
     with stores(tmp_path, 1) as (first,):
         insert(first, "u", "d-0")
         damage_lock_file(first)
@@ -146,8 +148,8 @@ def test_an_instance_whose_lock_file_cannot_be_read_keeps_no_other_from_an_intac
             insert(second, "v", "d-1")
 
 
-def test_the_damaged_successor_of_a_known_file_is_not_lost(tmp_path: Path) -> None:
-    """Another instance compacts the file, holds a device and is killed; then a byte of its file is wrong."""
+def test_the_damaged_successor_of_a_known_file_keeps_its_claims(tmp_path: Path) -> None:
+    """Another instance compacts the file, holds a device and is killed. Then a byte of its file is changed."""
     with stores(tmp_path, 2) as (first, second):
         insert(second, "u", "d-0")
         insert(first, "k", "d-1")
@@ -158,7 +160,7 @@ def test_the_damaged_successor_of_a_known_file_is_not_lost(tmp_path: Path) -> No
         with second.journal.locked(1) as file:
             second.journal._replace(file, file.records, complete=True)
         insert(second, "late", "d-2")
-        die(second)
+        kill(second)
         path = tmp_path / JOURNAL
         path.write_bytes(path.read_bytes().replace(b"name-k", b"name-X", 1))
         first.journal.check()
@@ -166,8 +168,8 @@ def test_the_damaged_successor_of_a_known_file_is_not_lost(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("generation", [1, 9])
-def test_a_file_of_another_origin_never_takes_the_place_of_a_file_in_use(tmp_path: Path, generation: int) -> None:
-    """A copy from an earlier life of the plugin, or of another node, may have a higher generation."""
+def test_a_file_of_another_origin_does_not_replace_a_file_in_use(tmp_path: Path, generation: int) -> None:
+    """A copy from an earlier installation of the plugin, or from another node, may have a higher generation."""
     (tmp_path / "other").mkdir()
     with stores(tmp_path / "other", 1) as (other,):
         with other.journal.locked(1) as file:
@@ -183,8 +185,8 @@ def test_a_file_of_another_origin_never_takes_the_place_of_a_file_in_use(tmp_pat
         insert(store, "new", "d-9")
 
 
-def test_a_file_that_was_replaced_and_comes_back_is_known_to_be_outdated(tmp_path: Path) -> None:
-    """Someone moves the file away while the plugin runs, and back while it does not."""
+def test_a_replaced_file_that_is_moved_back_is_recognized_as_outdated(tmp_path: Path) -> None:
+    """An administrator moves the file away while the plugin runs, and moves it back while the plugin is stopped."""
     with stores(tmp_path, 1) as (store,):
         do(store, lambda records: records.clear_meta(RECOVER))
         (tmp_path / JOURNAL).rename(tmp_path / "away")
@@ -197,16 +199,18 @@ def test_a_file_that_was_replaced_and_comes_back_is_known_to_be_outdated(tmp_pat
 
 @pytest.mark.parametrize("call", ["pwrite", "fdatasync", "ftruncate"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS])
-def test_a_write_that_fails_costs_its_own_changes_only(
+def test_a_failed_write_loses_only_its_own_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, error: int
 ) -> None:
-    """Also if the rest of the write cannot be removed from the file: it is then a write like that of another instance."""
+    """This holds also if the partial write cannot be removed from the file: a reader then treats it as a write of
+    another instance.
+    """
     with stores(tmp_path, 1) as (store,):
         insert(store, "u", "d-0")
         real = os.pwrite
 
-        def half(fd: int, data: bytes, at: int) -> int:
-            real(fd, data[: len(data) // 2], at)
+        def write_half(fd: int, data: bytes, offset: int) -> int:
+            real(fd, data[: len(data) // 2], offset)
             raise OSError(error, os.strerror(error))
 
         def fault(*_: Any) -> Any:
@@ -215,11 +219,11 @@ def test_a_write_that_fails_costs_its_own_changes_only(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fdatasync", fault)
             if call != "fdatasync":
-                patch.setattr(os, "pwrite", half)
+                patch.setattr(os, "pwrite", write_half)
             if call == "ftruncate":
                 patch.setattr(os, "ftruncate", fault)
-            (answer,) = store._work([RecordJob(lambda records: records.insert(make_record("v", "d-1")), Mode.SYNC)])
-            assert isinstance(answer, RecordsError)
+            (response,) = store._work([RecordJob(lambda records: records.insert(make_record("v", "d-1")), Mode.SYNC)])
+            assert isinstance(response, RecordsError)
         check_held(store, "d-0")
         insert(store, "w", "d-1")
         assert [r.uid for r in do(store, Records.read_all)] == ["u", "w"]
@@ -229,58 +233,58 @@ def test_a_write_that_fails_costs_its_own_changes_only(
         assert store.journal.report == []
 
 
-def test_a_folder_of_notes_that_cannot_be_read_is_not_an_empty_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(self: ClaimSpecs) -> list[str]:
+def test_an_unreadable_folder_of_notes_is_not_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_to_read(self: ClaimSpecs) -> list[str]:
         raise OSError(errno.EIO, "Input/output error")
 
     with stores(tmp_path, 1) as (store,):
         insert(store, "u", "d-0")
     (tmp_path / JOURNAL).unlink()
-    monkeypatch.setattr(ClaimSpecs, "uids", broken)
+    monkeypatch.setattr(ClaimSpecs, "uids", fail_to_read)
     with pytest.raises(RecordsError, match="Input/output"), stores(tmp_path, 1):
         pass
     assert not (tmp_path / JOURNAL).exists()
 
 
-def test_a_note_that_cannot_be_read_frees_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal is gone, so only the note names the device, and the disk fails when the note is read."""
+def test_an_unreadable_note_frees_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal is missing, so only the note contains the device, and the disk fails when the note is read."""
     with stores(tmp_path, 1) as (store,):
         insert(store, "u", "d-0")
         store.journal.specs.write_note("u", b"{}")
     (tmp_path / JOURNAL).unlink()
 
-    def broken(self: ClaimSpecs, uid: str) -> bytes:
+    def fail_to_read(self: ClaimSpecs, uid: str) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(ClaimSpecs, "note", broken)
+    monkeypatch.setattr(ClaimSpecs, "note", fail_to_read)
     with pytest.raises(RecordsError, match="Input/output"), stores(tmp_path, 1):
         pass
     assert not (tmp_path / JOURNAL).exists()
 
 
-@pytest.mark.parametrize("noted", [True, False])
-def test_a_claim_whose_end_was_lost_with_the_journal_is_held_and_never_answered_from_its_record(
-    tmp_path: Path, noted: bool
+@pytest.mark.parametrize("has_note", [True, False])
+def test_a_claim_whose_unprepare_record_is_lost_is_held_and_is_not_answered_from_its_record(
+    tmp_path: Path, has_note: bool
 ) -> None:
-    """One instance unprepares a claim, the journal is overwritten, and the other instance knows only the prepared claim."""
+    """One instance unprepares a claim, the journal is overwritten, and the other instance knows only the prepared
+    claim.
+    """
     path = tmp_path / JOURNAL
-    with stores(tmp_path, 2) as (one, two):
-        insert(two, "u", "d-0")
+    with stores(tmp_path, 2) as (first, second):
+        insert(second, "u", "d-0")
         record = make_record("u", "d-0")
-        if noted:
-            two.journal.specs.write_note("u", note_of(record))
-        do(one, lambda records: records.forget("u"))
+        if has_note:
+            second.journal.specs.write_note("u", note_of(record))
+        do(first, lambda records: records.forget("u"))
         path.write_bytes(b"garbage")
-        one.journal.check()
-        (row,) = do(two, Records.read_all)
-        assert (row.state, row.partial) == (record.state, not noted)
-        check_held(one, "d-0")
-        check_held(two, "d-0")
+        first.journal.check()
+        (row,) = do(second, Records.read_all)
+        assert (row.state, row.partial) == (record.state, not has_note)
+        check_held(first, "d-0")
+        check_held(second, "d-0")
 
 
-def test_forget_leaves_a_damaged_file_as_it_is(tmp_path: Path) -> None:
+def test_forget_does_not_change_a_damaged_file(tmp_path: Path) -> None:
     path = tmp_path / JOURNAL
     path.write_bytes(b"garbage")
     with pytest.raises(RecordsError, match="start the plugin"):
@@ -288,19 +292,19 @@ def test_forget_leaves_a_damaged_file_as_it_is(tmp_path: Path) -> None:
     assert path.read_bytes() == b"garbage"
 
 
-def test_a_copy_of_a_damaged_file_that_does_not_fit_on_the_disk_leaves_no_part(
+def test_a_copy_of_a_damaged_file_that_exceeds_the_free_space_leaves_no_partial_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / JOURNAL).write_bytes(b"garbage" * 9)
 
-    def half(path: Path, data: bytes) -> None:
+    def write_half(path: Path, data: bytes) -> None:
         with path.open("wb") as file:
             file.write(data[:9])
         fails()
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", fails)
-        patch.setattr(Path, "write_bytes", half)
+        patch.setattr(Path, "write_bytes", write_half)
         with pytest.raises(RecordsError, match="disk is full"), stores(tmp_path, 1):
             pass
     assert list(tmp_path.glob("*.damaged-*")) == []
@@ -317,7 +321,7 @@ def test_the_devices_of_a_newer_record_are_held_even_if_its_head_is_damaged(tmp_
         check_held(store, "d-0", "d-1")
 
 
-def test_a_file_that_is_a_folder_or_a_link_for_a_while_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+def test_a_journal_that_is_temporarily_a_folder_or_a_link_is_an_error_and_loses_no_record(tmp_path: Path) -> None:
     path = tmp_path / JOURNAL
     with stores(tmp_path, 1) as (store,):
         insert(store, "u", "d-0")

@@ -1,4 +1,6 @@
-"""The journal is damaged, cut, half repaired or beside odd neighbours: what can be known is known, and nobody waits for ever."""
+"""The journal is damaged, cut, half repaired or next to malformed files: readable records are kept, and no wait is
+unbounded.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four claims with CDI files, two without."""
     folder = tmp_path_factory.mktemp("original")
 
-    async def make() -> None:
+    async def create() -> None:
         async with instance(folder) as store:
             await store.all()
             for i, device in enumerate(WITH_FILES):
@@ -43,7 +45,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for i in (8, 9):
                 await insert(store, make_record(f"u-{i}", f"d-{i}", complete=True))
 
-    asyncio.run(make())
+    asyncio.run(create())
     return folder
 
 
@@ -53,8 +55,8 @@ def copy(original: Path, folder: Path) -> Path:
     return folder / "records.journal"
 
 
-async def check_goes_on(folder: Path) -> None:
-    """Twice opened: devices of claims with files are held by their claims, and new claims come and go."""
+async def check_next_starts(folder: Path) -> None:
+    """Opens the journal twice: claims with files hold their devices, and new claims can be added and removed."""
     for new in ("new", "newer"):
         async with instance(folder, wait=0.5) as store:
             assert set(WITH_FILES) <= {d for _, d in await store.held()}
@@ -78,7 +80,7 @@ def test_any_bytes_of_the_file_may_be_wrong(original: Path, tmp_path: Path, flip
     for offset, value in flips:
         data[offset % len(data)] = value
     path.write_bytes(data)
-    asyncio.run(check_goes_on(path.parent))
+    asyncio.run(check_next_starts(path.parent))
 
 
 @settings(
@@ -88,7 +90,7 @@ def test_any_bytes_of_the_file_may_be_wrong(original: Path, tmp_path: Path, flip
 def test_the_file_may_be_cut_anywhere(original: Path, tmp_path: Path, part: float) -> None:
     path = copy(original, tmp_path / "copy")
     os.truncate(path, int(part * path.stat().st_size))
-    asyncio.run(check_goes_on(path.parent))
+    asyncio.run(check_next_starts(path.parent))
 
 
 def other_driver(first: Change) -> Change:
@@ -99,20 +101,20 @@ def no_start(first: Change) -> Change:
     return Change("later", key="a change of an unknown kind")
 
 
-@pytest.mark.parametrize("change", [other_driver, no_start])
-async def test_a_file_that_does_not_begin_as_this_drivers_journal_is_damage_and_not_an_error_for_ever(
-    original: Path, tmp_path: Path, change: Callable[[Change], Change]
+@pytest.mark.parametrize("edit", [other_driver, no_start])
+async def test_a_file_with_another_header_is_damaged_and_not_a_permanent_error(
+    original: Path, tmp_path: Path, edit: Callable[[Change], Change]
 ) -> None:
     path = copy(original, tmp_path / "copy")
-    first, _, rest = path.read_bytes().partition(b"\n")
-    found = parse(first + b"\n").lines[0].change
-    assert found
-    path.write_bytes(encode(change(found)) + rest)
-    await check_goes_on(path.parent)
+    first, _, remainder = path.read_bytes().partition(b"\n")
+    header = parse(first + b"\n").lines[0].change
+    assert header
+    path.write_bytes(encode(edit(header)) + remainder)
+    await check_next_starts(path.parent)
     assert [p for p in path.parent.iterdir() if ".damaged-" in p.name]
 
 
-async def test_a_claim_of_which_only_the_head_can_be_read_stays_held_until_it_is_forgotten(
+async def test_a_claim_with_only_a_readable_head_stays_held_until_it_is_forgotten(
     original: Path, tmp_path: Path
 ) -> None:
     path = copy(original, tmp_path / "copy")
@@ -126,28 +128,28 @@ async def test_a_claim_of_which_only_the_head_can_be_read_stays_held_until_it_is
             await insert(store, make_record("thief", "d-8"))
         assert isinstance(await store.get("u-9"), Record)
         assert await store.recovering()
-    await check_goes_on(path.parent)
+    await check_next_starts(path.parent)
     forget(path, 1, "u-8")
     async with instance(path.parent) as store:
         await insert(store, make_record("next", "d-8"))
 
 
-async def test_a_claim_whose_body_is_lost_comes_back_from_its_note(original: Path, tmp_path: Path) -> None:
+async def test_a_claim_whose_body_is_lost_is_restored_from_its_note(original: Path, tmp_path: Path) -> None:
     path = copy(original, tmp_path / "copy")
     lose_bodies(path, "u-1")
     async with instance(path.parent) as store:
         record = await store.get("u-1")
         assert isinstance(record, Record)
         assert [d["device"] for d in record.devices] == ["d-1"]
-    await check_goes_on(path.parent)
+    await check_next_starts(path.parent)
 
 
 # --- faults in the repair itself --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["record_of", "write_new", "sync_folder"])
-async def test_an_exception_in_the_repair_leaves_no_lock_and_no_file_and_the_next_try_repairs(
-    original: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("function", ["record_of", "write_new", "sync_folder"])
+async def test_an_exception_in_the_repair_leaves_no_lock_and_no_file_and_the_next_attempt_succeeds(
+    original: Path, tmp_path: Path, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy(original, tmp_path / "copy")
     path.write_bytes(b"garbage" * 2000)
@@ -156,18 +158,18 @@ async def test_an_exception_in_the_repair_leaves_no_lock_and_no_file_and_the_nex
         raise OSError(5, "Input/output error")
 
     async with instance(path.parent) as store:
-        monkeypatch.setattr(journal, where, fails)
+        monkeypatch.setattr(journal, function, fails)
         with pytest.raises(RecordsError, match="Input/output error"):
             await store.all()
         assert not list(path.parent.glob(".records.journal.new*"))
         monkeypatch.undo()
         assert {r.uid for r in await store.all()} == {f"u-{i}" for i in range(4)}
-    await check_goes_on(path.parent)
+    await check_next_starts(path.parent)
 
 
-@pytest.mark.parametrize("read", ["uids", "note"])
-async def test_a_repair_that_has_no_file_left_to_open_is_done_later_and_forgets_no_claim(
-    original: Path, tmp_path: Path, read: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["uids", "note"])
+async def test_a_repair_without_free_file_descriptors_is_repeated_later_and_forgets_no_claim(
+    original: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy(original, tmp_path / "copy")
     path.write_bytes(b"garbage" * 2000)
@@ -177,26 +179,26 @@ async def test_a_repair_that_has_no_file_left_to_open_is_done_later_and_forgets_
 
     async with instance(path.parent) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(ClaimSpecs, read, fails)
+            patch.setattr(ClaimSpecs, method, fails)
             with pytest.raises(RecordsError, match="Too many open files"):
                 await store.all()
         assert {r.uid for r in await store.all()} == {f"u-{i}" for i in range(4)}
-    await check_goes_on(path.parent)
+    await check_next_starts(path.parent)
 
 
-async def test_a_passing_disk_error_sets_nothing_aside(
+async def test_a_temporary_disk_error_sets_no_file_aside(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy(original, tmp_path / "copy")
     read, failures = os.pread, iter([3, 2, 1])
 
-    def sometimes(fd: int, size: int, offset: int) -> bytes:
+    def fail_twice(fd: int, size: int, offset: int) -> bytes:
         if next(failures, 0):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return read(fd, size, offset)
 
     async with instance(path.parent) as store:
-        monkeypatch.setattr(os, "pread", sometimes)
+        monkeypatch.setattr(os, "pread", fail_twice)
         for _ in range(3):
             with pytest.raises(RecordsError, match="Input/output error"):
                 await store.all()
@@ -205,7 +207,7 @@ async def test_a_passing_disk_error_sets_nothing_aside(
     assert not [p for p in path.parent.iterdir() if ".damaged-" in p.name]
 
 
-# --- odd neighbours ---------------------------------------------------------------------------------
+# --- malformed files next to the journal ------------------------------------------------------------
 
 
 def directory(path: Path) -> None:
@@ -221,7 +223,7 @@ def empty(path: Path) -> None:
     path.touch()
 
 
-@pytest.mark.parametrize("kind", [directory, link_to_nothing, empty])
+@pytest.mark.parametrize("create_file", [directory, link_to_nothing, empty])
 @pytest.mark.parametrize(
     "name",
     [
@@ -230,18 +232,18 @@ def empty(path: Path) -> None:
         ".records.journal.other",
     ],
 )
-async def test_malformed_neighbours_do_not_keep_the_records_from_being_used(
-    original: Path, tmp_path: Path, name: str, kind: Callable[[Path], None]
+async def test_malformed_files_next_to_the_journal_do_not_block_the_records(
+    original: Path, tmp_path: Path, name: str, create_file: Callable[[Path], None]
 ) -> None:
     path = copy(original, tmp_path / "copy")
-    kind(path.with_name(name))
+    create_file(path.with_name(name))
     for _ in range(2):
         async with instance(path.parent) as store:
             assert len(await store.all()) == 6
             assert store.fault == ""
 
 
-async def test_a_lock_of_a_stopped_process_is_waited_for_a_bounded_time_and_reported(
+async def test_the_wait_for_the_lock_of_a_stopped_process_is_bounded_and_reported(
     original: Path, tmp_path: Path
 ) -> None:
     path = copy(original, tmp_path / "copy")

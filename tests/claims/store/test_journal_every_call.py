@@ -1,6 +1,8 @@
-"""A process is killed before each system call of its work on the records, or one call fails: no device gets a second holder.
+"""A process is killed before each system call of its work on the records, or one call fails: no device gets a second
+holder.
 
-Also nothing stays behind after the next start. All instances run in this thread. A kill is an exception that each later call raises, too.
+The next start also removes all remains. All instances run in this thread. A kill is an exception that each later call
+raises too.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ class Killed(BaseException):
 
 
 @contextlib.contextmanager
-def before_call(number: int, fails: Callable[[str], BaseException], *, for_good: bool) -> Iterator[list[str]]:
-    """The call with this number raises; with ``for_good``, each later one, too. Yields the name of the call, if it was reached."""
+def before_call(number: int, fails: Callable[[str], BaseException], *, permanent: bool) -> Iterator[list[str]]:
+    """Makes the call with this number raise; with ``permanent``, each later call too. Yields the name of the call, if
+    it was reached.
+    """
     reached: list[str] = []
     count = itertools.count(1)
 
-    def wrapped(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            if (reached and for_good) or next(count) == number:
+            if (reached and permanent) or next(count) == number:
                 reached.append(name)
                 raise fails(name)
             return real(*args, **options)
@@ -52,12 +56,12 @@ def before_call(number: int, fails: Callable[[str], BaseException], *, for_good:
 
     with pytest.MonkeyPatch.context() as patch:
         for name in CALLS:
-            patch.setattr(os, name, wrapped(name, getattr(os, name)))
+            patch.setattr(os, name, wrap(name, getattr(os, name)))
         yield reached
 
 
 class Node:
-    """Instances of a plugin on one node. ``holders`` are the claims of the devices that someone was told to have."""
+    """Instances of a plugin on one node. ``holders`` contains the claim of each device that a prepare has returned."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -73,64 +77,66 @@ class Node:
     def do(
         self, operation: Callable[[Records], object], store: RecordStore | None = None, *, sync: bool = False
     ) -> object:
-        (answer,) = (store or self.stores[0])._work([RecordJob(operation, Mode.SYNC if sync else Mode.WRITE)])
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        (response,) = (store or self.stores[0])._work([RecordJob(operation, Mode.SYNC if sync else Mode.WRITE)])
+        if isinstance(response, BaseException):
+            raise response
+        return response
 
     def read(self, store: RecordStore) -> list[Any]:
-        (answer,) = store._work([RecordJob(Records.read_all, Mode.READ)])
-        if isinstance(answer, BaseException):
-            raise answer
-        assert isinstance(answer, list)
-        return answer
+        (response,) = store._work([RecordJob(Records.read_all, Mode.READ)])
+        if isinstance(response, BaseException):
+            raise response
+        assert isinstance(response, list)
+        return response
 
     def prepare(self, uid: str, device: str, store: RecordStore | None = None) -> None:
-        """Does what an engine does: a synced record, the hardware, the CDI file, and the note with the last change."""
-        me = (store or self.stores[0]).journal.process.id
-        record = make_record(uid, device, State.PREPARING, me)
+        """Does the steps of an engine: a synced record, the hardware, the CDI file, and the note with the last
+        change.
+        """
+        process_id = (store or self.stores[0]).journal.process.id
+        record = make_record(uid, device, State.PREPARING, process_id)
         self.do(lambda records: records.insert(record), store, sync=True)
         self.holders[device] = uid
 
-        def end(records: Records) -> None:
+        def commit(records: Records) -> None:
             fence = record.fence
-            done = make_record_with_file(self.folder, uid, device)
-            done.created = record.created
-            assert records.update(done, fence)
+            prepared_record = make_record_with_file(self.folder, uid, device)
+            prepared_record.created = record.created
+            assert records.update(prepared_record, fence)
 
-        self.do(end, store)
+        self.do(commit, store)
 
     def unprepare(self, uid: str, device: str) -> None:
-        me = self.stores[0].journal.process.id
+        process_id = self.stores[0].journal.process.id
 
-        def mark(records: Records) -> Record:
+        def mark_unpreparing(records: Records) -> Record:
             row = records.read(uid)
             assert isinstance(row, Record)
-            fence, row.state, row.owner = row.fence, State.UNPREPARING, me
+            fence, row.state, row.owner = row.fence, State.UNPREPARING, process_id
             assert records.update(row, fence)
             return row
 
-        row = self.do(mark)
+        row = self.do(mark_unpreparing)
         assert isinstance(row, Record)
         self.stores[0].journal.specs.remove(uid)
 
-        def drop(records: Records) -> None:
-            self.holders.pop(device, None)  # from here on nobody can tell whether the record is there
+        def delete_record(records: Records) -> None:
+            self.holders.pop(device, None)  # after this line, the record may or may not exist
             self.stores[0].journal.specs.remove_note(uid)
             assert records.delete(row.fence)
 
-        self.do(drop)
+        self.do(delete_record)
 
-    def die(self, store: RecordStore) -> None:
-        """The kernel closes all files of a dead process; its instance file stays."""
+    def kill(self, store: RecordStore) -> None:
+        """Closes all files of the process, as the kernel does; the instance file stays."""
         store.journal.drop()
         store.journal._lock.close()
         if (fd := store.journal.process._fd) is not None:
             store.journal.process._fd = None
             forks.close(fd)
 
-    def tidy(self, store: RecordStore) -> None:
-        """What a start does: it rolls back the work of dead processes, and removes files without a record."""
+    def roll_back(self, store: RecordStore) -> None:
+        """Does the work of a start: rolls back the work of dead processes, and removes files without a record."""
         specs, process = store.journal.specs, store.journal.process
         for row in self.read(store):
             if row.state is not State.PREPARED and not process.alive(row.owner):
@@ -145,25 +151,25 @@ class Node:
         process.reap_dead()
 
     def check(self, store: RecordStore) -> None:
-        """No device of a holder can be had by another claim."""
+        """Asserts that no other claim can get the device of a holder."""
         for device in self.holders:
             with pytest.raises(DeviceHeldError):
                 self.do(lambda records, device=device: records.insert(make_record("thief", device)), store)  # type: ignore[misc]
 
     def check_end(self, store: RecordStore) -> None:
-        """A start has left nothing behind, and everything works."""
-        self.tidy(store)
+        """Asserts that a start has removed all remains, and that all operations succeed."""
+        self.roll_back(store)
         self.check(store)
-        known = {row.uid for row in self.read(store)}
-        assert set(store.journal.specs.uids()) <= known
-        assert set(self.holders.values()) <= known
+        uids = {row.uid for row in self.read(store)}
+        assert set(store.journal.specs.uids()) <= uids
+        assert set(self.holders.values()) <= uids
         self.prepare("last", "d-last", store)
         store.journal._replace(store.journal.file, store.journal.file.records, complete=True)  # type: ignore[union-attr]
         names = {p.name for p in self.folder.iterdir() if ".damaged-" not in p.name}
         assert names == {JOURNAL, "processes", "cdi"}
         assert {path.name for path in (self.folder / "cdi").iterdir() if ".tmp" in path.name} == set()
-        alive = {s.journal.process.id for s in [*self.stores, store] if s.journal.process._fd is not None}
-        assert {path.stem for path in (self.folder / "processes").iterdir()} == alive
+        running_ids = {s.journal.process.id for s in [*self.stores, store] if s.journal.process._fd is not None}
+        assert {path.stem for path in (self.folder / "processes").iterdir()} == running_ids
 
 
 def prepare(node: Node) -> None:
@@ -181,84 +187,84 @@ def compact(node: Node) -> None:
         node.stores[0].journal.compact()
 
 
-def damaged(node: Node) -> None:
+def damage(node: Node) -> None:
     path = node.folder / JOURNAL
     path.write_bytes(path.read_bytes().replace(b'"uid":"u-0"', b'"uid":"u-X"'))
     node.stores[0].journal.check()
     compact(node)
 
 
-def removed(node: Node) -> None:
+def remove(node: Node) -> None:
     (node.folder / JOURNAL).unlink()
     prepare(node)
 
 
-def garbage(node: Node) -> None:
+def append_garbage(node: Node) -> None:
     (node.folder / JOURNAL).write_bytes(b"garbage" * 1000)
     node.stores[0].journal.check()
 
 
-WORK: dict[str, Work] = {w.__name__: w for w in (prepare, unprepare, compact, damaged, removed, garbage)}
+WORK: dict[str, Work] = {w.__name__: w for w in (prepare, unprepare, compact, damage, remove, append_garbage)}
 
 
-def node_at_work(folder: Path, *, instances: int) -> Node:
+def prepared_node(folder: Path, *, instances: int) -> Node:
     node = Node(folder)
     if instances == 1:
-        node.die(node.stores.pop())
+        node.kill(node.stores.pop())
         node.stores[0].journal.process.reap_dead()
     for store in node.stores:
         node.read(store)
     for i in range(2):
-        node.prepare(f"u-{i}", f"d-{i}", node.stores[-1])  # the other may not have read it yet
+        node.prepare(f"u-{i}", f"d-{i}", node.stores[-1])  # the other instance may not have read it yet
     return node
 
 
 def positions(tmp_path: Path, step: int, run: Callable[[Path, int], bool]) -> int:
-    """Runs with each position until one is not reached. Returns how many there were."""
+    """Calls ``run`` with each position until one is not reached. Returns the number of positions."""
     for number in itertools.count(1, step):
         if not run(tmp_path / str(number), number):
             return number - 1
     raise AssertionError
 
 
-def killed(work: Work, instances: int, folder: Path, number: int) -> bool:
-    node = node_at_work(folder, instances=instances)
-    # A RecordsError: it waits for the other instance, which reads no more.
-    with before_call(number, Killed, for_good=True) as reached, contextlib.suppress(Killed, RecordsError):
+def check_killed(work: Work, instances: int, folder: Path, number: int) -> bool:
+    node = prepared_node(folder, instances=instances)
+    # A RecordsError: the store waits for the other instance, which does not read again.
+    with before_call(number, Killed, permanent=True) as reached, contextlib.suppress(Killed, RecordsError):
         work(node)
     try:
-        node.die(node.stores[0])
+        node.kill(node.stores[0])
         if instances == 2:
             node.stores[1].journal.check()
             node.check(node.stores[1])
-        after = node.start()
-        node.check_end(after)
-        node.die(after)
+        restarted = node.start()
+        node.check_end(restarted)
+        node.kill(restarted)
     except BaseException as e:
         e.add_note(f"killed before call {number}, {reached[:1]}")
         raise
     finally:
         for store in node.stores[1:]:
-            node.die(store)
+            node.kill(store)
     return bool(reached)
 
 
-def failed(work: Work, instances: int, error: int, folder: Path, number: int, *, for_good: bool = False) -> bool:
-    node = node_at_work(folder, instances=instances)
+def check_failed(work: Work, instances: int, error: int, folder: Path, number: int, *, permanent: bool = False) -> bool:
+    node = prepared_node(folder, instances=instances)
     fault = lambda name: OSError(error, os.strerror(error), name)  # noqa: E731
-    with before_call(number, fault, for_good=for_good) as reached, contextlib.suppress(RecordsError, OSError):
+    with before_call(number, fault, permanent=permanent) as reached, contextlib.suppress(RecordsError, OSError):
         work(node)
     try:
-        for store in node.stores * 2:  # each lets the other go on
+        for store in node.stores * 2:  # each instance lets the other continue
             with contextlib.suppress(RecordsError):
                 store.journal.check()
         for store in node.stores:
             node.check(store)
         for store in node.stores:
-            node.die(store)
-        after = node.start()
-        node.check_end(after)
-        node.die(after)
+            node.kill(store)
+        restarted = node.start()
+        node.check_end(restarted)
+        node.kill(restarted)
     except BaseException as e:
         e.add_note(f"call {number} failed, {reached[:1]}")
         raise
@@ -267,31 +273,31 @@ def failed(work: Work, instances: int, error: int, folder: Path, number: int, *,
 
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("work", WORK)
-def test_killed_before_some_calls(tmp_path: Path, work: str, instances: int) -> None:
-    assert positions(tmp_path, STEP, lambda folder, n: killed(WORK[work], instances, folder, n)) > 5
+def test_a_kill_before_some_calls_loses_no_record(tmp_path: Path, work: str, instances: int) -> None:
+    assert positions(tmp_path, STEP, lambda folder, n: check_killed(WORK[work], instances, folder, n)) > 5
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("work", WORK)
-def test_killed_before_each_call(tmp_path: Path, work: str, instances: int) -> None:
-    assert positions(tmp_path, 1, lambda folder, n: killed(WORK[work], instances, folder, n)) > 5
+def test_a_kill_before_each_call_loses_no_record(tmp_path: Path, work: str, instances: int) -> None:
+    assert positions(tmp_path, 1, lambda folder, n: check_killed(WORK[work], instances, folder, n)) > 5
 
 
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("work", WORK)
-def test_some_calls_fail(tmp_path: Path, work: str, instances: int) -> None:
-    assert positions(tmp_path, STEP, lambda folder, n: failed(WORK[work], instances, errno.ENOSPC, folder, n)) > 5
+def test_a_failure_of_some_calls_loses_no_record(tmp_path: Path, work: str, instances: int) -> None:
+    assert positions(tmp_path, STEP, lambda folder, n: check_failed(WORK[work], instances, errno.ENOSPC, folder, n)) > 5
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("work", WORK)
-def test_each_call_and_all_later_ones_fail(tmp_path: Path, work: str, instances: int) -> None:
-    """A disk that breaks, and works again afterwards."""
+def test_a_failure_of_each_call_and_all_later_ones_loses_no_record(tmp_path: Path, work: str, instances: int) -> None:
+    """The disk fails permanently, and works again after the restart."""
 
     def run(folder: Path, number: int) -> bool:
-        return failed(WORK[work], instances, errno.EIO, folder, number, for_good=True)
+        return check_failed(WORK[work], instances, errno.EIO, folder, number, permanent=True)
 
     assert positions(tmp_path, 1, run) > 5
 
@@ -300,5 +306,5 @@ def test_each_call_and_all_later_ones_fail(tmp_path: Path, work: str, instances:
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE])
 @pytest.mark.parametrize("instances", [1, 2])
 @pytest.mark.parametrize("work", WORK)
-def test_each_call_fails(tmp_path: Path, work: str, instances: int, error: int) -> None:
-    assert positions(tmp_path, 1, lambda folder, n: failed(WORK[work], instances, error, folder, n)) > 5
+def test_a_failure_of_each_call_loses_no_record(tmp_path: Path, work: str, instances: int, error: int) -> None:
+    assert positions(tmp_path, 1, lambda folder, n: check_failed(WORK[work], instances, error, folder, n)) > 5

@@ -1,4 +1,6 @@
-"""The record journal fails: no crash loop, nothing reset silently; set aside, rebuilt, reported."""
+"""The record journal fails: the plugin does not restart in a loop and loses nothing silently. It sets the file aside,
+rebuilds it and reports it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.helpers.drivers import Toy, make_toy_class
 from tests.plugin.test_node import allocate, prepare_call, ref, unprepare_call
 
 
-def cut_and_followed(path: Path) -> None:
+def cut_and_append(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2 + 100] + b"\n")
 
@@ -41,12 +43,12 @@ def garbage_inside(path: Path) -> None:
     path.write_bytes(data)
 
 
-def vanish(path: Path) -> None:
+def remove(path: Path) -> None:
     path.unlink()
 
 
-async def broken_after(node: DriverNode, damage: Callable[[Path], None]) -> str:
-    """A prepared claim, a stopped plugin, damage, and a fresh start. Answers the claim's UID."""
+async def uid_after_damage(node: DriverNode, damage: Callable[[Path], None]) -> str:
+    """Prepares a claim, stops the plugin, damages the journal and starts the plugin again. Returns the claim's UID."""
     await node.run_pod()
     uid: str = (await node.claim_of("pod"))["metadata"]["uid"]
     await node.stop()
@@ -56,57 +58,57 @@ async def broken_after(node: DriverNode, damage: Callable[[Path], None]) -> str:
     return uid
 
 
-@pytest.mark.parametrize("damage", [cut_and_followed, zero, garbage, garbage_inside])
-async def test_a_damaged_database_is_set_aside_and_its_claims_are_known_again(damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("damage", [cut_and_append, zero, garbage, garbage_inside])
+async def test_a_damaged_journal_is_set_aside_and_its_claims_are_restored(damage: Callable[[Path], None]) -> None:
     cls = make_toy_class()
     async with node_with(cls, http_address="127.0.0.1:0") as node:
-        uid = await broken_after(node, damage)
+        uid = await uid_after_damage(node, damage)
         folder = node.settings.plugin_dir
-        (aside,) = [p for p in folder.iterdir() if ".damaged-" in p.name]
-        assert aside.name.startswith("records.journal.damaged-2")
+        (damaged_file,) = [p for p in folder.iterdir() if ".damaged-" in p.name]
+        assert damaged_file.name.startswith("records.journal.damaged-2")
         assert (await node.leftovers()) == {"files": [uid], "records": [uid], "held": ["toy-0"]}
         assert any("set aside" in line for line in node.plugin.claims.store.journal.report)
         assert b"dra_records_damaged_total 1.0" in node.plugin.metrics.text()
         assert not await node.plugin.not_ready()
         assert any("the record journal was damaged" in line for line in await node.plugin.notes())
-        # Nothing is handed out twice, and what was held can be given back.
+        # No device is allocated twice, and prepared claims can be unprepared.
         second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-0"}])
         assert (await prepare_call(node, ref(second))).claims[second["metadata"]["uid"]].error.startswith("DEVICE_HELD")
         await node.delete_pod()
         assert (await node.leftovers())["held"] == []
 
 
-async def test_a_database_that_vanished_is_rebuilt_from_cdi_files() -> None:
+async def test_a_removed_journal_is_rebuilt_from_the_cdi_files() -> None:
     async with node_with(make_toy_class()) as node:
-        uid = await broken_after(node, vanish)
+        uid = await uid_after_damage(node, remove)
         assert (await node.leftovers())["held"] == ["toy-0"]
-        again = await prepare_call(node, ref(await node.claim_of("pod")))
-        assert list(again.claims[uid].devices[0].request_names) == ["device"]
+        response = await prepare_call(node, ref(await node.claim_of("pod")))
+        assert list(response.claims[uid].devices[0].request_names) == ["device"]
         await node.delete_pod()
         assert (await node.leftovers())["records"] == []
 
 
-async def test_what_the_driver_knows_completes_what_the_files_report() -> None:
-    class Knowing(Toy):
+async def test_recovered_claims_of_the_driver_complete_the_claims_from_files() -> None:
+    class RecoveringDriver(Toy):
         uid = ""
 
         async def recover(self) -> list[RecoveredClaim]:
             device = PreparedDevice(request="device", pool="node-1", name="toy-0", data={"index": 0})
-            lost = PreparedDevice(request="device", pool="node-1", name="toy-3", data={"index": 3})
+            recovered_device = PreparedDevice(request="device", pool="node-1", name="toy-3", data={"index": 3})
             if not type(self).uid:
                 return []  # the first start: nothing is prepared yet
             return [
                 RecoveredClaim(uid=type(self).uid, namespace="default", name="known", devices=[device]),
-                RecoveredClaim(uid="only-the-hardware-knows", devices=[lost]),
+                RecoveredClaim(uid="only-the-hardware-knows", devices=[recovered_device]),
             ]
 
-    async with node_with(Knowing) as node:
+    async with node_with(RecoveringDriver) as node:
         await node.run_pod()
-        Knowing.uid = (await node.claim_of("pod"))["metadata"]["uid"]
+        RecoveringDriver.uid = (await node.claim_of("pod"))["metadata"]["uid"]
         await node.stop()
         garbage(node.settings.records_path)
         await node.start()
-        record = await node.plugin.claims.store.get(Knowing.uid)
+        record = await node.plugin.claims.store.get(RecoveringDriver.uid)
         assert isinstance(record, Record)
         assert record.devices[0]["data"] == {"index": 0}
         assert (await node.leftovers())["held"] == ["toy-0", "toy-3"]
@@ -115,31 +117,31 @@ async def test_what_the_driver_knows_completes_what_the_files_report() -> None:
 async def test_damage_while_running_is_repaired_at_the_next_call() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
+        claim = await node.claim_of("pod")
         garbage(node.settings.records_path)
-        answer = (await unprepare_call(node, ref(found))).claims[found["metadata"]["uid"]]
-        assert answer.error == ""
+        result = (await unprepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]]
+        assert result.error == ""
 
 
-async def test_damage_while_running_asks_the_driver_what_it_holds() -> None:
-    class Knowing(Toy):
+async def test_damage_while_running_calls_the_recover_method_of_the_driver() -> None:
+    class RecoveringDriver(Toy):
         async def recover(self) -> list[RecoveredClaim]:
-            lost = PreparedDevice(request="device", pool="node-1", name="toy-3", data={"index": 3})
-            return [RecoveredClaim(uid="only-the-hardware-knows", devices=[lost])]
+            recovered_device = PreparedDevice(request="device", pool="node-1", name="toy-3", data={"index": 3})
+            return [RecoveredClaim(uid="only-the-hardware-knows", devices=[recovered_device])]
 
-    async with node_with(Knowing) as node:
+    async with node_with(RecoveringDriver) as node:
         garbage(node.settings.records_path)
 
-        async def known() -> bool:
+        async def is_device_held() -> bool:
             try:
                 return {d for _, d in await node.plugin.claims.store.held()} == {"toy-3"}
             except RecordsError:
                 return False
 
-        await node.cluster.wait("the driver's answer", known)
+        await node.cluster.wait("the driver's answer", is_device_held)
 
 
-async def test_a_database_that_is_removed_under_a_running_plugin_is_written_again() -> None:
+async def test_a_journal_that_is_removed_under_a_running_plugin_is_written_again() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         node.settings.records_path.unlink()
@@ -153,7 +155,7 @@ async def test_a_database_that_is_removed_under_a_running_plugin_is_written_agai
         assert (await node.leftovers())["records"] == []
 
 
-async def test_an_instance_follows_another_that_set_the_damaged_file_aside(tmp_path: Path) -> None:
+async def test_an_instance_follows_another_instance_that_set_the_damaged_file_aside(tmp_path: Path) -> None:
     first, second = open_store(tmp_path), open_store(tmp_path)
     await first.all()
     await second.all()
@@ -172,7 +174,7 @@ async def test_an_instance_follows_another_that_set_the_damaged_file_aside(tmp_p
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of one MiB."""
+    """A tmpfs of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=True)
@@ -193,7 +195,7 @@ def fill(folder: Path) -> Path:
 
 
 @pytest.mark.mounts
-async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> None:
+async def test_a_full_disk_is_an_error_per_claim_and_a_later_call_succeeds(small_disk: Path) -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
         await node.stop()
@@ -205,7 +207,7 @@ async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> 
         assert not (await prepare_call(node, ref(claims[0]))).claims[claims[0]["metadata"]["uid"]].error
         filler = fill(small_disk)
         errors = []
-        for _ in range(30):  # the log has some room left; then it has not
+        for _ in range(30):  # the journal has some free space left at first
             for call in (prepare_call, unprepare_call):
                 errors.append((await call(node, ref(claims[1]))).claims[claims[1]["metadata"]["uid"]].error)
             if any(errors):
@@ -220,10 +222,10 @@ async def test_a_full_disk_is_an_error_per_claim_and_heals(small_disk: Path) -> 
 
 
 @pytest.mark.mounts
-async def test_a_read_only_disk_is_reported_and_nothing_is_reset(tmp_path: Path) -> None:
+async def test_a_read_only_disk_is_reported_and_no_record_is_reset(tmp_path: Path) -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
+        claim = await node.claim_of("pod")
         await node.stop()
         folder = node.settings.plugin_dir
         subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
@@ -236,17 +238,17 @@ async def test_a_read_only_disk_is_reported_and_nothing_is_reset(tmp_path: Path)
         finally:
             subprocess.run(["umount", "-l", str(folder)], check=True)
         await node.start()
-        assert (await node.leftovers())["records"] == [found["metadata"]["uid"]]
+        assert (await node.leftovers())["records"] == [claim["metadata"]["uid"]]
 
 
-async def test_records_that_cannot_be_used_fail_claims_and_not_the_plugin() -> None:
+async def test_unusable_records_fail_claims_but_not_the_plugin() -> None:
     async with node_with(make_toy_class()) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         await node.stop()
         path = node.settings.records_path
         set_format(path, FORMAT + 2)
         await node.start()
-        error = (await prepare_call(node, ref(found))).claims[found["metadata"]["uid"]].error
+        error = (await prepare_call(node, ref(claim))).claims[claim["metadata"]["uid"]].error
         assert error.startswith("RECORDS_NEWER:")
         assert any("use a newer plugin" in line for line in await node.plugin.not_ready())
         assert not [p for p in path.parent.iterdir() if "damaged" in p.name]
@@ -255,19 +257,19 @@ async def test_records_that_cannot_be_used_fail_claims_and_not_the_plugin() -> N
 # --- versions ---------------------------------------------------------------------------------------
 
 
-async def test_two_versions_newer_is_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_a_journal_of_a_newer_version_is_refused_and_the_error_names_the_next_step(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         await store.all()
     path = tmp_path / JOURNAL
     set_format(path, FORMAT + 2)
-    before = path.read_bytes()
+    content = path.read_bytes()
     async with instance(tmp_path) as store:
         with pytest.raises(RecordsNewerError, match="use a newer plugin"):
             await store.all()
-    assert path.read_bytes() == before
+    assert path.read_bytes() == content
 
 
-async def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) -> None:
+async def test_a_new_journal_is_complete_before_it_gets_its_name(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     await store.all()
     await store.close()
@@ -275,10 +277,10 @@ async def test_a_new_database_is_whole_before_it_has_its_name(tmp_path: Path) ->
 
 
 @pytest.mark.mounts
-async def test_a_database_file_that_turns_read_only_fails_claims_is_reported_and_heals() -> None:
+async def test_a_journal_that_becomes_read_only_fails_claims_is_reported_and_recovers() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        found = await node.claim_of("pod")
+        claim = await node.claim_of("pod")
         second = await allocate(node, "second", [{"pool": "node-1", "device": "toy-1"}])
         await node.stop()
         path = str(node.settings.records_path)
@@ -286,9 +288,9 @@ async def test_a_database_file_that_turns_read_only_fails_claims_is_reported_and
         try:
             subprocess.run(["mount", "-o", "remount,ro,bind", path], check=True)
             await node.start()
-            answer = await prepare_call(node, ref(second), ref(found))
-            assert answer.claims[second["metadata"]["uid"]].error.startswith("RECORDS_UNAVAILABLE:")
-            assert "read-only" in answer.claims[second["metadata"]["uid"]].error
+            response = await prepare_call(node, ref(second), ref(claim))
+            assert response.claims[second["metadata"]["uid"]].error.startswith("RECORDS_UNAVAILABLE:")
+            assert "read-only" in response.claims[second["metadata"]["uid"]].error
             assert any("read-only" in line for line in await node.plugin.not_ready())
             assert not [p for p in node.settings.plugin_dir.iterdir() if "damaged" in p.name]
         finally:

@@ -1,4 +1,4 @@
-"""The lock of the journal excludes two real processes, whatever a person removes from the plugin's folder meanwhile."""
+"""The lock of the journal excludes two real processes, also when files are removed from the plugin's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dra_kubeletplugin.claims.store.offline import forget
 from dra_kubeletplugin.errors import RecordsBusyError
 from tests.helpers.crash.record_stores import JOURNAL
 
-# Holds the lock of the journal below argv[1] until it reads a line, then adds a claim with the device d-0 under the same lock.
+# Holds the lock of the journal below argv[1] until it reads a line, then adds a claim with the device d-0 under the
+# same lock.
 HOLDER = """
 import sys
 from pathlib import Path
@@ -48,7 +49,7 @@ def other(folder: Path, wait: float) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_two_processes_never_write_at_once_also_if_all_files_but_the_journal_are_removed(tmp_path: Path) -> None:
+def test_two_processes_never_write_at_once_also_if_only_the_journal_is_left(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdin

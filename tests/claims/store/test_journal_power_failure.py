@@ -1,7 +1,8 @@
-"""The power fails at any moment and takes any subset of the unsynced blocks of the journal: each claim that may have hardware is known.
+"""The power fails at any moment and loses any subset of the unsynced blocks of the journal: each claim that may have
+hardware is still in the journal.
 
-A lost block has the content of the last sync, or zeros if it was beyond the end then. The file may have any length from that of the
-last sync to the last one.
+A lost block has the content of the last sync, or zeros if it was beyond the end then. The file may have any length
+between its length at the last sync and its last length.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from dra_kubeletplugin.claims.store.store import Mode, RecordJob
 from tests.helpers.crash.record_stores import JOURNAL, instance, make_record, open_store
 
 BLOCK = 512  # bytes; a disk writes such a sector completely or not at all
-MOST = 256  # subsets of one moment; more are drawn by chance
+MAX_SUBSETS = 256  # subsets of one moment; above this number, random ones are selected
 
 
 class Moment(NamedTuple):
-    """The journal at a power failure. ``held`` are the devices of claims whose record was synced and whose end had not begun."""
+    """The journal at a power failure. ``held`` contains the devices of claims whose record was synced and whose
+    unprepare had not begun.
+    """
 
     synced: bytes
     current: bytes
@@ -34,33 +37,33 @@ class Moment(NamedTuple):
 
 
 def moments(folder: Path) -> list[Moment]:
-    """Two claims at a time are prepared and unprepared, in turns; a moment after each system call that changes the file."""
+    """Prepares and unprepares two claims at a time. Records a moment after each system call that changes the file."""
     store = open_store(folder)
     store._work([RecordJob(Records.read_all, Mode.READ)])
     path = folder / JOURNAL
-    found: list[Moment] = []
+    moments_found: list[Moment] = []
     synced = path.read_bytes()
     held: set[str] = set()
     real = {name: getattr(os, name) for name in ("pwrite", "fdatasync", "ftruncate")}
 
-    def wrapped(name: str) -> Any:
+    def wrap(name: str) -> Any:
         def call(*args: Any) -> Any:
             nonlocal synced
             result = real[name](*args)
             if name == "fdatasync":
                 synced = path.read_bytes()
-            found.append(Moment(synced, path.read_bytes(), frozenset(held)))
+            moments_found.append(Moment(synced, path.read_bytes(), frozenset(held)))
             return result
 
         return call
 
     def do(operation: Any, *, sync: bool = False) -> None:
-        (answer,) = store._work([RecordJob(operation, Mode.SYNC if sync else Mode.WRITE)])
-        assert not isinstance(answer, BaseException), answer
+        (response,) = store._work([RecordJob(operation, Mode.SYNC if sync else Mode.WRITE)])
+        assert not isinstance(response, BaseException), response
 
     with pytest.MonkeyPatch.context() as patch:
         for name in real:
-            patch.setattr(os, name, wrapped(name))
+            patch.setattr(os, name, wrap(name))
         chance = random.Random(1)
         for i in range(8):
             record = make_record(f"u-{i}", f"d-{i}", State.PREPARING, "1-owner", text="x" * chance.randrange(900))
@@ -75,26 +78,28 @@ def moments(folder: Path) -> list[Moment]:
                 do(lambda records, record=record: records.delete(record.fence))
     store.journal.drop()
     store.journal.process.release()
-    return found
+    return moments_found
 
 
 def images(moment: Moment) -> Iterator[bytes]:
-    """Yields what a disk may have after the failure."""
+    """Yields the possible contents of the disk after the failure."""
     current = moment.current
-    before = moment.synced.ljust(len(current), b"\0")
+    synced = moment.synced.ljust(len(current), b"\0")
     blocks = range(0, len(current), BLOCK)
-    changed = [at for at in blocks if current[at : at + BLOCK] != before[at : at + BLOCK]]
+    changed = [offset for offset in blocks if current[offset : offset + BLOCK] != synced[offset : offset + BLOCK]]
     subsets: Any = itertools.product([False, True], repeat=len(changed))
-    if 2 ** len(changed) > MOST:
+    if 2 ** len(changed) > MAX_SUBSETS:
         chance = random.Random(len(current))
-        subsets = ([chance.random() < 0.5 for _ in changed] for _ in range(MOST))
-    for lost in subsets:
+        subsets = ([chance.random() < 0.5 for _ in changed] for _ in range(MAX_SUBSETS))
+    for lost_blocks in subsets:
         image = bytearray(current)
-        for at in itertools.compress(changed, lost):
-            image[at : at + BLOCK] = before[at : at + BLOCK]
+        for offset in itertools.compress(changed, lost_blocks):
+            image[offset : offset + BLOCK] = synced[offset : offset + BLOCK]
         yield bytes(image)
-        for end in {len(moment.synced), *(at for at in changed if at > len(moment.synced))} - {len(current)}:
-            yield bytes(image[:end])
+        for size in {len(moment.synced), *(offset for offset in changed if offset > len(moment.synced))} - {
+            len(current)
+        }:
+            yield bytes(image[:size])
 
 
 def held(image: bytes) -> set[str]:
@@ -104,7 +109,7 @@ def held(image: bytes) -> set[str]:
     return {device for _, device in records.held_devices()}
 
 
-def test_any_subset_of_unsynced_blocks_is_lost(tmp_path: Path) -> None:
+def test_any_subset_of_unsynced_blocks_may_be_lost(tmp_path: Path) -> None:
     count = 0
     for moment in moments(tmp_path):
         for image in images(moment):
@@ -113,7 +118,7 @@ def test_any_subset_of_unsynced_blocks_is_lost(tmp_path: Path) -> None:
     assert count > 500
 
 
-async def test_a_start_after_a_power_failure_knows_all_claims_and_repairs_at_most_once(tmp_path: Path) -> None:
+async def test_a_start_after_a_power_failure_restores_all_claims_and_repairs_at_most_once(tmp_path: Path) -> None:
     chance = random.Random(2)
     for i, moment in enumerate(chance.sample(moments(tmp_path), 12)):
         folder = tmp_path / str(i)

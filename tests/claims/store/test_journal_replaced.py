@@ -1,4 +1,4 @@
-"""A journal that is compacted, repaired or opened again: its header, what is left behind, and which claims it has."""
+"""A journal that is compacted, repaired or opened again: its header, its remains on disk and its claims."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ pytestmark = pytest.mark.usefixtures("no_leak")
 
 
 @contextlib.contextmanager
-def opened(folder: Path, count: int = 1, in_flight: InFlightRecords | None = None) -> Iterator[list[RecordStore]]:
-    """Stores that are closed at the end, so that a file that stays open is a leak."""
-    made = [open_store(folder, wait=0.01, in_flight=in_flight if i == 0 else None) for i in range(count)]
+def opened_stores(
+    folder: Path, count: int = 1, in_flight: InFlightRecords | None = None
+) -> Iterator[list[RecordStore]]:
+    """Stores that are closed at the end, so that a file that stays open is detected as a leak."""
+    stores = [open_store(folder, wait=0.01, in_flight=in_flight if i == 0 else None) for i in range(count)]
     try:
-        for store in made:
+        for store in stores:
             do(store, Records.read_all)
-        yield made
+        yield stores
     finally:
-        for store in made:
+        for store in stores:
             store.journal.close()
             store.journal.process.release()
 
@@ -75,12 +77,12 @@ def names(folder: Path) -> list[str]:
 # --- compaction --------------------------------------------------------------------------------------------
 
 
-def test_a_compacted_journal_is_the_next_generation_of_the_same_one_and_nobody_waits_for_it(tmp_path: Path) -> None:
-    with opened(tmp_path, 2) as (first, second):
+def test_a_compacted_journal_is_the_next_generation_and_blocks_no_instance(tmp_path: Path) -> None:
+    with opened_stores(tmp_path, 2) as (first, second):
         insert(first, "u", "d-0")
         do(first, lambda records: records.clear_meta(RECOVER))
-        before = header(tmp_path)
-        assert (before.op, before.format, before.driver, before.generation, before.repaired) == (
+        old_header = header(tmp_path)
+        assert (old_header.op, old_header.format, old_header.driver, old_header.generation, old_header.repaired) == (
             OPEN,
             FORMAT,
             DRIVER,
@@ -89,7 +91,7 @@ def test_a_compacted_journal_is_the_next_generation_of_the_same_one_and_nobody_w
         )
         assert (tmp_path / JOURNAL).stat().st_mode & 0o777 == 0o600
         compact(first)
-        assert header(tmp_path) == msgspec.structs.replace(before, generation=2)
+        assert header(tmp_path) == msgspec.structs.replace(old_header, generation=2)
         insert(first, "v", "d-1")  # although the second instance has not read the new file
         assert uids(second) == ["u", "v"]
         assert not do(second, lambda records: records.has_meta(RECOVER))
@@ -97,24 +99,26 @@ def test_a_compacted_journal_is_the_next_generation_of_the_same_one_and_nobody_w
     assert names(tmp_path) == [JOURNAL]
 
 
-@pytest.mark.parametrize(("small", "loose", "compacted"), [(0, 0, True), (1 << 20, 0, False), (0, 100, False)])
+@pytest.mark.parametrize(
+    ("min_size", "min_outdated", "is_compacted"), [(0, 0, True), (1 << 20, 0, False), (0, 100, False)]
+)
 def test_only_a_long_journal_with_mostly_outdated_lines_is_compacted(
-    tmp_path: Path, small: int, loose: int, compacted: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, min_size: int, min_outdated: int, is_compacted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "_SMALL", small)
-    monkeypatch.setattr(journal, "_MAX_GROWTH", loose)
-    with opened(tmp_path) as (store,):
+    monkeypatch.setattr(journal, "_SMALL", min_size)
+    monkeypatch.setattr(journal, "_MAX_GROWTH", min_outdated)
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
         store.journal.compact()
-    assert header(tmp_path).generation == 1 + compacted
+    assert header(tmp_path).generation == 1 + is_compacted
 
 
-def test_a_compaction_that_finds_the_journal_short_again_changes_nothing(
+def test_a_compaction_of_a_journal_that_is_short_again_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "_SMALL", 3_000)
     monkeypatch.setattr(journal, "_MAX_GROWTH", 1)
-    with opened(tmp_path, 2) as (first, second):
+    with opened_stores(tmp_path, 2) as (first, second):
         for i in range(10):
             insert(first, "u", f"d-{i}")
             do(first, lambda records: records.forget("u"))
@@ -125,15 +129,15 @@ def test_a_compaction_that_finds_the_journal_short_again_changes_nothing(
 
 
 def test_a_compaction_waits_for_no_lock(tmp_path: Path) -> None:
-    with opened(tmp_path, 2) as (first, second), second.journal.locked(1), pytest.raises(RecordsBusyError):
+    with opened_stores(tmp_path, 2) as (first, second), second.journal.locked(1), pytest.raises(RecordsBusyError):
         compact(first)
 
 
 @pytest.mark.parametrize("call", ["JournalFile", "rename", "sync_folder", "fsync"])
-def test_a_new_file_that_cannot_be_completed_leaves_nothing_open_and_no_file(
+def test_a_new_file_that_cannot_be_completed_leaves_no_open_descriptor_and_no_file(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened(tmp_path, 2) as (store, other):
+    with opened_stores(tmp_path, 2) as (store, other):
         insert(store, "u", "d-0")
         with monkeypatch.context() as patch:
             match call:
@@ -146,16 +150,16 @@ def test_a_new_file_that_cannot_be_completed_leaves_nothing_open_and_no_file(
             with pytest.raises(OSError, match="No space left"):
                 compact(store)
         assert (store.journal.file is None) is (call == "sync_folder"), "the next use syncs the folder first"
-        (noted,) = other.journal.process.others()
-        assert noted.generation == (2 if call == "sync_folder" else 1)
+        (other_instance,) = other.journal.process.others()
+        assert other_instance.generation == (2 if call == "sync_folder" else 1)
         assert names(tmp_path) == [JOURNAL]
         check_held(store, "d-0")
         insert(store, "v", "d-1")
     assert names(tmp_path) == [JOURNAL]
 
 
-def test_a_new_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None:
-    with opened(tmp_path) as (store,):
+def test_a_new_file_of_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
         (tmp_path / f".{JOURNAL}.new").write_bytes(b"half")
         compact(store)
@@ -163,22 +167,22 @@ def test_a_new_file_that_a_dead_process_left_is_replaced(tmp_path: Path) -> None
     assert names(tmp_path) == [JOURNAL]
 
 
-def test_each_new_journal_has_an_id_of_its_own_which_its_successors_keep() -> None:
-    one, other = new_header("d", 1, 1), new_header("d", 1, 1)
-    assert one.id != other.id
-    assert one.format == 1, "a new format needs a note for operators"
-    assert new_header("d", 2, 1, one).id == one.id
+def test_each_new_journal_has_its_own_id_and_its_successors_keep_the_id() -> None:
+    header_1, header_2 = new_header("d", 1, 1), new_header("d", 1, 1)
+    assert header_1.id != header_2.id
+    assert header_1.format == 1, "a new format needs a note for operators"
+    assert new_header("d", 2, 1, header_1).id == header_1.id
     assert new_header("d", 2, 1, Change(OPEN)).id
-    assert new_header("d", 2, 1, msgspec.structs.replace(one, format=FORMAT + 1)).format == FORMAT + 1
-    assert new_header("d", 2, 1, msgspec.structs.replace(one, format=0)).format == FORMAT
+    assert new_header("d", 2, 1, msgspec.structs.replace(header_1, format=FORMAT + 1)).format == FORMAT + 1
+    assert new_header("d", 2, 1, msgspec.structs.replace(header_1, format=0)).format == FORMAT
 
 
 # --- opening -----------------------------------------------------------------------------------------------
 
 
-def test_a_claim_that_another_instance_ended_is_not_written_again_from_the_work_in_flight(tmp_path: Path) -> None:
+def test_a_claim_that_another_instance_unprepared_is_not_restored_from_the_work_in_flight(tmp_path: Path) -> None:
     in_flight = InFlightRecords()
-    with opened(tmp_path, 2, in_flight) as (first, second):
+    with opened_stores(tmp_path, 2, in_flight) as (first, second):
         insert(first, "u", "d-0")
         in_flight.put(make_record("u", "d-0", State.PREPARING))
         do(second, lambda records: records.forget("u"))
@@ -187,9 +191,9 @@ def test_a_claim_that_another_instance_ended_is_not_written_again_from_the_work_
         insert(first, "v", "d-0")
 
 
-def test_work_in_flight_is_added_to_a_journal_that_lacks_it_and_changes_no_record_that_is_there(tmp_path: Path) -> None:
+def test_work_in_flight_is_added_to_a_journal_that_lacks_it_and_changes_no_existing_record(tmp_path: Path) -> None:
     in_flight = InFlightRecords()
-    with opened(tmp_path, 1, in_flight) as (store,):
+    with opened_stores(tmp_path, 1, in_flight) as (store,):
         insert(store, "u", "d-0")
         insert(store, "w", "d-1")
         in_flight.put(make_record("u", "d-0", State.PREPARING))
@@ -202,12 +206,12 @@ def test_work_in_flight_is_added_to_a_journal_that_lacks_it_and_changes_no_recor
 
 
 def test_a_new_instance_adds_its_work_in_flight_once(tmp_path: Path) -> None:
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
     in_flight = InFlightRecords()
     in_flight.put(make_record("u", "d-0", State.PREPARING))
     in_flight.put(make_record("v", "d-1", State.PREPARING))
-    with opened(tmp_path, 1, in_flight) as (store,):
+    with opened_stores(tmp_path, 1, in_flight) as (store,):
         assert {r.uid: r.state for r in do(store, Records.read_all)} == {
             "u": State.PREPARED,
             "v": State.PREPARING,
@@ -216,28 +220,28 @@ def test_a_new_instance_adds_its_work_in_flight_once(tmp_path: Path) -> None:
         assert do(store, lambda records: records.has_meta(RECOVER))
 
 
-def test_an_opened_journal_is_on_disk_with_its_name_and_with_the_records_that_it_lacked(
+def test_an_opened_journal_is_synced_with_its_name_and_with_the_records_that_it_lacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
     make_record_with_file(tmp_path, "n", "d-1")
     synced: list[Any] = []
     real, folder = os.fdatasync, journal_file.sync_folder
     monkeypatch.setattr(journal_file.os, "fdatasync", lambda fd: synced.append("file") or real(fd))
     monkeypatch.setattr(journal, "sync_folder", lambda path: synced.append(path) or folder(path))
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         assert uids(store) == ["n", "u"]
         assert synced == ["file", tmp_path]
 
 
-def test_a_failed_write_after_the_opening_keeps_the_records_that_were_rebuilt(
+def test_a_failed_write_after_the_opening_keeps_the_rebuilt_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
     make_record_with_file(tmp_path, "n", "d-1")
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         with monkeypatch.context() as patch:
             patch.setattr(JournalFile, "append", fails)
             with pytest.raises(RecordsError, match="disk is full"):
@@ -253,8 +257,8 @@ def test_a_folder_is_synced_by_its_own_descriptor(tmp_path: Path, monkeypatch: p
     assert synced == [tmp_path.resolve()]
 
 
-def test_a_new_instance_does_not_use_an_older_file_than_a_living_one_has(tmp_path: Path) -> None:
-    with opened(tmp_path) as (first,):
+def test_a_new_instance_does_not_use_an_older_file_than_a_running_instance(tmp_path: Path) -> None:
+    with opened_stores(tmp_path) as (first,):
         compact(first)
         insert(first, "u", "d-0")
         backup = (tmp_path / JOURNAL).read_bytes()
@@ -271,8 +275,8 @@ def test_a_new_instance_does_not_use_an_older_file_than_a_living_one_has(tmp_pat
         second.journal.process.release()
 
 
-def test_a_new_instance_waits_for_the_one_that_has_the_removed_first_journal_open(tmp_path: Path) -> None:
-    with opened(tmp_path) as (first,):
+def test_a_new_instance_waits_for_the_instance_that_has_the_removed_first_journal_open(tmp_path: Path) -> None:
+    with opened_stores(tmp_path) as (first,):
         insert(first, "u", "d-0")
         (tmp_path / JOURNAL).unlink()
         second = open_store(tmp_path, wait=0.01)
@@ -285,7 +289,7 @@ def test_a_new_instance_waits_for_the_one_that_has_the_removed_first_journal_ope
 
 
 def test_a_note_of_an_earlier_boot_is_no_lost_record(tmp_path: Path) -> None:
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
     make_record_with_file(tmp_path, "n", "d-1")
     store = open_store(tmp_path, wait=0.01, boot="later")
@@ -294,8 +298,8 @@ def test_a_note_of_an_earlier_boot_is_no_lost_record(tmp_path: Path) -> None:
     store.journal.process.release()
 
 
-def test_an_older_copy_of_the_journal_does_not_take_its_place(tmp_path: Path) -> None:
-    with opened(tmp_path) as (store,):
+def test_an_older_copy_of_the_journal_does_not_replace_it(tmp_path: Path) -> None:
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
         backup = (tmp_path / JOURNAL).read_bytes()
         insert(store, "v", "d-1")
@@ -317,22 +321,22 @@ def test_an_older_copy_of_the_journal_does_not_take_its_place(tmp_path: Path) ->
 )
 def test_a_file_that_is_no_journal_is_set_aside_with_the_reason(tmp_path: Path, content: bytes, fault: str) -> None:
     (tmp_path / JOURNAL).write_bytes(content)
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         assert (
             any(fault in sentence for sentence in store.journal.report) or "cannot be read" in store.journal.report[0]
         )
-    (aside,) = tmp_path.glob("*.damaged-*")
-    assert aside.read_bytes() == content + encode(Change(MOVED))
+    (damaged_file,) = tmp_path.glob("*.damaged-*")
+    assert damaged_file.read_bytes() == content + encode(Change(MOVED))
 
 
 def test_a_journal_of_the_next_format_is_read_and_keeps_its_format_and_lines(tmp_path: Path) -> None:
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         insert(store, "u", "d-0")
     set_format(tmp_path / JOURNAL, FORMAT + 1)
     foreign = encode(Change("later", "x"))
     with (tmp_path / JOURNAL).open("ab") as file:
         file.write(foreign)
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         assert uids(store) == ["u"]
         compact(store)
     assert header(tmp_path).format == FORMAT + 1
@@ -353,17 +357,17 @@ def test_of_two_rebuilt_claims_with_one_device_only_the_strictly_older_is_supers
         record = make_record_with_file(tmp_path, uid, "d-0")
         record.created = created
         ClaimSpecs(tmp_path / "cdi", DRIVER).write_note(uid, note_of(record))
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         rows = do(store, Records.read_all)
         assert [r.uid for r in rows if r.doc.get(SUPERSEDED)] == superseded
         assert sum("two claims have one device" in line for line in store.journal.report) == 1
         assert any(line.startswith("2 records rebuilt from CDI files: ") for line in store.journal.report)
 
 
-def test_a_known_claim_without_a_note_is_not_proven_and_any_other_is_as_it_was(tmp_path: Path) -> None:
-    with opened(tmp_path, 2) as (first, second):
-        noted = make_record_with_file(tmp_path, "noted", "d-0")
-        do(first, lambda records: records.insert(noted))
+def test_a_known_claim_without_a_note_is_not_proven_and_other_claims_are_unchanged(tmp_path: Path) -> None:
+    with opened_stores(tmp_path, 2) as (first, second):
+        record_with_note = make_record_with_file(tmp_path, "noted", "d-0")
+        do(first, lambda records: records.insert(record_with_note))
         insert(first, "ended", "d-1")
         do(first, lambda records: records.insert(make_record("begun", "d-2", State.PREPARING)))
         do(second, Records.read_all)
@@ -378,10 +382,10 @@ def test_a_known_claim_without_a_note_is_not_proven_and_any_other_is_as_it_was(t
         assert [rows[u].partial for u in ("begun", "noted")] == [False, False]
 
 
-def test_the_damaged_file_of_a_dead_instance_has_the_claims_that_this_one_knows_but_the_ended_ones(
+def test_the_damaged_file_of_a_dead_instance_keeps_its_claims_except_the_ended_ones(
     tmp_path: Path,
 ) -> None:
-    with opened(tmp_path, 2) as (first, second):
+    with opened_stores(tmp_path, 2) as (first, second):
         for i, uid in enumerate(("lost", "ended", "kept")):
             insert(first, uid, f"d-{i}")
         do(first, lambda records: records.clear_meta(RECOVER))
@@ -398,8 +402,8 @@ def test_the_damaged_file_of_a_dead_instance_has_the_claims_that_this_one_knows_
         assert do(first, lambda records: records.has_meta(RECOVER))
 
 
-def test_a_known_claim_whose_device_a_newer_claim_has_is_superseded(tmp_path: Path) -> None:
-    with opened(tmp_path, 2) as (first, second):
+def test_a_known_claim_whose_device_belongs_to_a_newer_claim_is_superseded(tmp_path: Path) -> None:
+    with opened_stores(tmp_path, 2) as (first, second):
         insert(first, "ended", "d-1")
         do(second, lambda records: records.forget("ended"))
         insert(second, "new", "d-1")
@@ -410,9 +414,9 @@ def test_a_known_claim_whose_device_a_newer_claim_has_is_superseded(tmp_path: Pa
         assert [bool(rows[uid].doc.get(SUPERSEDED)) for uid in ("ended", "new")] == [True, False]
 
 
-def test_a_repair_that_fails_leaves_the_records_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_repair_does_not_change_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_flight = InFlightRecords()
-    with opened(tmp_path, 1, in_flight) as (store,):
+    with opened_stores(tmp_path, 1, in_flight) as (store,):
         insert(store, "u", "d-0")
         in_flight.put(make_record("v", "d-1", State.PREPARING))
         overwrite(tmp_path / JOURNAL, b'"u"')
@@ -429,7 +433,7 @@ def test_a_repair_that_fails_leaves_the_records_as_they_were(tmp_path: Path, mon
 def test_only_a_removed_file_is_logged_as_removed(
     tmp_path: Path, removed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with opened(tmp_path) as (store,):
+    with opened_stores(tmp_path) as (store,):
         caplog.clear()
         if removed:
             (tmp_path / JOURNAL).unlink()
@@ -441,7 +445,7 @@ def test_only_a_removed_file_is_logged_as_removed(
 
 
 @pytest.mark.parametrize(
-    ("row", "is_as_new"),
+    ("row", "is_kept"),
     [
         (None, False),
         (UnreadableRecord("u", "damaged", {}), False),
@@ -451,10 +455,10 @@ def test_only_a_removed_file_is_logged_as_removed(
         (make_record("u", "d-0", State.PREPARING), False),
     ],
 )
-def test_a_note_replaces_only_a_record_that_is_older_unreadable_or_not_prepared_yet(row: Any, is_as_new: bool) -> None:
-    noted = make_record("u", "d-0")
-    noted.created = row.created if isinstance(row, Record) and row.created > 1 else 2.0
-    assert journal._is_as_new(row, noted) is is_as_new
+def test_a_note_replaces_only_a_record_that_is_older_unreadable_or_not_prepared_yet(row: Any, is_kept: bool) -> None:
+    record_with_note = make_record("u", "d-0")
+    record_with_note.created = row.created if isinstance(row, Record) and row.created > 1 else 2.0
+    assert journal._is_as_new(row, record_with_note) is is_kept
 
 
 # --- one file ----------------------------------------------------------------------------------------------
@@ -464,9 +468,9 @@ def test_a_note_replaces_only_a_record_that_is_older_unreadable_or_not_prepared_
 def file(tmp_path: Path) -> Iterator[JournalFile]:
     path = tmp_path / JOURNAL
     write_new(path, new_header(DRIVER, 1, 1), b"").rename(path)
-    made = JournalFile(path)
-    yield made
-    made.close()
+    opened_file = JournalFile(path)
+    yield opened_file
+    opened_file.close()
 
 
 def line(uid: str, body: bytes = b"{}") -> bytes:
@@ -475,13 +479,13 @@ def line(uid: str, body: bytes = b"{}") -> bytes:
 
 def test_a_half_written_line_is_removed_before_the_next_write(file: JournalFile, tmp_path: Path) -> None:
     file.append(line("a"), sync=False)
-    whole = (tmp_path / JOURNAL).read_bytes()
+    content = (tmp_path / JOURNAL).read_bytes()
     with (tmp_path / JOURNAL).open("ab") as writer:
         writer.write(line("b", b" " * 500)[:400])
     assert file.read_on() is True
-    assert (file.end, file.size) == (len(whole), len(whole) + 400)
+    assert (file.end, file.size) == (len(content), len(content) + 400)
     file.append(line("c"), sync=False)
-    assert (tmp_path / JOURNAL).read_bytes() == whole + line("c")
+    assert (tmp_path / JOURNAL).read_bytes() == content + line("c")
     assert file.is_intact()
 
 
@@ -509,63 +513,63 @@ def test_a_lost_newline_is_added_by_the_next_write(file: JournalFile, tmp_path: 
     assert file.records.uids() == {"a"}
     file.append(line("b"), sync=False)
     assert file.is_intact()
-    again = JournalFile(tmp_path / JOURNAL)
-    assert (again.records.uids(), again.fault) == ({"a", "b"}, "")
-    again.close()
+    reopened = JournalFile(tmp_path / JOURNAL)
+    assert (reopened.records.uids(), reopened.fault) == ({"a", "b"}, "")
+    reopened.close()
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_write_is_synced_if_asked_and_removed_if_not_kept(
+def test_a_write_is_synced_on_request_and_removed_unless_it_is_kept(
     file: JournalFile, tmp_path: Path, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = (tmp_path / JOURNAL).read_bytes()
+    content = (tmp_path / JOURNAL).read_bytes()
     synced: list[int] = []
     monkeypatch.setattr(journal_file.os, "fdatasync", synced.append)
     file.append(line("a"), sync=True, keep=keep)
     assert len(synced) == 1
-    assert (tmp_path / JOURNAL).read_bytes() == before + line("a") * keep
-    assert file.end == len(before + line("a") * keep)
+    assert (tmp_path / JOURNAL).read_bytes() == content + line("a") * keep
+    assert file.end == len(content + line("a") * keep)
     file.supersede()
     assert len(synced) == 1
-    other = JournalFile(tmp_path / JOURNAL)
-    assert other.is_superseded
-    other.close()
+    reopened = JournalFile(tmp_path / JOURNAL)
+    assert reopened.is_superseded
+    reopened.close()
 
 
-def test_a_write_that_the_system_splits_is_whole(
+def test_a_write_that_the_system_splits_is_complete(
     file: JournalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.pwrite
-    monkeypatch.setattr(journal_file.os, "pwrite", lambda fd, data, at: real(fd, data[:7], at))
+    monkeypatch.setattr(journal_file.os, "pwrite", lambda fd, data, offset: real(fd, data[:7], offset))
     read = os.pread
-    monkeypatch.setattr(journal_file.os, "pread", lambda fd, size, at: read(fd, min(size, 11), at))
+    monkeypatch.setattr(journal_file.os, "pread", lambda fd, size, offset: read(fd, min(size, 11), offset))
     file.append(line("a"), sync=False)
-    other = JournalFile(tmp_path / JOURNAL)
-    assert (other.records.uids(), other.fault) == ({"a"}, "")
-    other.close()
+    reopened = JournalFile(tmp_path / JOURNAL)
+    assert (reopened.records.uids(), reopened.fault) == ({"a"}, "")
+    reopened.close()
 
 
-def test_a_failed_write_leaves_the_file_as_it_was(
+def test_a_failed_write_does_not_change_the_file(
     file: JournalFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.append(line("a"), sync=False)
-    before, end = (tmp_path / JOURNAL).read_bytes(), file.end
+    content, old_end = (tmp_path / JOURNAL).read_bytes(), file.end
     real = os.pwrite
 
-    def half(fd: int, data: bytes, at: int) -> int:
-        if at > end:
+    def write_half(fd: int, data: bytes, offset: int) -> int:
+        if offset > old_end:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, data[:9], at)
+        return real(fd, data[:9], offset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal_file.os, "pwrite", half)
+        patch.setattr(journal_file.os, "pwrite", write_half)
         with pytest.raises(OSError, match="No space left"):
             file.append(line("b"), sync=False)
-    assert (tmp_path / JOURNAL).read_bytes() == before
+    assert (tmp_path / JOURNAL).read_bytes() == content
     assert file.is_intact()
 
 
-def test_a_file_is_known_by_its_inode_size_and_time(file: JournalFile, tmp_path: Path) -> None:
+def test_a_changed_file_is_detected_by_its_inode_size_and_time(file: JournalFile, tmp_path: Path) -> None:
     path = tmp_path / JOURNAL
     assert file.is_unchanged(path.stat())
     assert file.was_touched()
@@ -606,22 +610,22 @@ def test_the_bytes_of_a_line_are_those_that_other_versions_read_and_write(
 # --- the records in memory ---------------------------------------------------------------------------------
 
 
-def test_metadata_of_the_records_survives_the_process_and_so_does_its_end(tmp_path: Path) -> None:
-    for change, found in (
+def test_metadata_of_the_records_survives_the_process_until_it_is_removed(tmp_path: Path) -> None:
+    for change, expected in (
         (lambda records: records.clear_meta(""), {}),
         (lambda records: records.set_meta("a:x", "1"), {"x": "1"}),
         (lambda records: records.set_meta("a:y", "2"), {"x": "1", "y": "2"}),
         (lambda records: records.clear_meta("a:x"), {"y": "2"}),
     ):
-        with opened(tmp_path) as (store,):
+        with opened_stores(tmp_path) as (store,):
             do(store, change)
-        with opened(tmp_path) as (store,):
-            assert do(store, lambda records: records.get_meta("a:")) == found
+        with opened_stores(tmp_path) as (store,):
+            assert do(store, lambda records: records.get_meta("a:")) == expected
 
 
 def test_a_change_of_another_owner_or_state_has_no_effect() -> None:
-    records, mine = Records(), make_record("u", "d-0", State.PREPARING, "1-a")
-    records.insert(mine)
+    records, record = Records(), make_record("u", "d-0", State.PREPARING, "1-a")
+    records.insert(record)
     for fence in (
         Fence("v", "1-a", State.PREPARING),
         Fence("u", "1-b", State.PREPARING),
@@ -629,33 +633,33 @@ def test_a_change_of_another_owner_or_state_has_no_effect() -> None:
     ):
         assert records.update(make_record("u", "d-0"), fence) is False
         assert records.delete(fence) is False
-    assert records.read("u") == mine
-    assert records.update(mine, mine.fence) is True
-    assert records.delete(mine.fence) is True
+    assert records.read("u") == record
+    assert records.update(record, record.fence) is True
+    assert records.delete(record.fence) is True
     assert (records.uids(), records.held_devices()) == (set(), {})
 
 
 def test_only_missing_claims_that_have_not_ended_are_added() -> None:
-    here, known = Records(), Records()
-    here.insert(make_record("both", "d-0"))
+    records, known_records = Records(), Records()
+    records.insert(make_record("both", "d-0"))
     for uid, device in (("both", "d-9"), ("ended", "d-1"), ("missing", "d-2")):
-        known.insert(make_record(uid, device, State.PREPARING))
-    here.add_missing(known, {"ended"})
-    assert here.uids() == {"both", "missing"}
-    assert set(here.held_devices()) == {("node", "d-0"), ("node", "d-2")}
+        known_records.insert(make_record(uid, device, State.PREPARING))
+    records.add_missing(known_records, {"ended"})
+    assert records.uids() == {"both", "missing"}
+    assert set(records.held_devices()) == {("node", "d-0"), ("node", "d-2")}
 
 
 @pytest.mark.parametrize(
-    ("tail", "lines", "damaged", "kept"),
+    ("tail", "lines", "damaged", "is_kept"),
     [(b"", 1, 0, True), (b"X", 1, 1, True), (b"XY", 0, 0, False), (None, 0, 0, False)],
 )
-def test_a_last_line_without_its_newline_counts_if_it_is_whole(
-    tail: bytes | None, lines: int, damaged: int, kept: bool
+def test_a_last_line_without_its_newline_counts_if_it_is_complete(
+    tail: bytes | None, lines: int, damaged: int, is_kept: bool
 ) -> None:
     first, last = line("a"), line("b")[:-1]
     data = first + (last[:-1] if tail is None else last + tail)
-    found = parse(data)
-    assert (len(found.lines), found.damaged, found.end) == (1 + lines, damaged, len(data) if kept else len(first))
+    parsed = parse(data)
+    assert (len(parsed.lines), parsed.damaged, parsed.end) == (1 + lines, damaged, len(data) if is_kept else len(first))
 
 
 def test_a_body_without_its_head_replaces_the_devices_of_an_older_record() -> None:
@@ -668,15 +672,15 @@ def test_a_body_without_its_head_replaces_the_devices_of_an_older_record() -> No
     assert records.holders(Hold("node", "d-0", "", "", "other")) == []
 
 
-def test_prepared_claims_are_counted_also_beside_unreadable_ones(tmp_path: Path) -> None:
-    with opened(tmp_path) as (store,):
+def test_prepared_claims_are_counted_also_next_to_unreadable_ones(tmp_path: Path) -> None:
+    with opened_stores(tmp_path) as (store,):
         insert(store, "a", "d-0")
         do(store, lambda records: records.insert(make_record("b", "d-1", State.PREPARING)))
         append_body(tmp_path / JOURNAL, make_record("odd", "d-2"), b'{"uid":"odd"}')
         assert do(store, Records.count_prepared) == 1
-        (odd,) = [r for r in do(store, Records.read_all) if isinstance(r, UnreadableRecord)]
-        assert odd.reason != "its line in the journal is damaged"
-        assert odd.shown == "ns/name-odd (UID odd)"
+        (unreadable,) = [r for r in do(store, Records.read_all) if isinstance(r, UnreadableRecord)]
+        assert unreadable.reason != "its line in the journal is damaged"
+        assert unreadable.shown == "ns/name-odd (UID odd)"
 
 
 def test_only_the_holds_of_other_claims_on_the_same_supplies_count() -> None:
@@ -694,30 +698,33 @@ def test_only_the_holds_of_other_claims_on_the_same_supplies_count() -> None:
     put("share", "e", capacity, share="1")
     put("elsewhere", "f", counters, pool="q")
 
-    def others(*uids: str) -> list[str]:
-        wanted = [h for uid in uids for h in records.read(uid).holds()]  # type: ignore[union-attr]
-        return [h.uid for h in records.other_holds(wanted, uids[0])]
+    def other_holders(*uids: str) -> list[str]:
+        holds = [h for uid in uids for h in records.read(uid).holds()]  # type: ignore[union-attr]
+        return [h.uid for h in records.other_holds(holds, uids[0])]
 
-    assert others("mine") == ["unknown", "counts", "share"]
-    assert others("nothing") == []
+    assert other_holders("mine") == ["unknown", "counts", "share"]
+    assert other_holders("nothing") == []
     put("share-2", "e", capacity, share="2")
-    assert others("share") == ["share-2"]
-    assert others("elsewhere") == []
+    assert other_holders("share") == ["share-2"]
+    assert other_holders("elsewhere") == []
 
 
-@pytest.mark.parametrize("lost", ["head", "body", "nothing"])
-def test_each_intact_part_of_a_line_keeps_the_claim_and_its_holds(lost: str) -> None:
+@pytest.mark.parametrize("damaged_part", ["head", "body", "nothing"])
+def test_each_intact_part_of_a_line_keeps_the_claim_and_its_holds(damaged_part: str) -> None:
     record = make_record("u", "d-0")
     body = msgspec.json.encode({n: getattr(record, n) for n in Record.__struct_fields__})
-    head, _, rest = encode(Change(PUT, "u", "ns/name-u", (("node", "d-0", "", "{}"),)), body).partition(b"\t")
-    data = {"head": b"X" * len(head) + b"\t" + rest, "body": head + b"\t" + b"X" * len(rest[:-1]) + b"\n"}
-    found = parse(data.get(lost, head + b"\t" + rest))
-    assert found.damaged == (lost != "nothing")
+    head, _, body_bytes = encode(Change(PUT, "u", "ns/name-u", (("node", "d-0", "", "{}"),)), body).partition(b"\t")
+    data = {"head": b"X" * len(head) + b"\t" + body_bytes, "body": head + b"\t" + b"X" * len(body_bytes[:-1]) + b"\n"}
+    parsed = parse(data.get(damaged_part, head + b"\t" + body_bytes))
+    assert parsed.damaged == (damaged_part != "nothing")
     records = Records()
-    for part in found.lines:
-        records.apply(part)
+    for line in parsed.lines:
+        records.apply(line)
     assert records.uids() == {"u"}
     (hold,) = records._claims["u"].holds
-    assert (hold.device, hold.takes) == ("d-0", "" if lost == "head" else "{}")
+    assert (hold.device, hold.takes) == ("d-0", "" if damaged_part == "head" else "{}")
     assert records._claims["u"].claim == "ns/name-u"
-    assert (records.count_prepared(), records.holders(hold._replace(uid="other"))) == (int(lost != "body"), ["u"])
+    assert (records.count_prepared(), records.holders(hold._replace(uid="other"))) == (
+        int(damaged_part != "body"),
+        ["u"],
+    )

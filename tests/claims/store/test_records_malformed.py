@@ -1,4 +1,6 @@
-"""One odd row ends nothing: the others work, its device stays held, it is listed, and it can be forgotten."""
+"""A malformed row affects only itself: other claims work, its device stays held, it is listed, and it can be
+forgotten.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def raw(text: str) -> msgspec.Raw:
     return msgspec.Raw(text.encode())
 
 
-ODD: dict[str, dict[str, Any]] = {
+MALFORMED: dict[str, dict[str, Any]] = {
     "an unknown state": {"state": "Hibernating"},
     "a state that is a list": {"state": ["Prepared"]},
     "a document that is no JSON": {"doc": raw("{")},
@@ -77,8 +79,8 @@ ODD: dict[str, dict[str, Any]] = {
 }
 
 
-def put_odd(path: Path, **change: Any) -> str:
-    """Appends a record that holds d-0, changed; returns the UID under which it is shown."""
+def append_malformed(path: Path, **change: Any) -> str:
+    """Appends a record that holds d-0, with ``change`` applied. Returns the UID under which it is listed."""
     record = make_record("odd", "d-0")
     record.doc = dict(DOC)
     fields = {c: getattr(record, c) for c in Record.__struct_fields__} | change
@@ -86,35 +88,35 @@ def put_odd(path: Path, **change: Any) -> str:
     return shown_key(change.get("uid", "odd"))
 
 
-async def check_all_goes_on(folder: Path, shown: str) -> None:
+async def check_other_claims(folder: Path, listed_uid: str) -> None:
     api = FakeApiServer()
-    async with running_manager(folder, Plain(), api) as after:
-        assert not isinstance(await after.prepare(api.allocate("fine", "fine", "d-1", DRIVER)), DraError)
-        held = await after.prepare(api.allocate("second", "second", "d-0", DRIVER))
-        assert isinstance(held, DeviceHeldError), held
-        assert ("node", "d-0") in await after.claims.held()
-        await after.claims.reconciler.once()
-        assert any(shown in note for note in await after.claims.notes())
-        assert await after.claims.faults() == []
-        assert await after.unprepare(api.allocate("fine", "fine", "d-1", DRIVER)) == ()
+    async with running_manager(folder, Plain(), api) as restarted:
+        assert not isinstance(await restarted.prepare(api.allocate("fine", "fine", "d-1", DRIVER)), DraError)
+        held_error = await restarted.prepare(api.allocate("second", "second", "d-0", DRIVER))
+        assert isinstance(held_error, DeviceHeldError), held_error
+        assert ("node", "d-0") in await restarted.claims.held()
+        await restarted.claims.reconciler.once()
+        assert any(listed_uid in note for note in await restarted.claims.notes())
+        assert await restarted.claims.faults() == []
+        assert await restarted.unprepare(api.allocate("fine", "fine", "d-1", DRIVER)) == ()
 
 
 @pytest.mark.cases(10)
-@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
-async def test_a_malformed_row_stays_held_and_is_reported_and_the_others_work(
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+async def test_a_malformed_row_stays_held_and_is_reported_and_other_claims_work(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    async with running_manager(tmp_path, Plain()) as before:
-        path = before.settings.records_path
-        await before.claims.store.all()
-    shown = put_odd(path, **change)
-    await check_all_goes_on(tmp_path, shown)
-    await check_all_goes_on(tmp_path, shown)
+    async with running_manager(tmp_path, Plain()) as first_manager:
+        path = first_manager.settings.records_path
+        await first_manager.claims.store.all()
+    listed_uid = append_malformed(path, **change)
+    await check_other_claims(tmp_path, listed_uid)
+    await check_other_claims(tmp_path, listed_uid)
 
 
 @pytest.mark.cases(20)
 @pytest.mark.parametrize("output", ["text", "json"])
-@pytest.mark.parametrize("change", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
 async def test_a_malformed_row_is_listed_and_can_be_forgotten(
     tmp_path: Path,
     change: dict[str, Any],
@@ -122,37 +124,37 @@ async def test_a_malformed_row_is_listed_and_can_be_forgotten(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with running_manager(tmp_path, Plain()) as before:
-        path = before.settings.records_path
-        await before.claims.store.all()
-    shown = put_odd(path, **change)
+    async with running_manager(tmp_path, Plain()) as first_manager:
+        path = first_manager.settings.records_path
+        await first_manager.claims.store.all()
+    listed_uid = append_malformed(path, **change)
     for name, value in (("KUBELET_ROOT", tmp_path), ("CDI_ROOT", tmp_path / "cdi"), ("DRIVER_NAME", DRIVER)):
         monkeypatch.setenv(name, str(value))
     assert main(["claims", "-o", output]) == 0
-    listed = capsys.readouterr().out
+    output_text = capsys.readouterr().out
     if output == "json":
-        (row,) = json.loads(listed)["claims"]
-        assert (row["uid"], row["state"]) == (shown, "Unreadable")
+        (row,) = json.loads(output_text)["claims"]
+        assert (row["uid"], row["state"]) == (listed_uid, "Unreadable")
     else:
-        assert "Unreadable" in listed
-        assert listed.replace("\n", "").isprintable()
-    (found,) = read_rows(path)
-    assert isinstance(found, UnreadableRecord)
-    forget(path, 1, found.uid)
+        assert "Unreadable" in output_text
+        assert output_text.replace("\n", "").isprintable()
+    (row_left,) = read_rows(path)
+    assert isinstance(row_left, UnreadableRecord)
+    forget(path, 1, row_left.uid)
     assert read_rows(path) == []
 
 
-async def test_the_row_of_a_claim_that_the_kubelet_requests_is_an_error_that_reports_what_to_do(tmp_path: Path) -> None:
+async def test_a_malformed_row_of_a_requested_claim_is_an_error_that_names_the_next_step(tmp_path: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("odd", "odd", "d-0", DRIVER)
-    async with running_manager(tmp_path, Plain(), api) as before:
-        path = before.settings.records_path
-        await before.claims.store.all()
-    put_odd(path, state="Hibernating")
-    async with running_manager(tmp_path, Plain(), api) as after:
-        for answer in (await after.prepare(ref), await after.unprepare(ref)):
-            assert isinstance(answer, DraError)
-            assert "dra claims forget odd" in str(answer)
+    async with running_manager(tmp_path, Plain(), api) as first_manager:
+        path = first_manager.settings.records_path
+        await first_manager.claims.store.all()
+    append_malformed(path, state="Hibernating")
+    async with running_manager(tmp_path, Plain(), api) as restarted:
+        for response in (await restarted.prepare(ref), await restarted.unprepare(ref)):
+            assert isinstance(response, DraError)
+            assert "dra claims forget odd" in str(response)
 
 
 values = st.recursive(
@@ -169,11 +171,11 @@ values = st.recursive(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(change=st.dictionaries(st.sampled_from(Record.__struct_fields__[1:]), values, max_size=3))
-def test_a_record_of_any_values_is_a_record_or_is_unreadable_alone(change: dict[str, Any]) -> None:
+def test_a_record_of_any_values_is_a_record_or_is_the_only_unreadable_one(change: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "x.journal"
         path.write_bytes(encode(new_header(DRIVER, 1, 1)))
-        put_odd(path, **change)
+        append_malformed(path, **change)
         file = JournalFile(path)
         (row,) = file.records.read_all()
         if isinstance(row, Record):

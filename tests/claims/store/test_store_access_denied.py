@@ -1,4 +1,6 @@
-"""A security policy such as SELinux denies what the modes permit: an error names the file and what to look at, and nothing is lost."""
+"""A security policy such as SELinux denies access that the file modes permit: an error names the file and the next
+step, and nothing is lost.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,14 @@ class Pci(Toy):
         return [f.device() for f in self.host.pci(vendor=0x10EE)]
 
 
-@pytest.mark.parametrize("what", ["the list of devices", "an attribute"])
-async def test_devices_stay_published_when_sys_cannot_be_read(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("denied_operation", ["the list of devices", "an attribute"])
+async def test_devices_stay_published_when_sys_cannot_be_read(
+    denied_operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with node_with(Pci, host=HOST) as node:
-        before = await node.published()
+        old_devices = await node.published()
         with monkeypatch.context() as patch:
-            if what == "an attribute":
+            if denied_operation == "an attribute":
                 _deny(patch, "open", "/vendor")
                 real = os.access
                 patch.setattr(
@@ -51,7 +55,7 @@ async def test_devices_stay_published_when_sys_cannot_be_read(what: str, monkeyp
                 list(Host(node.settings.sysfs_root).pci())
             await node.plugin.discovery.call_now()
             assert any("Permission denied" in line for line in await node.plugin.not_ready())
-            assert list(await node.published()) == list(before) != []
+            assert list(await node.published()) == list(old_devices) != []
         await node.rescan()
         assert await node.plugin.not_ready() == []
 
@@ -59,61 +63,61 @@ async def test_devices_stay_published_when_sys_cannot_be_read(what: str, monkeyp
 def _deny(patch: pytest.MonkeyPatch, name: str, part: str) -> None:
     real = getattr(os, name)
 
-    def call(path: Any, *more: Any, **options: Any) -> Any:
+    def call(path: Any, *args: Any, **options: Any) -> Any:
         if str(path).rstrip("/").endswith(part):
             raise denied(path)
-        return real(path, *more, **options)
+        return real(path, *args, **options)
 
     patch.setattr(os, name, call)
 
 
-async def test_cdi_files_that_may_not_be_written_fail_the_claim_and_show_in_readiness(
+async def test_cdi_files_with_denied_writes_fail_the_claim_and_show_in_readiness(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with node_with(cls := make_toy_class()) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        uid, cdi = found["metadata"]["uid"], str(node.settings.cdi_root)
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        uid, cdi = claim["metadata"]["uid"], str(node.settings.cdi_root)
         with monkeypatch.context() as patch:
             real = os.open
 
-            def open_(path: Any, flags: int, *more: Any, **options: Any) -> int:
+            def open_(path: Any, flags: int, *args: Any, **options: Any) -> int:
                 if str(path).startswith(cdi) and flags & os.O_CREAT:
                     raise denied(path)
-                return real(path, flags, *more, **options)
+                return real(path, flags, *args, **options)
 
             patch.setattr(os, "open", open_)
-            error = (await prepare_call(node, ref(found))).claims[uid].error
+            error = (await prepare_call(node, ref(claim))).claims[uid].error
             assert f"{cdi}/k8s." in error
             assert "cannot be written (Permission denied): see the permissions" in error
             assert any("Permission denied" in line for line in await node.plugin.not_ready())
             assert cls.state == {}
-        assert (await prepare_call(node, ref(found))).claims[uid].error == ""
+        assert (await prepare_call(node, ref(claim))).claims[uid].error == ""
         assert await node.plugin.not_ready() == []
 
 
 async def test_records_that_may_not_be_opened_fail_claims_and_are_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     async with node_with(make_toy_class()) as node:
-        found = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
-        uid = found["metadata"]["uid"]
-        assert (await prepare_call(node, ref(found))).claims[uid].error == ""
+        claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
+        uid = claim["metadata"]["uid"]
+        assert (await prepare_call(node, ref(claim))).claims[uid].error == ""
         await node.stop()
         inode = node.settings.records_path.stat().st_ino
         with monkeypatch.context() as patch:
             real = forks.open_file
 
-            def fail(path: Any, *more: Any) -> int:
+            def fail(path: Any, *args: Any) -> int:
                 if Path(path) == node.settings.records_path:
                     raise denied(path)
-                return real(path, *more)
+                return real(path, *args)
 
             patch.setattr(forks, "open_file", fail)
             await node.start()
-            error = (await prepare_call(node, ref(found))).claims[uid].error
+            error = (await prepare_call(node, ref(claim))).claims[uid].error
             assert "see its owner and mode" in error, error
-            assert (await unprepare_call(node, ref(found))).claims[uid].error
+            assert (await unprepare_call(node, ref(claim))).claims[uid].error
             assert any("see its owner and mode" in line for line in await node.plugin.not_ready())
         assert node.settings.records_path.stat().st_ino == inode
-        assert (await prepare_call(node, ref(found))).claims[uid].error == ""
+        assert (await prepare_call(node, ref(claim))).claims[uid].error == ""
         assert (await node.leftovers())["records"] == [uid]
 
 

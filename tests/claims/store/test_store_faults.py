@@ -1,4 +1,6 @@
-"""Each error of the disk or the lock, once and for ever: what the callers get, which fault is shown, and what is tried again."""
+"""Each error of the disk or the lock, once and permanently: the results of callers, the reported fault, and the
+retries.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ pytestmark = pytest.mark.usefixtures("no_leak")
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[RecordStore]:
-    made = open_store(tmp_path, wait=0.01)
-    work(made, Records.read_all)
-    yield made
-    made.journal.close()
-    made.journal.process.release()
+    opened_store = open_store(tmp_path, wait=0.01)
+    work(opened_store, Records.read_all)
+    yield opened_store
+    opened_store.journal.close()
+    opened_store.journal.process.release()
 
 
 def work(store: RecordStore, operation: Any, mode: Mode = Mode.WRITE) -> Any:
@@ -57,7 +59,7 @@ def uids(store: RecordStore) -> list[str]:
 
 
 class Disk:
-    """Makes calls of ``os`` fail with an error number, as often as ``times`` says, and counts the calls."""
+    """Makes calls of ``os`` fail with an error number for the first ``times`` calls, and counts the calls."""
 
     def __init__(self, patch: pytest.MonkeyPatch, call: str, error: int, times: int) -> None:
         self.calls = 0
@@ -73,7 +75,7 @@ class Disk:
 
 
 @pytest.mark.parametrize(
-    ("error", "times", "tries", "says"),
+    ("error", "times", "attempts", "error_text"),
     [
         (errno.EIO, 1, 2, ""),
         (errno.EIO, 2, 2, "Input/output error"),
@@ -82,20 +84,20 @@ class Disk:
         (errno.EACCES, 1, 1, "may not be read or written"),
     ],
 )
-def test_a_write_is_tried_once_more_after_an_error_that_may_pass(
-    store: RecordStore, error: int, times: int, tries: int, says: str, monkeypatch: pytest.MonkeyPatch
+def test_a_write_is_repeated_once_after_an_error_that_may_be_temporary(
+    store: RecordStore, error: int, times: int, attempts: int, error_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         disk = Disk(patch, "pwrite", error, times)
         result = work(store, put("a"))
-    assert disk.calls == tries
-    if says:
+    assert disk.calls == attempts
+    if error_text:
         assert isinstance(result, RecordsError)
-        assert says in str(result)
-        assert says in store.fault
+        assert error_text in str(result)
+        assert error_text in store.fault
     else:
         assert (result, store.fault) == (None, "")
-    assert uids(store) == ([] if says else ["a"])
+    assert uids(store) == ([] if error_text else ["a"])
     assert work(store, put("b")) is None
     assert store.fault == ""
 
@@ -118,7 +120,7 @@ def test_a_fault_is_logged_once_for_each_text_and_its_end_once(
     assert [r.getMessage() for r in caplog.records[2:]] == ["claim records can be written again"]
 
 
-def test_only_a_job_that_asks_for_it_syncs_its_batch(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_job_that_requests_it_syncs_its_batch(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch, "fdatasync", 0, 0)
     work(store, put("a"))
     assert disk.calls == 0
@@ -138,7 +140,7 @@ def test_an_error_of_the_sync_removes_the_lines(store: RecordStore, monkeypatch:
     assert [r.uid for r in read_rows(store.path)] == []
 
 
-def test_while_another_instance_has_the_lock_reads_use_the_records_in_memory(
+def test_reads_use_the_records_in_memory_while_another_instance_has_the_lock(
     store: RecordStore, tmp_path: Path
 ) -> None:
     work(store, put("a"))
@@ -153,20 +155,20 @@ def test_while_another_instance_has_the_lock_reads_use_the_records_in_memory(
     other.journal.process.release()
 
 
-def test_a_read_does_not_wait_as_long_as_a_write_may(tmp_path: Path) -> None:
-    store, other = open_store(tmp_path, wait=100), open_store(tmp_path, wait=1)
-    work(store, put("a"))
-    work(other, put("b"))
-    with records_locked(store.path):
-        began = time.monotonic()
-        assert uids(store) == ["a"]
-        assert time.monotonic() - began < 50
-    for each in (store, other):
-        each.journal.close()
-        each.journal.process.release()
+def test_a_read_has_a_shorter_time_limit_than_a_write(tmp_path: Path) -> None:
+    reader, lock_owner = open_store(tmp_path, wait=100), open_store(tmp_path, wait=1)
+    work(reader, put("a"))
+    work(lock_owner, put("b"))
+    with records_locked(reader.path):
+        start = time.monotonic()
+        assert uids(reader) == ["a"]
+        assert time.monotonic() - start < 50
+    for opened_store in (reader, lock_owner):
+        opened_store.journal.close()
+        opened_store.journal.process.release()
 
 
-def test_a_read_does_not_wait_for_an_instance_that_has_not_followed_a_repair(tmp_path: Path) -> None:
+def test_a_read_does_not_wait_for_an_instance_that_has_not_read_a_repair(tmp_path: Path) -> None:
     store, other = open_store(tmp_path, wait=0.01), open_store(tmp_path, wait=0.01)
     work(store, put("a"))
     work(other, put("b"))
@@ -176,12 +178,12 @@ def test_a_read_does_not_wait_for_an_instance_that_has_not_followed_a_repair(tmp
     assert isinstance(work(store, put("c")), RecordsBusyError)
     store.journal.drop()
     assert "a" in uids(store)
-    for each in (store, other):
-        each.journal.close()
-        each.journal.process.release()
+    for opened_store in (store, other):
+        opened_store.journal.close()
+        opened_store.journal.process.release()
 
 
-def test_without_records_in_memory_a_read_waits_and_then_fails(tmp_path: Path) -> None:
+def test_a_read_without_records_in_memory_waits_and_then_fails(tmp_path: Path) -> None:
     store = open_store(tmp_path, wait=0.01)
     with records_locked(store.path):
         assert isinstance(work(store, Records.read_all, Mode.READ), RecordsBusyError)
@@ -212,7 +214,7 @@ async def test_each_opening_of_the_file_is_announced_once(tmp_path: Path) -> Non
         assert store.opened.is_set()
 
 
-async def test_a_check_of_the_file_keeps_its_error_as_the_fault(
+async def test_a_check_of_the_file_reports_its_error_as_the_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with instance(tmp_path) as store:
@@ -230,21 +232,21 @@ async def test_a_probe_writes_and_syncs_as_much_as_a_large_record_and_leaves_not
 ) -> None:
     async with instance(tmp_path) as store:
         await insert(store, make_record("a", "d-0"))
-        before, written = store.path.read_bytes(), []
+        content, written = store.path.read_bytes(), []
         real = os.pwrite
         monkeypatch.setattr(os, "pwrite", lambda fd, data, at: written.append(len(data)) or real(fd, data, at))
         disk = Disk(monkeypatch, "fdatasync", 0, 0)
         store.fault = "of before"
         await store.probe()
         assert (store.fault, disk.calls, written) == ("", 1, [32 * 1024])
-        assert store.path.read_bytes() == before
+        assert store.path.read_bytes() == content
         monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "no space")))
         with pytest.raises(RecordsError, match="the disk is full"):
             await store.probe()
         assert "the disk is full" in store.fault
 
 
-async def test_a_removed_folder_is_made_again_with_all_records(tmp_path: Path) -> None:
+async def test_a_removed_folder_is_created_again_with_all_records(tmp_path: Path) -> None:
     folder = tmp_path / "plugins" / DRIVER
     folder.mkdir(parents=True)
     async with instance(folder) as store:
@@ -254,14 +256,14 @@ async def test_a_removed_folder_is_made_again_with_all_records(tmp_path: Path) -
         assert sorted(r.uid for r in read_rows(store.path)) == ["a", "b"]
 
 
-async def test_a_file_that_was_removed_is_written_again_before_the_store_closes(tmp_path: Path) -> None:
+async def test_a_removed_file_is_written_again_before_the_store_closes(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         await insert(store, make_record("a", "d-0"))
         store.path.unlink()
     assert [r.uid for r in read_rows(store.path)] == ["a"]
 
 
-async def test_a_store_that_was_never_used_closes_without_a_file(tmp_path: Path) -> None:
+async def test_a_store_without_use_closes_without_a_file(tmp_path: Path) -> None:
     async with instance(tmp_path) as store:
         pass
     assert not store.path.exists()
@@ -278,22 +280,22 @@ async def test_the_result_of_an_operation_of_a_closed_loop_is_dropped(tmp_path: 
         store._note_loads()
 
 
-def test_forget_is_on_disk_and_leaves_nothing_open(
+def test_forget_syncs_the_file_and_leaves_no_open_descriptor(
     store: RecordStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work(store, put("a"))
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
     disk = Disk(monkeypatch, "fdatasync", 0, 0)
     forget(store.path, 1, "a")
     assert disk.calls == 1
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert uids(store) == []
     with records_locked(store.path), pytest.raises(RecordsBusyError):
         forget(store.path, 0.0, "a")
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
-async def test_a_compaction_that_fails_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_compaction_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.claims.store.batch._QUIET", 0.0)
     async with instance(tmp_path) as store:
         ran: list[int] = []
@@ -311,27 +313,27 @@ async def test_a_compaction_that_fails_is_no_fault(tmp_path: Path, monkeypatch: 
 
 def test_a_claim_s_error_keeps_no_frames_and_any_other_error_keeps_them(store: RecordStore) -> None:
     work(store, put("a"))
-    held = work(store, lambda records: records.insert(make_record("b", "d-a")))
-    assert isinstance(held, HeldByError)
-    assert held.__traceback__ is None
-    odd = work(store, put("a"))
-    assert isinstance(odd, ValueError)
-    assert odd.__traceback__ is not None
+    held_error = work(store, lambda records: records.insert(make_record("b", "d-a")))
+    assert isinstance(held_error, HeldByError)
+    assert held_error.__traceback__ is None
+    other_error = work(store, put("a"))
+    assert isinstance(other_error, ValueError)
+    assert other_error.__traceback__ is not None
 
 
 def test_follow_ups_of_one_batch_are_one_transaction_and_return_their_own_results(store: RecordStore) -> None:
-    def more(_: object) -> RecordJob:
+    def follow_up(_: object) -> RecordJob:
         return RecordJob(put("c"), then=lambda _: "c")
 
     jobs = [
         RecordJob(put("a"), then=lambda _: RecordJob(put("b"), then=lambda _: "b")),
         RecordJob(Records.count_prepared, Mode.READ, then=lambda n: n + 10),
         RecordJob(first=lambda: "file"),
-        RecordJob(lambda records: None, then=more),
+        RecordJob(lambda records: None, then=follow_up),
         RecordJob(put("a")),
         RecordJob(lambda records: None, then=lambda _: 1 // 0),
     ]
-    found = store._work(jobs)
-    assert found[:4] == ["b", 10, "file", "c"]
-    assert [type(f) for f in found[4:]] == [ValueError, ZeroDivisionError]
+    results = store._work(jobs)
+    assert results[:4] == ["b", 10, "file", "c"]
+    assert [type(f) for f in results[4:]] == [ValueError, ZeroDivisionError]
     assert uids(store) == ["a", "b", "c"]

@@ -1,4 +1,4 @@
-"""A writer that was taken for dead has no effect, whatever it writes and whenever; what it held comes back with its record."""
+"""A write of a process that was considered dead has no effect. The holds of its claim are restored with the record."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ fences = st.builds(Fence, st.sampled_from(["u", "other"]), owners, st.sampled_fr
 def test_a_write_with_a_stale_fence_has_no_effect(owner: str, state: State, fence: Fence, delete: bool) -> None:
     records = memory_database()
     records.insert(make_record("u", "d-0", state, owner))
-    before = records.all_lines()
-    late = make_record("u", "d-0", State.PREPARED, "", late=True)
+    lines = records.all_lines()
+    late_record = make_record("u", "d-0", State.PREPARED, "", late=True)
     holds = fence == Fence("u", owner, state)
-    assert (records.delete(fence) if delete else records.update(late, fence)) is holds
-    assert (records.all_lines() == before) is not holds
+    assert (records.delete(fence) if delete else records.update(late_record, fence)) is holds
+    assert (records.all_lines() == lines) is not holds
     assert len(records.held_devices()) == len(records.uids())
 
 
-class Slow(Driver):
-    """Waits in prepare until it is let go; what it holds is a set that outlives processes."""
+class SlowDriver(Driver):
+    """Waits in prepare for the event ``go``. The hardware is a dictionary that survives instances."""
 
     name = DRIVER
 
@@ -65,272 +65,280 @@ class Slow(Driver):
             del self.hardware[device]
 
 
-async def test_a_late_commit_of_an_instance_taken_for_dead_is_refused_and_changes_nothing(
+async def test_a_late_commit_of_an_instance_considered_dead_is_refused_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hardware: dict[str, str] = {}
     api = FakeApiServer()
     ref = api.allocate("c", "u", "d-0", DRIVER)
-    slow = Slow(hardware, wait=True)
-    async with running_manager(tmp_path, slow, api) as late, running_manager(tmp_path, Slow(hardware), api) as quick:
-        call = asyncio.create_task(late.prepare(ref))
-        await slow.entered.wait()
-        monkeypatch.setattr(quick.process, "alive", lambda _: False)
-        assert await quick.unprepare(ref) == ()
+    slow_driver = SlowDriver(hardware, wait=True)
+    async with (
+        running_manager(tmp_path, slow_driver, api) as first_manager,
+        running_manager(tmp_path, SlowDriver(hardware), api) as second_manager,
+    ):
+        call = asyncio.create_task(first_manager.prepare(ref))
+        await slow_driver.entered.wait()
+        monkeypatch.setattr(second_manager.process, "alive", lambda _: False)
+        assert await second_manager.unprepare(ref) == ()
         other = api.allocate("other", "v", "d-0", DRIVER)
-        assert not isinstance(await quick.prepare(other), Exception)
-        slow.go.set()
+        assert not isinstance(await second_manager.prepare(other), Exception)
+        slow_driver.go.set()
         assert isinstance(await call, ClaimTakenError)
-        assert await quick.records() == {"v": "Prepared"}
+        assert await second_manager.records() == {"v": "Prepared"}
         assert hardware == {"d-0": "v"}
 
 
-async def test_a_step_that_is_registered_late_is_refused_before_it_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[str] = []
+async def test_a_late_undo_step_is_refused_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared_devices: list[str] = []
 
-    class Late(Slow):
+    class LateDriver(SlowDriver):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             self.entered.set()
             await self.go.wait()
             await claim.on_undo("release", device="d-0")
-            taken.append(claim.uid)
+            prepared_devices.append(claim.uid)
             return [d.prepared(ContainerEdits()) for d in claim.devices]
 
     api = FakeApiServer()
     ref = api.allocate("c", "u", "d-0", DRIVER)
-    driver = Late({}, wait=True)
-    async with running_manager(tmp_path, driver, api) as late, running_manager(tmp_path, Slow({}), api) as quick:
-        call = asyncio.create_task(late.prepare(ref))
+    driver = LateDriver({}, wait=True)
+    async with (
+        running_manager(tmp_path, driver, api) as first_manager,
+        running_manager(tmp_path, SlowDriver({}), api) as second_manager,
+    ):
+        call = asyncio.create_task(first_manager.prepare(ref))
         await driver.entered.wait()
-        monkeypatch.setattr(quick.process, "alive", lambda _: False)
-        await quick.unprepare(ref)
+        monkeypatch.setattr(second_manager.process, "alive", lambda _: False)
+        await second_manager.unprepare(ref)
         driver.go.set()
         assert isinstance(await call, ClaimTakenError)
-        assert taken == []
-        assert await quick.records() == {}
+        assert prepared_devices == []
+        assert await second_manager.records() == {}
 
 
-def lose(path: Path) -> None:
+def remove_journal(path: Path) -> None:
     path.unlink()
 
 
-def garble(path: Path) -> None:
+def overwrite_journal(path: Path) -> None:
     path.write_bytes(b"not a journal at all" * 500)
 
 
-@pytest.mark.parametrize("damage", [lose, garble])
-async def test_a_record_in_work_comes_back_with_its_holds_when_the_database_is_lost(
+@pytest.mark.parametrize("damage", [remove_journal, overwrite_journal])
+async def test_a_record_in_progress_is_restored_with_its_holds_when_the_journal_is_lost(
     tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     api = FakeApiServer()
     first, second = (api.allocate(n, n, "d-0", DRIVER) for n in ("a", "b"))
-    slow = Slow({}, wait=True)
-    async with running_manager(tmp_path, slow, api) as one:
-        call = asyncio.create_task(one.prepare(first))
-        await slow.entered.wait()
-        damage(one.settings.records_path)
-        assert isinstance(await one.prepare(second), DeviceHeldError)
-        slow.go.set()
+    slow_driver = SlowDriver({}, wait=True)
+    async with running_manager(tmp_path, slow_driver, api) as manager:
+        call = asyncio.create_task(manager.prepare(first))
+        await slow_driver.entered.wait()
+        damage(manager.settings.records_path)
+        assert isinstance(await manager.prepare(second), DeviceHeldError)
+        slow_driver.go.set()
         assert not isinstance(await call, Exception)
-        assert await one.records() == {"a": "Prepared"}
-        assert isinstance(await one.prepare(second), DeviceHeldError)
+        assert await manager.records() == {"a": "Prepared"}
+        assert isinstance(await manager.prepare(second), DeviceHeldError)
 
 
-# --- judged and marked in one transaction -----------------------------------------------------------
+# --- decision and state change in one transaction ---------------------------------------------------
 
 
-def judge(folder: Path, boot: str = "boot") -> Transitions:
+def make_transitions(folder: Path, boot: str = "boot") -> Transitions:
     process = InstanceLock(folder)
     process.acquire()
     return Transitions(DRIVER, process, boot, lambda uid: False)
 
 
-@given(now=st.sampled_from(["prepared", "gone", "taken over"]))
-def test_a_holder_that_looked_stale_is_judged_again_when_it_is_marked(
-    tmp_path_factory: pytest.TempPathFactory, now: str
+@given(new_state=st.sampled_from(["prepared", "gone", "taken over"]))
+def test_a_stale_holder_is_checked_again_when_its_rollback_begins(
+    tmp_path_factory: pytest.TempPathFactory, new_state: str
 ) -> None:
     folder = tmp_path_factory.mktemp("processes")
-    ours, others = judge(folder), judge(folder)
+    transitions, other_transitions = make_transitions(folder), make_transitions(folder)
     records = memory_database()
     holder = make_record("holder", "d-0", State.UNPREPARING, "1-dead0000")
     records.insert(holder)
-    stale = ours.begin(records, make_record("new", "d-0"), None, PoolSupply())
+    stale = transitions.begin(records, make_record("new", "d-0"), None, PoolSupply())
     assert [r.uid for r in getattr(stale, "holders", [])] == ["holder"]
-    match now:
-        case "prepared":  # undone by another instance, and prepared again
+    match new_state:
+        case "prepared":  # another instance rolled it back, and it was prepared again
             assert records.update(make_record("holder", "d-0"), holder.fence)
         case "gone":
             assert records.delete(holder.fence)
         case "taken over":
-            assert isinstance(others.free(records, "holder"), RollBack)
-    before = records.all_lines()
-    assert isinstance(ours.free(records, "holder"), NothingToDo)
-    assert records.all_lines() == before
-    for each in (ours, others):
-        each.process.release()
+            assert isinstance(other_transitions.free(records, "holder"), RollBack)
+    lines = records.all_lines()
+    assert isinstance(transitions.free(records, "holder"), NothingToDo)
+    assert records.all_lines() == lines
+    for instance in (transitions, other_transitions):
+        instance.process.release()
 
 
-async def test_a_stale_holder_that_is_prepared_again_meanwhile_keeps_its_device(
+async def test_a_stale_holder_that_is_prepared_again_in_between_keeps_its_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, hardware = FakeApiServer(), {}  # type: ignore[var-annotated]
     old, new = (api.allocate(n, n, "d-0", DRIVER) for n in ("old", "new"))
-    async with running_manager(tmp_path, Slow(hardware), api, boot="before") as before:
-        await before.prepare(old)
+    async with running_manager(tmp_path, SlowDriver(hardware), api, boot="before") as first_manager:
+        await first_manager.prepare(old)
     hardware.clear()
-    async with running_manager(tmp_path, Slow(hardware), api) as one:
-        free = one.claims.engine.rollback.free
+    async with running_manager(tmp_path, SlowDriver(hardware), api) as manager:
+        free = manager.claims.engine.rollback.free
 
-        async def prepared_in_between(holders: Any) -> None:
+        async def prepare_and_free(holders: Any) -> None:
             monkeypatch.undo()
-            assert not isinstance(await one.prepare(old), Exception)
+            assert not isinstance(await manager.prepare(old), Exception)
             await free(holders)
 
-        monkeypatch.setattr(one.claims.engine.rollback, "free", prepared_in_between)
-        assert isinstance(await one.prepare(new), DeviceHeldError)
+        monkeypatch.setattr(manager.claims.engine.rollback, "free", prepare_and_free)
+        assert isinstance(await manager.prepare(new), DeviceHeldError)
         assert hardware == {"d-0": "old"}
-        assert await one.records() == {"old": "Prepared"}
+        assert await manager.records() == {"old": "Prepared"}
 
 
-class SlowToUndo(Slow):
-    """Waits in its undo until it is let go."""
+class SlowUndoDriver(SlowDriver):
+    """Waits in its undo method for the event ``may_undo``."""
 
     def __init__(self, hardware: dict[str, str]) -> None:
         super().__init__(hardware)
-        self.undone: list[str] = []
+        self.undone_devices: list[str] = []
         self.undoing, self.may_undo = asyncio.Event(), asyncio.Event()
 
     async def undo_release(self, claim: PreparedClaim, device: str) -> None:  # type: ignore[override]
-        self.undone.append(device)
+        self.undone_devices.append(device)
         self.undoing.set()
         await self.may_undo.wait()
         super().undo_release(claim, device)
 
 
 @contextlib.asynccontextmanager
-async def left_over(folder: Path, api: FakeApiServer) -> AsyncIterator[tuple[RunningManager, SlowToUndo]]:
-    """A room where the claim ``gone`` holds d-0 and d-1, from before a reboot."""
+async def manager_after_reboot(
+    folder: Path, api: FakeApiServer
+) -> AsyncIterator[tuple[RunningManager, SlowUndoDriver]]:
+    """Yields a manager in which the claim ``gone`` holds d-0 and d-1 since before a reboot."""
     hardware: dict[str, str] = {}
-    gone = api.allocate("gone", "gone", "d-0", DRIVER)
+    stale_ref = api.allocate("gone", "gone", "d-0", DRIVER)
     results = api.claims["gone"]["status"]["allocation"]["devices"]["results"]
     results.append({**results[0], "device": "d-1", "request": "r1"})
-    async with running_manager(folder, Slow(hardware), api, boot="before") as before:
-        await before.prepare(gone)
-    driver = SlowToUndo(hardware)
-    async with running_manager(folder, driver, api) as after:
-        yield after, driver
+    async with running_manager(folder, SlowDriver(hardware), api, boot="before") as first_manager:
+        await first_manager.prepare(stale_ref)
+    driver = SlowUndoDriver(hardware)
+    async with running_manager(folder, driver, api) as restarted:
+        yield restarted, driver
 
 
-@pytest.mark.parametrize("begun", ["another prepare", "the kubelet", "a reconcile"])
-async def test_who_needs_a_device_of_a_claim_that_is_being_undone_waits_for_it(
-    tmp_path: Path, begun: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cause", ["another prepare", "the kubelet", "a reconcile"])
+async def test_a_prepare_waits_for_a_device_of_a_claim_that_is_being_rolled_back(
+    tmp_path: Path, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = FakeApiServer()
-    async with left_over(tmp_path, api) as (one, driver):
-        judge, judged = one.claims.engine.context.transitions, set[str]()
-        begin = judge.begin
+    async with manager_after_reboot(tmp_path, api) as (manager, driver):
+        transitions, checked_uids = manager.claims.engine.context.transitions, set[str]()
+        begin = transitions.begin
 
-        def seen(records: Records, wanted: Record, *more: Any) -> Any:
-            verdict = begin(records, wanted, *more)
-            judged.add(wanted.uid)
-            return verdict
+        def begin_and_record(records: Records, record: Record, *args: Any) -> Any:
+            decision = begin(records, record, *args)
+            checked_uids.add(record.uid)
+            return decision
 
-        monkeypatch.setattr(judge, "begin", seen)
+        monkeypatch.setattr(transitions, "begin", begin_and_record)
         refs = [api.allocate(name, name, f"d-{i}", DRIVER) for i, name in enumerate("ab")]
-        match begun:
+        match cause:
             case "the kubelet":
-                first = asyncio.create_task(one.unprepare(ClaimIdentity("ns", "gone", "gone")))
+                first = asyncio.create_task(manager.unprepare(ClaimIdentity("ns", "gone", "gone")))
             case "a reconcile":
-                row = await one.claims.store.get("gone")
+                row = await manager.claims.store.get("gone")
                 assert isinstance(row, Record)
-                await one.claims.store.do(
-                    lambda records: judge.free(records, "gone")
-                )  # an undo that did not come to its end
-                first = asyncio.create_task(one.claims.reconciler.once(ask_server=False))  # type: ignore[arg-type]
+                await manager.claims.store.do(
+                    lambda records: transitions.free(records, "gone")
+                )  # The rollback did not finish.
+                first = asyncio.create_task(manager.claims.reconciler.once(ask_server=False))  # type: ignore[arg-type]
             case _:
-                first = asyncio.create_task(one.prepare(refs.pop()))
+                first = asyncio.create_task(manager.prepare(refs.pop()))
         await driver.undoing.wait()
-        late = [asyncio.create_task(one.prepare(ref)) for ref in refs]
-        await wait_until(lambda: {ref.uid for ref in refs} <= judged)
+        later_calls = [asyncio.create_task(manager.prepare(ref)) for ref in refs]
+        await wait_until(lambda: {ref.uid for ref in refs} <= checked_uids)
         driver.may_undo.set()
-        answers = [await task for task in (first, *late)]
-        assert not [a for a in answers if isinstance(a, Exception)]
-        assert await one.records() == dict.fromkeys(driver.hardware.values(), "Prepared")
-        assert sorted(driver.undone) == ["d-0", "d-1"]
+        responses = [await task for task in (first, *later_calls)]
+        assert not [a for a in responses if isinstance(a, Exception)]
+        assert await manager.records() == dict.fromkeys(driver.hardware.values(), "Prepared")
+        assert sorted(driver.undone_devices) == ["d-0", "d-1"]
 
 
-async def test_an_undo_that_many_claims_wait_for_is_tried_once_for_all_of_them(
+async def test_an_undo_that_many_claims_wait_for_runs_once_for_all_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api = FakeApiServer()
-    async with left_over(tmp_path, api) as (one, driver):
-        tries, waits = list[str](), list[str]()
-        start = one.claims.tasks.start
+    async with manager_after_reboot(tmp_path, api) as (manager, driver):
+        undone_devices, waiting_uids = list[str](), list[str]()
+        start = manager.claims.tasks.start
 
-        async def broken(claim: PreparedClaim, device: str) -> None:
-            tries.append(device)
+        async def failing_undo(claim: PreparedClaim, device: str) -> None:
+            undone_devices.append(device)
             await driver.may_undo.wait()
             raise RuntimeError("the board is stuck")
 
-        def started(uid: str, *work: Any) -> Any:
-            found = start(uid, *work)
-            waits.extend([uid] if uid == "gone" else [])
-            return found
+        def start_and_record(uid: str, *work: Any) -> Any:
+            work_task = start(uid, *work)
+            waiting_uids.extend([uid] if uid == "gone" else [])
+            return work_task
 
-        monkeypatch.setattr(driver, "undo_release", broken)
-        monkeypatch.setattr(one.claims.tasks, "start", started)
+        monkeypatch.setattr(driver, "undo_release", failing_undo)
+        monkeypatch.setattr(manager.claims.tasks, "start", start_and_record)
         refs = [api.allocate(name, name, f"d-{i % 2}", DRIVER) for i, name in enumerate("abcdef")]
-        calls = [asyncio.create_task(one.prepare(ref)) for ref in refs]
-        await wait_until(lambda: len(waits) == len(refs))
+        calls = [asyncio.create_task(manager.prepare(ref)) for ref in refs]
+        await wait_until(lambda: len(waiting_uids) == len(refs))
         driver.may_undo.set()
-        answers = [await call for call in calls]
-        assert {type(a) for a in answers} == {DeviceHeldError}
-        assert all("ns/gone" in str(a) and "the board is stuck" in str(a) for a in answers)
-        assert sorted(tries) == ["d-0", "d-1"]
+        responses = [await call for call in calls]
+        assert {type(a) for a in responses} == {DeviceHeldError}
+        assert all("ns/gone" in str(a) and "the board is stuck" in str(a) for a in responses)
+        assert sorted(undone_devices) == ["d-0", "d-1"]
 
 
-async def test_who_waits_long_for_an_undo_is_reported_for_which_and_the_undo_goes_on(tmp_path: Path) -> None:
+async def test_a_wait_for_a_long_undo_ends_with_an_error_that_names_the_claim_and_the_undo_continues(
+    tmp_path: Path,
+) -> None:
     api = FakeApiServer()
-    async with left_over(tmp_path, api) as (one, driver):
+    async with manager_after_reboot(tmp_path, api) as (manager, driver):
         ref = api.allocate("new", "new", "d-0", DRIVER)
-        one.claims.engine.rollback.holder_timeout = 0.01
-        answer = await one.prepare(ref)
-        assert isinstance(answer, DeviceHeldError)
-        assert "still held by claim ns/gone" in str(answer)
-        assert "whose rollback takes longer" in str(answer)
-        one.claims.engine.rollback.holder_timeout = 60
+        manager.claims.engine.rollback.holder_timeout = 0.01
+        response = await manager.prepare(ref)
+        assert isinstance(response, DeviceHeldError)
+        assert "still held by claim ns/gone" in str(response)
+        assert "whose rollback takes longer" in str(response)
+        manager.claims.engine.rollback.holder_timeout = 60
         driver.may_undo.set()
-        assert not isinstance(await one.prepare(ref), Exception)
-        assert sorted(driver.undone) == ["d-0", "d-1"]
+        assert not isinstance(await manager.prepare(ref), Exception)
+        assert sorted(driver.undone_devices) == ["d-0", "d-1"]
 
 
 @pytest.mark.parametrize("count", [1, 10, 30])
-async def test_a_claim_of_many_devices_gets_all_that_other_claims_held_before_a_reboot(
+async def test_a_claim_of_many_devices_gets_all_devices_that_other_claims_held_before_a_reboot(
     tmp_path: Path, count: int
 ) -> None:
     api, hardware = FakeApiServer(), {}  # type: ignore[var-annotated]
-    async with running_manager(tmp_path, Slow(hardware), api, boot="before") as before:
+    async with running_manager(tmp_path, SlowDriver(hardware), api, boot="before") as first_manager:
         for i in range(count):
-            await before.prepare(api.allocate(f"old-{i}", f"old-{i}", f"d-{i}", DRIVER))
+            await first_manager.prepare(api.allocate(f"old-{i}", f"old-{i}", f"d-{i}", DRIVER))
     hardware.clear()
     ref = api.allocate("new", "new", "d-0", DRIVER)
     results = api.claims["new"]["status"]["allocation"]["devices"]["results"]
     results += [{**results[0], "device": f"d-{i}", "request": f"r{i}"} for i in range(1, count)]
-    async with running_manager(tmp_path, Slow(hardware), api) as after:
-        assert not isinstance(await after.prepare(ref), Exception)
-        assert await after.records() == {"new": "Prepared"}
+    async with running_manager(tmp_path, SlowDriver(hardware), api) as restarted:
+        assert not isinstance(await restarted.prepare(ref), Exception)
+        assert await restarted.records() == {"new": "Prepared"}
         assert set(hardware.values()) == {"new"}
 
 
 def test_a_fresh_record_and_its_holds_are_written_together(tmp_path: Path) -> None:
-    ours = judge(tmp_path)
+    transitions = make_transitions(tmp_path)
     records = memory_database()
-    assert isinstance(ours.begin(records, make_record("u", "d-0"), None, PoolSupply()), Prepare)
+    assert isinstance(transitions.begin(records, make_record("u", "d-0"), None, PoolSupply()), Prepare)
     assert records.holders(Hold("node", "d-0", "", "", "")) == ["u"]
     with pytest.raises(DeviceHeldError, match="still held by claim ns/name-u"):
-        ours.begin(records, make_record("v", "d-0"), None, PoolSupply())
+        transitions.begin(records, make_record("v", "d-0"), None, PoolSupply())
     assert isinstance(records.read("u"), Record)
     assert records.read("v") is None
-    ours.process.release()
+    transitions.process.release()

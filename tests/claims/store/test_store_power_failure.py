@@ -1,6 +1,7 @@
-"""The power fails: the journal ends where it was last synced, the CDI folder is empty, the boot id is another.
+"""The power fails: the journal ends at its last sync, the CDI folder is empty, and the boot id changes.
 
-What a device keeps over a power failure (a partition, a binding) must be on record in what is left of it, at every point.
+State that a device keeps over a power failure (a partition, a binding) must be in the remaining records, at every
+point.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.crash
 
 
 def cut_the_journal(b: NodeHarness, rng: random.Random) -> None:
-    """Leaves what was synced, and anything between nothing and all of what was not."""
+    """Cuts the journal at a random byte after its last sync."""
     log = b.node.kubelet_root / "plugins" / DRIVER / "records.journal"
     if not log.exists():
         return
@@ -35,50 +36,50 @@ def cut_the_journal(b: NodeHarness, rng: random.Random) -> None:
     os.truncate(log, rng.choice([synced, min(length, synced), rng.randint(min(synced, length), length)]))
 
 
-async def lose_power(b: NodeHarness, *, keeps: bool, rng: random.Random) -> None:
+async def lose_power(b: NodeHarness, *, keeps_state: bool, rng: random.Random) -> None:
     cut_the_journal(b, rng)
-    if not keeps:
+    if not keeps_state:
         for path in b.hardware.iterdir():
             path.unlink()
     await b.cluster.reboot(sysfs=b.sysfs)
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["devices keep their state", "devices lose their state"])
+@pytest.mark.parametrize("keeps_state", [True, False], ids=["devices keep their state", "devices lose their state"])
 @pytest.mark.parametrize("point", PREPARE_POINTS)
-async def test_power_fails_in_prepare_and_the_pod_gets_its_device_afresh(
-    tmp_path: Path, point: str, keeps: bool
+async def test_a_power_failure_in_prepare_leads_to_a_fresh_prepare_for_the_pod(
+    tmp_path: Path, point: str, keeps_state: bool
 ) -> None:
-    rng = random.Random(f"{point} {keeps}")
+    rng = random.Random(f"{point} {keeps_state}")
     async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.died()
-        await lose_power(b, keeps=keeps, rng=rng)
+        await lose_power(b, keeps_state=keeps_state, rng=rng)
         await b.start()
         await b.cluster.wait_running("pod")
         b.check_quiet()
         (claim,) = b.cluster.claims()
         assert b.holders() == {"c-0": claim["metadata"]["uid"]}
         await b.cluster.delete_pod("pod")
-        assert b.is_empty(), (b.taken(), b.files(), b.records())
+        assert b.is_empty(), (b.device_files(), b.files(), b.records())
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("keeps", [True, False], ids=["devices keep their state", "devices lose their state"])
+@pytest.mark.parametrize("keeps_state", [True, False], ids=["devices keep their state", "devices lose their state"])
 @pytest.mark.parametrize("point", UNPREPARE_POINTS)
-async def test_power_fails_in_unprepare_and_the_device_is_free_for_the_next(
-    tmp_path: Path, point: str, keeps: bool
+async def test_a_power_failure_in_unprepare_frees_the_device_for_the_next_claim(
+    tmp_path: Path, point: str, keeps_state: bool
 ) -> None:
-    rng = random.Random(f"{point} {keeps}")
+    rng = random.Random(f"{point} {keeps_state}")
     async with node_harness(tmp_path) as b:
         await b.start(KILL_AT=point)
         await b.apply_pod("pod")
         await b.cluster.wait_running("pod")
         await b.cluster.client.delete(PODS, "pod", "default")
         await b.died()
-        await lose_power(b, keeps=keeps, rng=rng)
+        await lose_power(b, keeps_state=keeps_state, rng=rng)
         await b.start()
-        await b.until("the pod to go", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
+        await b.until("the pod to disappear", lambda: not b.cluster.api.storage.get("pods", "default", "pod"))
         await b.until("everything to be free", b.is_empty)
         await b.apply_pod("next", count=4)
         await b.cluster.wait_running("next")
@@ -87,12 +88,12 @@ async def test_power_fails_in_unprepare_and_the_device_is_free_for_the_next(
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_a_prepare_syncs_once_and_an_unprepare_never(tmp_path: Path) -> None:
-    """Counted by the kernel's eyes, around an engine in a process of its own."""
+    """strace counts the calls, around an engine in a separate process."""
     trace = tmp_path / "trace"
     script = ROOT / "tests/helpers/crash/claim_process.py"
     command = ["strace", "-f", "-qq", "-e", "trace=fsync,fdatasync,sync_file_range,msync,write", "-o", str(trace)]
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, sys.executable, str(script), str(tmp_path)],
         env=env,
         capture_output=True,
@@ -100,9 +101,9 @@ def test_a_prepare_syncs_once_and_an_unprepare_never(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    if "ptrace" in done.stderr and "not permitted" in done.stderr:
+    if "ptrace" in process.stderr and "not permitted" in process.stderr:
         pytest.skip("needs the right to trace processes")
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     counts: dict[str, int] = {}
     phase = ""
     for line in trace.read_text().splitlines():

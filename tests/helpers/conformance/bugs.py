@@ -1,4 +1,4 @@
-"""The bugs of the drivers beside this file, each with the ids of the checks that must fail."""
+"""The bugs of the drivers in this folder, each with the ids of the checks that must fail."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ PLAIN: dict[str, set[str]] = {
     "exit code 1": {"RST-005"},
     "sockets stay": {"RST-005"},
     "stale socket": {"RST-001", "RST-002", "RST-003", "RST-004", "RST-006", "SKW-003", "SLC-007"},
-    "refuses claims beside another instance": {"UPG-001"},
+    "refuses claims next to another instance": {"UPG-001"},
     "records of one instance": {"UPG-002"},
     "sockets of all instances are removed": {"UPG-003"},
     "slices are deleted on exit": {"UPG-004"},
-    "slices are created anew at the start": {"UPG-004"},
+    "slices are created again at the start": {"UPG-004"},
     "health without devices": {"HLT-001"},
     "health is not repeated": {"HLT-002"},
     "health stream opens once": {"HLT-003"},

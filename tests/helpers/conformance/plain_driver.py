@@ -149,7 +149,7 @@ class Claims:
 
     def prepare(self, namespace: str, name: str, uid: str, context: grpc.ServicerContext) -> list[JSON]:
         sockets = list(Path(os.environ["PLUGINS_REGISTRY"]).glob("*.sock"))
-        if BUG == "refuses claims beside another instance" and len(sockets) > 1:
+        if BUG == "refuses claims next to another instance" and len(sockets) > 1:
             raise ClaimFailed("another instance runs")
         if BUG == "one lock for all claims":
             with self.serial:
@@ -159,23 +159,23 @@ class Claims:
                 raise ClaimFailed("the claim is busy")
             self.busy.add(uid)
         with self.lock(uid):
-            found = self._prepare(namespace, name, uid)
+            prepared = self._prepare(namespace, name, uid)
         if context.is_active():
             self.busy.discard(uid)
-        return found
+        return prepared
 
     def _prepare(self, namespace: str, name: str, uid: str) -> list[JSON]:
-        known = self.records().get(uid)
-        if known and (known["boot"] == self.boot or BUG == "ignores a reboot") and BUG != "overlapping prepares":
+        record = self.records().get(uid)
+        if record and (record["boot"] == self.boot or BUG == "ignores a reboot") and BUG != "overlapping prepares":
             if BUG == "prepare is not idempotent":
-                return [{**d, "cdi": [f"{d['cdi'][0]}-{time.time_ns()}"]} for d in known["devices"]]
-            return known["devices"]  # type: ignore[no-any-return]
+                return [{**d, "cdi": [f"{d['cdi'][0]}-{time.time_ns()}"]} for d in record["devices"]]
+            return record["devices"]  # type: ignore[no-any-return]
         devices = self._devices(namespace, name, uid)
         with self.file_lock():
             for other in self.records().values():
-                held = {d["device"] for d in other["devices"]} & {d["device"] for d in devices}
-                if held and other["uid"] != uid and BUG != "device with two holders":
-                    raise ClaimFailed(f"device {sorted(held)[0]} is held by claim {other['uid']}")
+                shared_devices = {d["device"] for d in other["devices"]} & {d["device"] for d in devices}
+                if shared_devices and other["uid"] != uid and BUG != "device with two holders":
+                    raise ClaimFailed(f"device {sorted(shared_devices)[0]} is held by claim {other['uid']}")
             record = {"uid": uid, "boot": self.boot, "devices": devices}
             self.memory[uid] = record
             if BUG != "records in memory":
@@ -215,14 +215,14 @@ class Claims:
         return out
 
     def _write_metadata(self, meta: JSON, devices: list[JSON]) -> None:
-        found = [{"driver": NAME, "pool": d["pool"], "name": d["device"]} for d in devices]
+        devices_json = [{"driver": NAME, "pool": d["pool"], "name": d["device"]} for d in devices]
         if BUG == "metadata of another device":
-            found = [{**d, "name": "another"} for d in found]
+            devices_json = [{**d, "name": "another"} for d in devices_json]
         document = {
             "apiVersion": "metadata.resource.k8s.io/v1beta1",
             "kind": "DeviceMetadata",
             "metadata": {k: meta[k] for k in ("name", "namespace", "uid")},
-            "requests": [{"name": "device", "devices": found}],
+            "requests": [{"name": "device", "devices": devices_json}],
         }
         if BUG != "metadata file is missing":
             write(self.metadata(meta["uid"]), json.dumps(document))
@@ -298,10 +298,10 @@ def check_parameters(parameters: JSON) -> None:
     unknown = sorted(set(parameters) - {"kind", "mode"})
     if unknown and BUG != "unknown fields are ignored":
         raise ClaimFailed(f"the parameters have no field {unknown[0]}")
-    wrong = parameters.get("kind") != "PlainConfig" or parameters.get("mode") not in {"fast", "slow"}
-    if wrong and BUG != "invalid parameters are accepted":
+    is_wrong = parameters.get("kind") != "PlainConfig" or parameters.get("mode") not in {"fast", "slow"}
+    if is_wrong and BUG != "invalid parameters are accepted":
         raise ClaimFailed("mode is wrong: use fast or slow")
-    if not wrong and not unknown and BUG == "valid parameters are rejected":
+    if not is_wrong and not unknown and BUG == "valid parameters are rejected":
         raise ClaimFailed("parameters are not supported")
 
 
@@ -398,7 +398,7 @@ class Publisher(threading.Thread):
         self.path = f"{SLICES}?fieldSelector=spec.driver={NAME},spec.nodeName={NODE}"
 
     def run(self) -> None:
-        if BUG == "slices are created anew at the start":
+        if BUG == "slices are created again at the start":
             self.delete_all()
             time.sleep(0.3)
         if BUG == "lists all nodes":
@@ -414,18 +414,18 @@ class Publisher(threading.Thread):
 
     def sync(self) -> None:
         path = SLICES if BUG == "deletes foreign slices" else self.path
-        listed = self.api.call("GET", path)
-        found = listed["items"]
+        slice_list = self.api.call("GET", path)
+        slices = slice_list["items"]
         if BUG == "deletes foreign slices":
-            for item in found:
+            for item in slices:
                 if item["spec"]["driver"] != NAME:
                     self.api.call("DELETE", f"{SLICES}/{item['metadata']['name']}")
-            found = [i for i in found if i["spec"]["driver"] == NAME and i["spec"].get("nodeName") == NODE]
+            slices = [i for i in slices if i["spec"]["driver"] == NAME and i["spec"].get("nodeName") == NODE]
         is_replacing = BUG == "two slices of one generation" and self.is_first
         self.is_first = False
-        if not found or is_replacing:
+        if not slices or is_replacing:
             self.create()
-            for item in found:
+            for item in slices:
                 self.api.call("DELETE", f"{SLICES}/{item['metadata']['name']}")
         if BUG == "invalid slice":
             self.attempt_invalid()
@@ -437,7 +437,7 @@ class Publisher(threading.Thread):
             while self.api.call("GET", self.path)["items"]:
                 time.sleep(0.05)
             return
-        self.watch(listed["metadata"]["resourceVersion"])
+        self.watch(slice_list["metadata"]["resourceVersion"])
 
     def create(self) -> None:
         created = self.api.call("POST", SLICES, self.desired())
@@ -482,9 +482,9 @@ class Publisher(threading.Thread):
             self.api.call("POST", SLICES, body)
 
     def write_again(self) -> None:
-        while found := self.api.call("GET", self.path)["items"]:
-            found[0]["metadata"].setdefault("annotations", {})["written"] = str(time.time())
-            self.api.call("PUT", f"{SLICES}/{found[0]['metadata']['name']}", found[0])
+        while slices := self.api.call("GET", self.path)["items"]:
+            slices[0]["metadata"].setdefault("annotations", {})["written"] = str(time.time())
+            self.api.call("PUT", f"{SLICES}/{slices[0]['metadata']['name']}", slices[0])
             time.sleep(0.3)
 
     def delete_all(self) -> None:
@@ -543,8 +543,8 @@ def serve(path: Path, *adders: Any) -> grpc.Server:
 
 
 def main() -> None:
-    ends = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # in all threads, so that sigwait receives them
+    stop_signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals)  # in all threads, so that sigwait receives them
     registry, data = Path(os.environ["PLUGINS_REGISTRY"]), Path(os.environ["PLUGIN_DATA_DIR"])
     endpoint, registration = data / f"dra-{UID[:8]}.sock", registry / f"{NAME}-{UID[:8]}-reg.sock"
     if BUG == "one instance only":
@@ -568,7 +568,7 @@ def main() -> None:
         node = serve(endpoint, *services)
     publisher = Publisher(api)
     publisher.start()
-    signal.sigwait(ends)
+    signal.sigwait(stop_signals)
     if BUG == "slices are deleted on exit":
         publisher.delete_all()
     registrar.stop(0).wait()

@@ -71,7 +71,7 @@ async def run(
     return await run_checks(DriverCommand.parse(command), chosen, select_checks(checks), rules=rules)
 
 
-def explained(found: ConformanceRun) -> str:
+def explained(run_result: ConformanceRun) -> str:
     """Returns the failures of a run, for the message of an assertion."""
-    lines = [f"{o.check.id}: expected {o.expected}; got {o.got}\n{o.log}" for o in found.outcomes if o.expected]
-    return "\n".join([found.fault, *lines])
+    lines = [f"{o.check.id}: expected {o.expected}; got {o.got}\n{o.log}" for o in run_result.outcomes if o.expected]
+    return "\n".join([run_result.fault, *lines])

@@ -132,11 +132,11 @@ def static_specs() -> None:
         }
 
     def specs(self: Any, uid: str, devices: list[JSON]) -> None:
-        for one in devices:
-            edits = {"env": [f"GPU={one['device']}"]}
+        for prepared in devices:
+            edits = {"env": [f"GPU={prepared['device']}"]}
             document = {"cdiVersion": "0.5.0", "kind": plain.KIND}
-            text = json.dumps({**document, "devices": [{"name": one["name"], "containerEdits": edits}]})
-            plain.write(self.cdi / f"device-{one['name']}.json", text)
+            text = json.dumps({**document, "devices": [{"name": prepared["name"], "containerEdits": edits}]})
+            plain.write(self.cdi / f"device-{prepared['name']}.json", text)
 
     plain.Claims._device = device  # type: ignore[method-assign]
     plain.Claims._write_specs = specs  # type: ignore[method-assign]
@@ -174,9 +174,9 @@ def prepared_health() -> None:
         for message in watch(self, request, context):
             records = [json.loads(p.read_text()) for p in folder.glob("*.json")]
             names = {d["device"] for r in records for d in r["devices"]}
-            kept = [d for d in message.devices if d.device.device_name in names]
-            if kept:
-                yield type(message)(devices=kept)
+            selected = [d for d in message.devices if d.device.device_name in names]
+            if selected:
+                yield type(message)(devices=selected)
 
     plain.Health.NodeWatchResources = prepared_only  # type: ignore[method-assign]
 
@@ -250,11 +250,13 @@ def no_entry() -> None:
 def growing_spec() -> None:
     def specs(self: Any, uid: str, devices: list[JSON]) -> None:
         path = self.cdi / "plain.json"
-        old = json.loads(path.read_text())["devices"] if path.exists() else []
+        old_devices = json.loads(path.read_text())["devices"] if path.exists() else []
         names = {d["name"] for d in devices}
-        new = [{"name": name, "containerEdits": {"env": ["GPU=1"]}} for name in sorted(names)]
+        new_devices = [{"name": name, "containerEdits": {"env": ["GPU=1"]}} for name in sorted(names)]
         document = {"cdiVersion": "0.5.0", "kind": plain.KIND}
-        plain.write(path, json.dumps({**document, "devices": [d for d in old if d["name"] not in names] + new}))
+        plain.write(
+            path, json.dumps({**document, "devices": [d for d in old_devices if d["name"] not in names] + new_devices})
+        )
 
     plain.Claims._write_specs = specs  # type: ignore[method-assign]
 

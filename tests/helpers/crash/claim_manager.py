@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, ClaimOutcome, 
 from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
-from dra_kubeletplugin.errors import ApiError
+from dra_kubeletplugin.errors import ApiError, DraError
 from dra_kubeletplugin.kube import Resource
 from dra_kubeletplugin.kube.decoding import Metadata, Page
 from dra_kubeletplugin.kube.errors import ForbiddenError, NotFoundError
@@ -28,7 +28,7 @@ class FakeApiServer:
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {}
-        self.away = False
+        self.is_unreachable = False
         self.slices: list[Any] = []
         self.nodes: dict[str, dict[str, str]] = {}  # labels by name
         self.nodes_read = 0
@@ -41,11 +41,11 @@ class FakeApiServer:
 
     async def raw(self, path: str, query: Any = None, *, timeout: float | None = None) -> HttpResponse:
         *_, namespace, plural, name = path.split("/")
-        found = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
-        return HttpResponse(200, {}, msgspec.json.encode(found))
+        claim_object = await self.get(await self.dra(plural), name, namespace, timeout=timeout)
+        return HttpResponse(200, {}, msgspec.json.encode(claim_object))
 
     async def get(self, resource: Resource, name: str, namespace: str = "", *, timeout: float | None = None) -> Any:
-        if self.away:
+        if self.is_unreachable:
             raise ApiError("away")
         if resource.plural == "nodes":
             self.nodes_read += 1
@@ -69,28 +69,30 @@ class FakeApiServer:
     ) -> Page:
         """Returns all slices that match, and ignores the limit."""
         self.listed.append(fields)
-        if self.away:
+        if self.is_unreachable:
             raise ApiError("away")
-        asked = dict(f.split("=") for f in fields.split(","))
-        found = [
+        field_selectors = dict(f.split("=") for f in fields.split(","))
+        slices = [
             s for s in self.slices
-            if (s["spec"]["driver"], s["spec"].get("nodeName", "")) == (asked["spec.driver"], asked["spec.nodeName"])
+            if (s["spec"]["driver"], s["spec"].get("nodeName", "")) == (field_selectors["spec.driver"], field_selectors["spec.nodeName"])
         ]  # fmt: skip
-        return Page(Metadata("1"), [msgspec.Raw(msgspec.json.encode(s)) for s in found])
+        return Page(Metadata("1"), [msgspec.Raw(msgspec.json.encode(s)) for s in slices])
 
     def allocate(self, name: str, uid: str, device: str, driver: str, **result: Any) -> ClaimIdentity:
         """Creates a claim to which the scheduler has allocated ``device``."""
-        found = {"request": "r", "driver": driver, "pool": "node", "device": device, **result}
+        allocated = {"request": "r", "driver": driver, "pool": "node", "device": device, **result}
         self.claims[name] = {
             "metadata": {"name": name, "namespace": "ns", "uid": uid},
             "spec": {"devices": {"requests": []}},
-            "status": {"allocation": {"devices": {"results": [found]}}},
+            "status": {"allocation": {"devices": {"results": [allocated]}}},
         }
         return ClaimIdentity("ns", name, uid)
 
 
 class RunningManager:
-    """One plugin instance. ``claims`` is its claim manager, ``changes`` counts how often claims took or freed devices."""
+    """One plugin instance. ``claims`` is its claim manager. ``changes`` counts how often claims acquired or released
+    devices.
+    """
 
     def __init__(self, folder: Path, driver: Driver, api: FakeApiServer, boot: str, **options: Any) -> None:
         # Long time-outs: on a busy machine, a slow step must not fail the test.
@@ -143,9 +145,22 @@ async def running_manager(
     folder: Path, driver: Driver, api: FakeApiServer | None = None, boot: str = "boot", **options: Any
 ) -> AsyncIterator[RunningManager]:
     """Opens a claim manager, and closes it at the end of the context."""
-    made = RunningManager(folder, driver, api or FakeApiServer(), boot, **options)
+    manager = RunningManager(folder, driver, api or FakeApiServer(), boot, **options)
     try:
-        await made.open()
-        yield made
+        await manager.open()
+        yield manager
     finally:
-        await made.close()
+        await manager.close()
+
+
+async def check_success(call: Awaitable[object]) -> None:
+    """Asserts that a prepare or an unprepare returns no error."""
+    response = await call
+    assert not isinstance(response, DraError), response
+
+
+async def error_of(call: Awaitable[object]) -> str:
+    """Returns the text of the error that a prepare or an unprepare returns."""
+    response = await call
+    assert isinstance(response, DraError), response
+    return str(response)

@@ -14,7 +14,7 @@ from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
 NAME = "one.example.com"
 
 
-class One(Driver):
+class OneDeviceDriver(Driver):
     name = NAME
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
@@ -24,11 +24,15 @@ class One(Driver):
 async def main(root: Path) -> None:
     api = FakeApiServer()
     ref = api.allocate("claim", "uid", "d-0", NAME)
-    async with running_manager(root, One(), api) as one:
-        for phase, call in (("prepare", one.prepare), ("repeat", one.prepare), ("unprepare", one.unprepare)):
+    async with running_manager(root, OneDeviceDriver(), api) as manager:
+        for phase, call in (
+            ("prepare", manager.prepare),
+            ("repeat", manager.prepare),
+            ("unprepare", manager.unprepare),
+        ):
             os.write(1, f"PHASE {phase}\n".encode())
-            answer = await call(ref)
-            assert not isinstance(answer, DraError), answer
+            response = await call(ref)
+            assert not isinstance(response, DraError), response
         os.write(1, b"PHASE end\n")
 
 

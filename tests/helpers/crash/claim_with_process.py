@@ -10,7 +10,6 @@ import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from dra_kubeletplugin.base.processes.local import MARKER
 from dra_kubeletplugin.claims.processes import ClaimProcesses
 from dra_kubeletplugin.claims.store.store import RecordStore
 from tests.helpers.crash.claim_manager import FakeApiServer, running_manager
+from tests.helpers.crash.kill_points import kill_at, wrap_method
 
 NAME = "daemons.example.com"
 POINTS = {
@@ -40,7 +40,9 @@ time.sleep(600)
 
 
 class Daemons(Driver):
-    """Starts one process with a child for each claim. Its undo steps and the process note the order in which they end."""
+    """Starts one process with a child for each claim. Its undo steps and the process record the order in which they
+    end.
+    """
 
     name = NAME
     processes = True
@@ -50,7 +52,7 @@ class Daemons(Driver):
         self.folder = folder
         self.program = PROGRAM
         self.options: dict[str, Any] = {}
-        self.undone: list[str] = []
+        self.undone_steps: list[str] = []
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         ready = self.folder / f"{claim.uid}.ready"
@@ -64,16 +66,16 @@ class Daemons(Driver):
         return [d.prepared() for d in claim.devices]
 
     def undo_file(self, claim: PreparedClaim, path: str) -> None:
-        self.undone.append("file" if not running(claim.uid) else "file, and the process runs")
+        self.undone_steps.append("file" if not running(claim.uid) else "file, and the process runs")
         Path(path).unlink(missing_ok=True)
 
     def undo_limits(self, claim: PreparedClaim) -> None:
-        self.undone.append("limits" if running(claim.uid) else "limits without the process")
+        self.undone_steps.append("limits" if running(claim.uid) else "limits without the process")
 
 
 def running(uid: str) -> list[int]:
     """Returns the processes of a claim, by the variable that each of them inherits, also if no record names it."""
-    out = []
+    pids = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             try:
@@ -82,74 +84,61 @@ def running(uid: str) -> list[int]:
                 continue
             stat = read_stat(int(path.name))
             if stat and stat.is_alive and any(v.startswith(f"{MARKER}={uid}/".encode()) for v in variables):
-                out.append(int(path.name))
-    return out
+                pids.append(int(path.name))
+    return pids
 
 
-def kill_at(point: str) -> None:
-    if point == os.environ.get("KILL_AT"):
-        os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
-
-
-def around(
-    owner: Any, name: str, before: str = "", after: str = "", when: Callable[..., bool] = lambda *_: True
+def add_points(
+    owner: Any, name: str, before: str = "", after: str = "", condition: Callable[..., bool] = lambda *_: True
 ) -> None:
     """Adds points before and after a method."""
     original = getattr(owner, name)
-    if asyncio.iscoroutinefunction(original):
+    if not asyncio.iscoroutinefunction(original):
+        wrap_method(owner, name, lambda *_, **__: kill_at(before), lambda *_, **__: kill_at(after))
+        return
 
-        @functools.wraps(original)
-        async def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if when(*args):
-                kill_at(before)
-            result = await original(*args, **kwargs)
-            if when(*args):
-                kill_at(after)
-            return result
-
-    else:
-
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(original)
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if condition(*args):
             kill_at(before)
-            result = original(*args, **kwargs)
+        result = await original(*args, **kwargs)
+        if condition(*args):
             kill_at(after)
-            return result
+        return result
 
     setattr(owner, name, wrapped)
 
 
 def instrument() -> None:
-    around(local.LocalRunner, "launch", "before launch", "after launch")
-    around(local._LocalLaunch, "go", "before go", "after go")
-    around(ClaimProcesses, "_wait_until_ready", "before ready")
-    around(ClaimProcesses, "end", "before step", "after step")
+    add_points(local.LocalRunner, "launch", "before launch", "after launch")
+    add_points(local._LocalLaunch, "go", "before go", "after go")
+    add_points(ClaimProcesses, "_wait_until_ready", "before ready")
+    add_points(ClaimProcesses, "end", "before step", "after step")
     start = ClaimProcesses.start
 
-    async def started(self: Any, uid: str, spec: Any, record: Any) -> None:
-        async def recording(step: dict[str, Any]) -> None:
+    async def start_and_wrap(self: Any, uid: str, spec: Any, record: Any) -> None:
+        async def record_step(step: dict[str, Any]) -> None:
             kill_at("before record")
             await record(step)
             kill_at("after record")
 
-        await start(self, uid, spec, recording)
+        await start(self, uid, spec, record_step)
 
-    ClaimProcesses.start = started  # type: ignore[method-assign]
+    ClaimProcesses.start = start_and_wrap  # type: ignore[method-assign]
     send, wait = local.send_signal, local.wait_for_end
 
-    def sent(process: ProcessIdentity, number: signal.Signals) -> bool:
+    def send_and_kill(process: ProcessIdentity, number: signal.Signals) -> bool:
         kill_at("before request")
-        found = send(process, number)
+        result = send(process, number)
         kill_at("after request")
-        return found
+        return result
 
-    def waited(process: ProcessIdentity, timeout: float) -> bool:
-        found = wait(process, timeout)
+    def wait_and_kill(process: ProcessIdentity, timeout: float) -> bool:
+        result = wait(process, timeout)
         kill_at("after end")
-        return found
+        return result
 
-    local.send_signal, local.wait_for_end = sent, waited
+    local.send_signal, local.wait_for_end = send_and_kill, wait_and_kill
 
 
 async def main(folder: Path, verb: str) -> None:
@@ -157,19 +146,19 @@ async def main(folder: Path, verb: str) -> None:
     uid = os.environ["CLAIM_UID"]
     ref = api.allocate("claim", uid, "d-0", NAME)
     supervisor = os.environ.get("SUPERVISOR", "")
-    async with running_manager(folder, Daemons(folder), api, process_supervisor=supervisor) as one:
+    async with running_manager(folder, Daemons(folder), api, process_supervisor=supervisor) as manager:
         if verb == "prepare":
-            around(
+            add_points(
                 RecordStore,
                 "do",
                 "before commit",
                 "after commit",
                 lambda *a: running(uid) and "commit" in _name(a[1]),
             )
-            await one.prepare(ref)
+            await manager.prepare(ref)
         else:
-            await one.prepare(ref)
-            await one.unprepare(ref)
+            await manager.prepare(ref)
+            await manager.unprepare(ref)
     raise SystemExit(f"not killed at {os.environ.get('KILL_AT')}")
 
 

@@ -24,35 +24,35 @@ _at = int(os.environ.get("KILL_AT", "0"))
 _steps = 0
 
 
-def step(what: str) -> None:
+def step(step_name: str) -> None:
     global _steps
     _steps += 1
-    print(f"step {_steps}: {what}", flush=True)
+    print(f"step {_steps}: {step_name}", flush=True)
     if _steps == _at:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def counted(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+def with_steps(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
         step(f"before {name}")
-        out = method(*args, **kwargs)
+        result = method(*args, **kwargs)
         step(f"after {name}")
-        return out
+        return result
 
     return run
 
 
-def watched(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def with_request_steps(request: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(request)
     async def run(self: Transport, method: str, target: str, *args: Any) -> Any:
-        which = _COUNTED.search(target)
-        if not which or "limit=" in target:
+        match = _COUNTED.search(target)
+        if not match or "limit=" in target:
             return await request(self, method, target, *args)
-        step(f"before {method} {which[1]}")
-        out = await request(self, method, target, *args)
-        step(f"after {method} {which[1]}")
-        return out
+        step(f"before {method} {match[1]}")
+        response = await request(self, method, target, *args)
+        step(f"after {method} {match[1]}")
+        return response
 
     return run
 
@@ -61,6 +61,6 @@ if __name__ == "__main__":
     module = sys.modules[load_driver(str(DRIVER)).__module__]
     manager: Any = vars(module)["FabricManager"]
     for name in ("attach", "detach"):
-        setattr(manager, name, counted(getattr(manager, name), name))
-    Transport.request = watched(Transport.request)  # type: ignore[method-assign]
+        setattr(manager, name, with_steps(getattr(manager, name), name))
+    Transport.request = with_request_steps(Transport.request)  # type: ignore[method-assign]
     sys.exit(main(["controller", f"{module.__name__}:Fabric"]))

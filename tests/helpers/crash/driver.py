@@ -1,18 +1,16 @@
-"""A driver whose hardware is a folder, and which can kill its own process between any two effects.
+"""A driver whose hardware is a folder, and which can kill its own process between any two effects (kill_points.py).
 
-A device is acquired in two steps. Each step creates a file exclusively; a second holder is a violation, written to a file for the
-test. All devices are on one card, whose power is a shared step: two more files. Power that is off in use is a violation too. KILL_AT names a point: the process kills itself there with SIGKILL, after it has passed the point KILL_SKIP times.
+A device is acquired in two steps. Each step creates a file exclusively. A second holder is a violation, which is written
+to a file for the test. All devices are on one card, whose power is a shared step with two more files. Power that is off
+while a device is in use is a violation too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import os
-import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +35,15 @@ from dra_kubeletplugin.claims.store.journal import Journal
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.transitions import Transitions
 from dra_kubeletplugin.plugin.grpc import NodeService
+from tests.helpers.crash.kill_points import kill_at, wrap_method
 
 HARDWARE = Path(os.environ["CRASH_HARDWARE"])
 FAULTS = HARDWARE.parent / "faults"
 POWER = (HARDWARE / "card.on", HARDWARE / "card.ready")
-KILL_AT = os.environ.get("KILL_AT", "")
 RECOVERED = {"from": "hardware"}
 SURROGATE = "a vendor's text \udcff"  # cannot be encoded
 DELAY = float(os.environ.get("CRASH_DELAY", "0"))
 DEVICES = int(os.environ.get("CRASH_DEVICES", "4"))
-_skip = int(os.environ.get("KILL_SKIP", "0"))
 
 PREPARE_POINTS = (
     "prepare: before record",
@@ -96,37 +93,26 @@ REPAIR_POINTS = (
 )
 
 
-def kill_at(point: str) -> None:
-    global _skip
-    if point != KILL_AT:
-        return
-    if _skip:
-        _skip -= 1
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)  # a thread may run on for a moment; it must do nothing more
-
-
 class Crash(Driver):
     name = "crash.example.com"
-    metadata = True  # one more kind of file that must be there and must go
+    metadata = True  # metadata files must also be created and removed
 
     def devices(self) -> list[Device]:
         if consume_fault("devices-hangs"):
             time.sleep(2)
         if consume_fault("devices-raises"):
             raise OSError("the bus does not answer")
-        if consume_fault("devices-answers-anything"):
+        if consume_fault("devices-returns-anything"):
             return [None, "c-0", Device("C 0")]  # type: ignore[list-item]
-        gone = "c-3" if is_fault_active("device-gone") else ""
-        return [Device(f"c-{i}", {"index": i}) for i in range(DEVICES) if f"c-{i}" != gone]
+        missing_device = "c-3" if is_fault_active("device-gone") else ""
+        return [Device(f"c-{i}", {"index": i}) for i in range(DEVICES) if f"c-{i}" != missing_device]
 
     def health(self) -> dict[str, Health]:
         if consume_fault("health-raises"):
             raise ValueError(SURROGATE)
-        if consume_fault("health-answers-anything"):
+        if consume_fault("health-returns-anything"):
             return {7: "fine"}  # type: ignore[dict-item]
-        return {"c-2": Health(healthy=False, message="it smokes")} if is_fault_active("device-sick") else {}
+        return {"c-2": Health(healthy=False, message="it smokes")} if is_fault_active("device-unhealthy") else {}
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         if consume_fault("prepare-hangs"):
@@ -153,7 +139,7 @@ class Crash(Driver):
             kill_at("prepare: between two steps of hardware")
             acquire(d.name, "b", claim.uid)
         kill_at("prepare: after hardware")
-        if consume_fault("prepare-answers-anything"):  # after all steps, so that the rollback has to undo all of them
+        if consume_fault("prepare-returns-anything"):  # after all steps, so that the rollback has to undo all of them
             return [d.name for d in claim.devices]  # type: ignore[misc]
         return [d.prepared(ContainerEdits(env={f"CRASH_{d.name[2:]}": claim.uid})) for d in claim.devices]
 
@@ -218,7 +204,7 @@ class Crash(Driver):
 
 
 def check_unused(card: str) -> None:
-    """Notes a violation if a device is in use while the power of the card changes."""
+    """Writes a violation if a device is in use while the power of the card changes."""
     for path in HARDWARE.glob("*.[ab]"):
         (HARDWARE / f"VIOLATION-{card}-{path.name}").write_text(f"the power changes while {path.name} is in use")
 
@@ -228,16 +214,16 @@ def acquire(device: str, step: str, uid: str) -> None:
     path = HARDWARE / f"{device}.{step}"
     if not all(p.exists() for p in POWER):
         (HARDWARE / f"VIOLATION-{device}-{uid}").write_text(f"{uid} took {device}.{step} without power")
-    written = HARDWARE.parent / f"{uid}.{device}.{step}"
-    written.write_text(uid)
+    temporary_file = HARDWARE.parent / f"{uid}.{device}.{step}"
+    temporary_file.write_text(uid)
     try:
-        os.link(written, path)
+        os.link(temporary_file, path)
     except FileExistsError:
         holder = path.read_text()
         (HARDWARE / f"VIOLATION-{device}-{uid}").write_text(f"{uid} took {device}.{step}, which {holder} holds")
         raise RetryableError(f"{device} is held by {holder}") from None
     finally:
-        written.unlink()
+        temporary_file.unlink()
 
 
 def release(device: str, step: str, uid: str) -> None:
@@ -249,34 +235,21 @@ def release(device: str, step: str, uid: str) -> None:
 # --- points outside the driver: around the framework's own effects ------------------------------------
 
 
-def wrap_method(owner: Any, name: str, before: Callable[..., None], after: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        before(*args, **kwargs)
-        result = original(*args, **kwargs)
-        after(*args, **kwargs)
-        return result
-
-    setattr(owner, name, wrapped)
-
-
 def instrument() -> None:
     """Adds kill points to the framework's own steps. Points after an effect in a transaction run after its commit."""
-    done: list[str] = []
+    pending_points: list[str] = []
 
     def in_transaction(owner: Any, name: str, phase: str) -> None:
         """Adds two points: ``before`` is inside the transaction, ``after`` follows its write to disk."""
 
         def before(*_: Any) -> None:
             kill_at(phase.format("before"))
-            done.append(phase.format("after"))
+            pending_points.append(phase.format("after"))
 
-        wrap_method(owner, name, before, lambda *_: None)
+        wrap_method(owner, name, before)
 
     def committed(self: Any, operations: Any, **_: Any) -> None:
-        points, done[:] = list(done), []
+        points, pending_points[:] = list(pending_points), []
         for point in points:
             kill_at(point)
 
@@ -289,19 +262,19 @@ def instrument() -> None:
     def update(self: Records, record: Any, fence: Any) -> bool:
         if record.state is State.PREPARED:
             kill_at("prepare: before commit")
-            done.append("prepare: after commit")
+            pending_points.append("prepare: after commit")
         return original_update(self, record, fence)
 
     Records.update = update  # type: ignore[method-assign]
-    wrap_method(RecordStore, "_attempt", lambda *_, **__: done.clear(), committed)
-    for name, word in (("write", "prepare"), ("remove", "unprepare")):
+    wrap_method(RecordStore, "_attempt", lambda *_, **__: pending_points.clear(), committed)
+    for name, operation in (("write", "prepare"), ("remove", "unprepare")):
         wrap_method(
             ClaimSpecs,
             name,
-            lambda *_, word=word: kill_at(f"{word}: before CDI file"),
-            lambda *_, word=word: kill_at(f"{word}: after CDI file"),
+            lambda *_, operation=operation: kill_at(f"{operation}: before CDI file"),
+            lambda *_, operation=operation: kill_at(f"{operation}: after CDI file"),
         )
-    for owner, name, what in (
+    for owner, name, step_name in (
         (Journal, "_keep_damaged_file", "repair: {} setting aside"),
         (Journal, "_rebuild", "repair: {} filling"),
         (journal, "write_new", "repair: {} making"),
@@ -311,13 +284,13 @@ def instrument() -> None:
         wrap_method(
             owner,
             name,
-            lambda *_, w=what, **__: kill_at(w.format("before")),
-            lambda *_, w=what, **__: kill_at(w.format("after")),
+            lambda *_, w=step_name, **__: kill_at(w.format("before")),
+            lambda *_, w=step_name, **__: kill_at(w.format("after")),
         )
     wrap_method(directory, "_write_all", lambda *_: None, lambda *_: kill_at("prepare: half a CDI file"))
     rename = Path.rename
 
-    def renamed(self: Path, target: Any) -> Any:
+    def rename_and_kill(self: Path, target: Any) -> Any:
         if self.name == ".records.journal.new":
             kill_at("repair: before the name")
         result = rename(self, target)
@@ -325,41 +298,43 @@ def instrument() -> None:
             kill_at("repair: after the name")
         return result
 
-    Path.rename = renamed  # type: ignore[method-assign]
+    Path.rename = rename_and_kill  # type: ignore[method-assign]
     for method in ("prepare", "unprepare"):
         original = getattr(NodeService, method)
 
-        async def replying(self: Any, request: Any, kind: Any, original: Any = original, method: str = method) -> Any:
-            answer = await original(self, request, kind)
+        async def reply_and_kill(
+            self: Any, request: Any, kind: Any, original: Any = original, method: str = method
+        ) -> Any:
+            response = await original(self, request, kind)
             if request.claims:
                 kill_at(f"{method}: before reply")
-            return answer
+            return response
 
-        setattr(NodeService, method, replying)
+        setattr(NodeService, method, reply_and_kill)
 
 
 def record_syncs() -> None:
     """Records the size of the journal at its last sync. A power failure keeps at least this many bytes."""
     attempt, replace = RecordStore._attempt, Journal._replace
 
-    def note(journal: Journal) -> None:
+    def sync_file(journal: Journal) -> None:
         if journal.file:
-            note = HARDWARE.parent / "synced"
-            note.with_suffix(".new").write_text(str(journal.file.end))
-            note.with_suffix(".new").rename(note)
+            sync_file = HARDWARE.parent / "synced"
+            sync_file.with_suffix(".new").write_text(str(journal.file.end))
+            sync_file.with_suffix(".new").rename(sync_file)
 
     def synced_attempt(self: Any, operations: Any, *, sync: bool) -> Any:
-        out = attempt(self, operations, sync=sync)
+        result = attempt(self, operations, sync=sync)
         if sync:
-            note(self.journal)
-        return out
+            sync_file(self.journal)
+        return result
 
-    def replaced(self: Any, *args: Any, **options: Any) -> None:
+    def replace_and_record(self: Any, *args: Any, **options: Any) -> None:
         replace(self, *args, **options)
-        note(self)
+        sync_file(self)
 
     RecordStore._attempt = synced_attempt  # type: ignore[method-assign]
-    Journal._replace = replaced  # type: ignore[method-assign]
+    Journal._replace = replace_and_record  # type: ignore[method-assign]
 
 
 def inject_faults() -> None:
@@ -372,14 +347,14 @@ def inject_faults() -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return attempt(self, operations, **options)
 
-    def full(fd: int, data: bytes) -> None:
+    def write_or_fail(fd: int, data: bytes) -> None:
         if is_fault_active("cdi-full"):
             write(fd, data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(fd, data)
 
     RecordStore._attempt = failing  # type: ignore[method-assign]
-    directory._write_all = full
+    directory._write_all = write_or_fail
 
 
 def consume_fault(name: str) -> bool:

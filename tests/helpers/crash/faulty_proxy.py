@@ -90,8 +90,8 @@ class FaultyProxy:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await self._connected()
         pumps = [
-            asyncio.create_task(self._pump(reader, up_writer, writer, asks=True)),
-            asyncio.create_task(self._pump(up_reader, writer, writer, asks=False)),
+            asyncio.create_task(self._pump(reader, up_writer, writer, is_request=True)),
+            asyncio.create_task(self._pump(up_reader, writer, writer, is_request=False)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -108,23 +108,28 @@ class FaultyProxy:
 
         The shield prevents a leak: a connection that is cancelled during its creation has no owner to close it.
         """
-        making = asyncio.create_task(asyncio.open_connection(*self._upstream))
+        connecting = asyncio.create_task(asyncio.open_connection(*self._upstream))
         try:
-            return await asyncio.shield(making)
+            return await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            _, writer = await making
+            _, writer = await connecting
             writer.transport.abort()
             raise
 
     async def _pump(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, client: asyncio.StreamWriter, *, asks: bool
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        client: asyncio.StreamWriter,
+        *,
+        is_request: bool,
     ) -> None:
         while data := await source.read(CHUNK):
             if self.mode is Mode.SLOW:
                 await asyncio.sleep(self.delay)
             if self.mode in {Mode.SILENT, Mode.HTML}:
                 self._broken.add(client)
-                if self.mode is Mode.HTML and asks:
+                if self.mode is Mode.HTML and is_request:
                     head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {len(PAGE)}\r\n\r\n"
                     client.write(head.encode() + PAGE)
                     await client.drain()

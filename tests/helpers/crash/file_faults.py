@@ -1,4 +1,4 @@
-"""Lets single file operations below some folders fail with an OSError, in the whole process."""
+"""Makes single file operations below some folders fail with an OSError, in the whole process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BY_DESCRIPTOR = ("write", "pwrite", "fchmod", "ftruncate", "fstat", "close")
 
 
 class FileFaults:
-    """Numbers the file operations below ``folders``, and lets selected operations fail.
+    """Numbers the file operations below ``folders``, and makes selected operations fail.
 
-    Operations on a descriptor count if its file was opened below ``folders``. A ``close`` that fails still closes the descriptor,
-    as on Linux.
+    Operations on a descriptor count if its file was opened below ``folders``. A ``close`` that fails still closes the
+    descriptor, as on Linux.
     """
 
     def __init__(self, *folders: Path) -> None:
@@ -29,12 +29,12 @@ class FileFaults:
         self._descriptors: set[int] = set()
         self._lock = threading.Lock()
         self._error = 0
-        self._fails: Callable[[int], bool] = lambda number: False
+        self._should_fail: Callable[[int], bool] = lambda number: False
 
     @contextlib.contextmanager
-    def failing(self, error: int, fails: Callable[[int], bool]) -> Iterator[FileFaults]:
+    def failing(self, error: int, should_fail: Callable[[int], bool]) -> Iterator[FileFaults]:
         """Restarts the count at 0. Operations for whose number ``fails`` returns true raise ``OSError`` with the errno ``error``."""
-        self.count, self.failed, self._error, self._fails = 0, [], error, fails
+        self.count, self.failed, self._error, self._should_fail = 0, [], error, should_fail
         with pytest.MonkeyPatch.context() as patch:
             for name in _BY_PATH:
                 patch.setattr(os, name, self._by_path(name, getattr(os, name)))
@@ -46,10 +46,10 @@ class FileFaults:
         def call(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
             if not isinstance(path, int) and os.fsdecode(path).startswith(self.folders):
                 self._count(name, path)
-                found = real(path, *args, **kwargs)
+                result = real(path, *args, **kwargs)
                 if name == "open":
-                    self._descriptors.add(found)
-                return found
+                    self._descriptors.add(result)
+                return result
             return real(path, *args, **kwargs)
 
         return call
@@ -69,6 +69,6 @@ class FileFaults:
     def _count(self, name: str, path: Any) -> None:
         with self._lock:
             number, self.count = self.count, self.count + 1
-        if self._fails(number):
+        if self._should_fail(number):
             self.failed.append(name)
             raise OSError(self._error, os.strerror(self._error), path)

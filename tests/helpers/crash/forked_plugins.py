@@ -10,16 +10,16 @@ request that writes to the API server.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
+
+from tests.helpers.crash.kill_points import wrap_method
 
 _EVENTS = frozenset(
     {
@@ -62,10 +62,10 @@ class _Steps:
     def arm(self) -> None:
         self._armed = True
 
-    def take(self, what: str) -> None:
+    def take(self, event: str) -> None:
         if not self._armed:
             return
-        _write(2, f"STEP {self._count} {what}\n".encode(errors="replace"))
+        _write(2, f"STEP {self._count} {event}\n".encode(errors="replace"))
         if self._count == self._last:
             os.kill(os.getpid(), signal.SIGKILL)
         self._count += 1
@@ -90,28 +90,19 @@ def _instrument(order: Order) -> None:
     steps = _Steps(order)
     sys.addaudithook(steps.hook)
     for name in _CALLS:
-        _before(os, name, lambda fd, *_, name=name: fd > 2 and steps.take(f"os.{name} {fd}"))
-    _before(KubeClient, "_call", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}"))
+        wrap_method(os, name, lambda fd, *_, name=name: fd > 2 and steps.take(f"os.{name} {fd}"))
+    wrap_method(
+        KubeClient, "_call", lambda _, method, path, *__, **___: method != "GET" and steps.take(f"{method} {path}")
+    )
     match order.arm:
         case "prepare" | "unprepare":
-            _before(NodeService, order.arm, lambda *_: steps.arm())
+            wrap_method(NodeService, order.arm, lambda *_: steps.arm())
         case "reconcile":
-            _before(Reconciler, "once", lambda *_, ask_server=True: ask_server and steps.arm())
+            wrap_method(Reconciler, "once", lambda *_, ask_server=True: ask_server and steps.arm())
         case "publish":
-            _before(Publisher, "_publish", lambda *_: steps.arm())
+            wrap_method(Publisher, "_publish", lambda *_: steps.arm())
         case "stop":
-            _before(UnixServer, "unlink", lambda *_: steps.arm())
-
-
-def _before(owner: Any, name: str, do: Callable[..., object]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **options: Any) -> Any:
-        do(*args, **options)
-        return original(*args, **options)
-
-    setattr(owner, name, wrapped)
+            wrap_method(UnixServer, "unlink", lambda *_: steps.arm())
 
 
 def _plugin(order: Order) -> NoReturn:
@@ -133,36 +124,36 @@ def _plugin(order: Order) -> NoReturn:
 
 def _serve() -> None:
     """Forks plugins until the input ends. It uses no threads and no event loop, because a fork would copy their state."""
-    woken, waker = os.pipe()
-    os.set_blocking(waker, False)
-    signal.set_wakeup_fd(waker)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
+    signal.set_wakeup_fd(wake_writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     children: set[int] = set()
-    rest = b""
+    incomplete_line = b""
     try:
         while True:
-            ready, _, _ = select.select([0, woken], [], [])
-            if woken in ready:
-                os.read(woken, 512)
+            ready, _, _ = select.select([0, wake_reader], [], [])
+            if wake_reader in ready:
+                os.read(wake_reader, 512)
                 for pid in tuple(children):
-                    done, status = os.waitpid(pid, os.WNOHANG)
-                    if done:
+                    ended_pid, status = os.waitpid(pid, os.WNOHANG)
+                    if ended_pid:
                         children.discard(pid)
                         _print_line(f"{pid} ended {os.waitstatus_to_exitcode(status)}")
             if 0 not in ready:
                 continue
-            found = os.read(0, 1 << 16)
-            if not found:
+            data = os.read(0, 1 << 16)
+            if not data:
                 return
-            *lines, rest = (rest + found).split(b"\n")
+            *lines, incomplete_line = (incomplete_line + data).split(b"\n")
             for line in lines:
                 order = msgspec.json.decode(line, type=Order)
                 pid = os.fork()
                 if not pid:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    os.close(woken)
-                    os.close(waker)
+                    os.close(wake_reader)
+                    os.close(wake_writer)
                     _plugin(order)
                 children.add(pid)
                 _print_line(f"{pid} forked")

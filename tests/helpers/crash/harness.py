@@ -1,4 +1,4 @@
-"""Runs the plugin as real processes that a test can kill, beside a local cluster that continues."""
+"""Runs the plugin as real processes that a test can kill, next to a local cluster that continues."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ Found = TypeVar("Found")
 WAIT = 100.0  # seconds; after a failed connection the kubelet looks for a new socket after 13, 26 and 51 s
 
 
-def _retry_when_file_vanishes(look: Callable[[NodeHarness], Found]) -> Callable[[NodeHarness], Found]:
+def _retry_when_file_vanishes(check: Callable[[NodeHarness], Found]) -> Callable[[NodeHarness], Found]:
     """Repeats a check when a plugin removes a file between the listing of the folder and the read of the file."""
 
-    @functools.wraps(look)
-    def looks(box: NodeHarness) -> Found:
+    @functools.wraps(check)
+    def repeat(harness: NodeHarness) -> Found:
         for _ in range(1000):
             try:
-                return look(box)
+                return check(harness)
             except FileNotFoundError:
                 continue
-        return look(box)
+        return check(harness)
 
-    return looks
+    return repeat
 
 
 def _claim_uid_in_file(path: Path) -> str:
@@ -76,10 +76,10 @@ class NodeHarness:
         self.faults.mkdir()
         self.sysfs = described.build(folder / "sys", {"functions": []})
         self.log = folder / "plugin.log"
-        self.small = False  # whether the CDI folder is a separate small file system
+        self.has_small_cdi_folder = False  # whether the CDI folder is a separate small file system
         self.plugins: dict[str, asyncio.subprocess.Process] = {}
-        self.answers: list[float] = []  # seconds of each kubelet call that got a response
-        self.gave_up: list[str] = []  # calls that timed out: method and claim UIDs
+        self.response_seconds: list[float] = []  # seconds of each kubelet call that got a response
+        self.timed_out_calls: list[str] = []  # calls that timed out: method and claim UIDs
         self._measure_calls()
 
     @property
@@ -96,16 +96,16 @@ class NodeHarness:
         call = manager._call
 
         async def measured(driver: str, method: str, infos: Any) -> Any:
-            began = time.monotonic()
+            start_time = time.monotonic()
             try:
-                answer = await call(driver, method, infos)
+                response = await call(driver, method, infos)
             except PrepareError:
                 # A quick error means that no plugin runs or that it died. Only a running plugin can time out.
-                if time.monotonic() - began >= manager.timeout:
-                    self.gave_up.append(f"{method} {[i.uid for i in infos]}")
+                if time.monotonic() - start_time >= manager.timeout:
+                    self.timed_out_calls.append(f"{method} {[i.uid for i in infos]}")
                 raise
-            self.answers.append(time.monotonic() - began)
-            return answer
+            self.response_seconds.append(time.monotonic() - start_time)
+            return response
 
         manager._call = measured
 
@@ -129,7 +129,7 @@ class NodeHarness:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
             **environment,
         }
-        before = self._registrations()
+        registrations_before = self._registrations()
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -140,7 +140,7 @@ class NodeHarness:
             )
         self.plugins[name] = process
         if ready:
-            await self.until(f"{name} to register", lambda: self._registered(process, before), timeout)
+            await self.until(f"{name} to register", lambda: self._registered(process, registrations_before), timeout)
         return process
 
     def _server(self) -> dict[str, str]:
@@ -158,10 +158,10 @@ class NodeHarness:
         newest = self.node.kubelet.plugins.newest(DRIVER)
         return 0 if newest is None else newest.order
 
-    def _registered(self, process: asyncio.subprocess.Process, before: int) -> bool:
+    def _registered(self, process: asyncio.subprocess.Process, registrations_before: int) -> bool:
         if process.returncode is not None:
             raise RuntimeError(f"the plugin ended with {process.returncode}: {self.logged[-2000:]}")
-        return self._registrations() > before
+        return self._registrations() > registrations_before
 
     async def kill(self, name: str = "plugin", number: int = signal.SIGKILL) -> int:
         """Sends a signal, waits for the end of the process and returns its exit code."""
@@ -177,15 +177,15 @@ class NodeHarness:
             code = await process.wait()
         assert code == -signal.SIGKILL, f"exit code {code}: {self.logged[-2000:]}"
 
-    async def until(self, what: str, check: Callable[[], Any], timeout: float = WAIT) -> Any:
-        async def ask() -> Any:
+    async def until(self, name: str, check: Callable[[], Any], timeout: float = WAIT) -> Any:
+        async def call_check() -> Any:
             return check()
 
         try:
-            return await self.cluster.wait(what, ask, timeout)
+            return await self.cluster.wait(name, call_check, timeout)
         except TimeoutError as e:
-            said = (self.cluster.events()[-4:], self.node.kubelet.plugins.registered, self.logged[-3000:])
-            raise TimeoutError("; ".join(map(str, (e, *said)))) from None
+            details = (self.cluster.events()[-4:], self.node.kubelet.plugins.registered, self.logged[-3000:])
+            raise TimeoutError("; ".join(map(str, (e, *details)))) from None
 
     @contextlib.contextmanager
     def full_cdi(self) -> Iterator[None]:
@@ -193,10 +193,10 @@ class NodeHarness:
 
         Within :func:`small_cdi_folder` the file system is really full; otherwise the driver injects ENOSPC.
         """
-        filler = self.node.cdi_root / "filler" if self.small else self.faults / "cdi-full"
+        filler = self.node.cdi_root / "filler" if self.has_small_cdi_folder else self.faults / "cdi-full"
         try:
             with filler.open("wb", buffering=0) as file:
-                while self.small:
+                while self.has_small_cdi_folder:
                     file.write(bytes(4096))
         except OSError as e:
             if e.errno != errno.ENOSPC:
@@ -206,7 +206,7 @@ class NodeHarness:
         finally:
             filler.unlink(missing_ok=True)
 
-    # --- what must hold -------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------
 
     async def apply_pod(self, name: str, *, count: int = 1, selector: str = "") -> None:
         request = Request(count=count, selectors=[selector] if selector else ())
@@ -215,13 +215,13 @@ class NodeHarness:
 
     def hold_prepare(self) -> Path:
         """Makes each prepare wait, after the first of two hardware steps, until the test deletes the returned file."""
-        held = self.faults / "prepare-held"
-        held.touch()
-        return held
+        hold_file = self.faults / "prepare-held"
+        hold_file.touch()
+        return hold_file
 
     @property
     def logged(self) -> str:
-        """The log of all plugins. Its last line may be incomplete."""
+        """Returns the log of all plugins. Its last line may be incomplete."""
         return self.log.read_text(errors="replace")
 
     @_retry_when_file_vanishes
@@ -229,7 +229,7 @@ class NodeHarness:
         """Returns the claim UID of each device for which both hardware steps are done."""
         return {p.stem: p.read_text() for p in self.hardware.glob("*.b")}
 
-    def taken(self) -> list[str]:
+    def device_files(self) -> list[str]:
         """Returns the names of the device files."""
         return sorted(p.name for p in self.hardware.iterdir() if not p.name.startswith("card."))
 
@@ -241,13 +241,13 @@ class NodeHarness:
         """Returns the file names in the CDI folder."""
         return sorted(p.name for p in self.node.cdi_root.iterdir())
 
-    def unrepaired(self) -> list[str]:
+    def repair_files(self) -> list[str]:
         """Returns the temporary files of a repair of the records that has not finished."""
         parts = (".new",)
         return sorted(p.name for p in self.records_path.parent.iterdir() if any(part in p.name for part in parts))
 
     @_retry_when_file_vanishes
-    def described(self) -> dict[str, bool]:
+    def metadata_pairs(self) -> dict[str, bool]:
         """Returns, for each claim with a metadata file or a spec that mounts it, whether the claim has both."""
         top = self.records_path.parent / "dra-device-metadata"
         files = {_claim_uid_in_file(p) for p in top.glob("*.json")}
@@ -269,11 +269,11 @@ class NodeHarness:
                 self._with_log_lines("\n".join(violations), {w for v in violations for w in v.split() if len(w) == 36})
             )
 
-    def _with_log_lines(self, what: str, uids: set[str]) -> str:
+    def _with_log_lines(self, message: str, uids: set[str]) -> str:
         """Returns ``what``, followed by the log lines about these claims and about the records."""
         uids = {*uids, "claims.store", "started as"}
         lines = self.logged.splitlines()
-        return "\n".join([what, *[line for line in lines if any(uid in line for uid in uids)][-120:]])
+        return "\n".join([message, *[line for line in lines if any(uid in line for uid in uids)][-120:]])
 
     def check_quiet(self) -> None:
         """Asserts that files, records and hardware agree. This must hold when no call is in progress."""
@@ -283,7 +283,7 @@ class NodeHarness:
         files = {f.partition("_")[2].partition(".")[0] for f in self.files()}
         if files != set(records):
             raise AssertionError(self._with_log_lines(f"files {self.files()}, records {records}", files ^ set(records)))
-        described = self.described()
+        described = self.metadata_pairs()
         if set(described) != set(records) or not all(described.values()):
             raise AssertionError(
                 self._with_log_lines(f"metadata {described}, records {records}", set(described) ^ set(records))
@@ -298,7 +298,7 @@ class NodeHarness:
         assert set(records) <= claims, self._with_log_lines("records of no claim", set(records) - claims)
 
     def is_empty(self) -> bool:
-        return not (self.taken() or self.power() or self.files() or self.records() or self.described())
+        return not (self.device_files() or self.power() or self.files() or self.records() or self.metadata_pairs())
 
 
 @contextlib.asynccontextmanager
@@ -334,10 +334,10 @@ def small_cdi_folder(b: NodeHarness, size: str = "128k") -> Iterator[bool]:
         mounted = subprocess.run(command, check=False, capture_output=True).returncode == 0
     except FileNotFoundError:
         mounted = False
-    b.small = mounted
+    b.has_small_cdi_folder = mounted
     try:
         yield mounted
     finally:
-        b.small = False
+        b.has_small_cdi_folder = False
         if mounted:
             subprocess.run(["umount", "--lazy", root], check=True)

@@ -64,8 +64,8 @@ class PluginForker:
     async def listen(self) -> None:
         assert self._process.stdout
         async for line in self._process.stdout:
-            pid, what, *status = line.split()
-            if what == b"forked":
+            pid, event, *status = line.split()
+            if event == b"forked":
                 self._ended[int(pid)] = asyncio.get_running_loop().create_future()
                 self._forked.put_nowait(int(pid))
             else:
@@ -82,10 +82,10 @@ async def plugin_forker() -> AsyncIterator[PluginForker]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
-    made = PluginForker(process)
-    listening = asyncio.create_task(made.listen())
+    forker = PluginForker(process)
+    listening = asyncio.create_task(forker.listen())
     try:
-        yield made
+        yield forker
     finally:
         assert process.stdin
         process.stdin.close()
@@ -124,8 +124,8 @@ class Plugin:
         try:
             call = getattr(pb_grpc.DRAPluginStub(channel), method)
             claims = [pb.Claim(namespace=n, name=m, uid=u) for n, m, u in refs]
-            answer = await call(request(claims=claims), timeout=_TIMEOUT)
-            return {uid: result.error for uid, result in answer.claims.items()}
+            response = await call(request(claims=claims), timeout=_TIMEOUT)
+            return {uid: result.error for uid, result in response.claims.items()}
         except grpc.aio.AioRpcError:
             if not (await asyncio.wait([self.ended], timeout=_TIMEOUT))[0]:
                 raise
@@ -166,7 +166,7 @@ class Node:
     def registration(self, path: Path) -> Path:
         return self._registrations[path]
 
-    async def start(self, arm: str = "", step: int = -1, pod: str = "", **more: str) -> Plugin:
+    async def start(self, arm: str = "", step: int = -1, pod: str = "", **variables: str) -> Plugin:
         environment = {
             **{k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG"}},
             "NODE_NAME": self.cluster.node.name,
@@ -179,7 +179,7 @@ class Node:
             "RECONCILE_GRACE_PERIOD": "1h",
             "LOCK_TIMEOUT": "5s",
             **({"POD_UID": pod} if pod else {}),
-            **more,
+            **variables,
         }
         paths = socket_paths(self.registry, self.plugin_dir, DRIVER, pod)
         self._registrations[paths.dra] = paths.registration
@@ -209,20 +209,20 @@ class Node:
             while not unless.ended.done():
                 pools = [s["spec"]["pool"] for s in self.cluster.slices(DRIVER)]
                 names = [d["name"] for s in self.cluster.slices(DRIVER) for d in s["spec"].get("devices") or []]
-                whole = len({p["generation"] for p in pools}) == 1 and all(
+                is_one_generation = len({p["generation"] for p in pools}) == 1 and all(
                     p["resourceSliceCount"] == len(pools) for p in pools
                 )
-                if whole and len(names) == len(set(names)) == count:
+                if is_one_generation and len(names) == len(set(names)) == count:
                     return
                 await asyncio.sleep(0.01)
 
     def leftover_files(self) -> list[str]:
         """Returns all files except those that a plugin keeps: journals, damaged journals and the times of taints."""
         kept = {"records.journal", "taint-times.json"}
-        found = [p for f in (self.plugin_dir, self.registry, self.cdi, self.hardware) for p in f.rglob("*")]
+        paths = [p for f in (self.plugin_dir, self.registry, self.cdi, self.hardware) for p in f.rglob("*")]
         return sorted(
             str(p.relative_to(self.folder))
-            for p in found
+            for p in paths
             if not (p.is_dir() or p.name in kept or p.name.startswith("records.journal.damaged-"))
         )
 
@@ -231,21 +231,21 @@ class Node:
 
 
 async def start(node: Node, step: int) -> None:
-    one = await node.start("start", step)
-    await one.serves()
+    plugin = await node.start("start", step)
+    await plugin.serves()
 
 
 async def prepare(node: Node, step: int) -> None:
-    one = await node.start("prepare", step)
-    assert await one.serves()
-    _check_no_error(await one.prepare(node.a, node.b))
+    plugin = await node.start("prepare", step)
+    assert await plugin.serves()
+    _check_no_error(await plugin.prepare(node.a, node.b))
 
 
 async def unprepare(node: Node, step: int) -> None:
-    one = await node.start("unprepare", step)
-    assert await one.serves()
-    _check_no_error(await one.prepare(node.a, node.b))
-    _check_no_error(await one.unprepare(node.a))
+    plugin = await node.start("unprepare", step)
+    assert await plugin.serves()
+    _check_no_error(await plugin.prepare(node.a, node.b))
+    _check_no_error(await plugin.unprepare(node.a))
 
 
 async def undo(node: Node, step: int) -> None:
@@ -260,12 +260,12 @@ async def free(node: Node, step: int) -> None:
     faults = node.folder / "faults"
     faults.mkdir()
     (faults / "undo-raises").touch()
-    one = await node.start("prepare", step, RECONCILE_INTERVAL="1h")
-    assert await one.serves()
-    other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-free", "c-0")
-    node.claims_of_ended_pods.append(other)
-    _check_no_error(await one.prepare(other))
-    _check_no_error(await one.unprepare(other))
+    plugin = await node.start("prepare", step, RECONCILE_INTERVAL="1h")
+    assert await plugin.serves()
+    other_ref = await allocate(node.cluster, DRIVER, f"{node.a[1]}-free", "c-0")
+    node.claims_of_ended_pods.append(other_ref)
+    _check_no_error(await plugin.prepare(other_ref))
+    _check_no_error(await plugin.unprepare(other_ref))
 
 
 async def _prepare_half(node: Node) -> None:
@@ -277,12 +277,12 @@ async def _prepare_half(node: Node) -> None:
 
 async def reconcile(node: Node, step: int) -> None:
     """Deletes a prepared claim from the API server. The kubelet does not unprepare it, so reconciliation must."""
-    one = await node.start("reconcile", step, RECONCILE_GRACE_PERIOD="0s")
-    if await one.serves() and (errors := await one.prepare(node.a, node.b)) is not None:
+    plugin = await node.start("reconcile", step, RECONCILE_GRACE_PERIOD="0s")
+    if await plugin.serves() and (errors := await plugin.prepare(node.a, node.b)) is not None:
         _check_no_error(errors)
         await node.cluster.client.delete(CLAIMS, node.a[1], node.a[0])
         async with asyncio.timeout(_TIMEOUT):
-            while not one.ended.done() and node.a[2] in node.records():
+            while not plugin.ended.done() and node.a[2] in node.records():
                 await asyncio.sleep(0.01)
 
 
@@ -296,55 +296,55 @@ async def repair(node: Node, step: int) -> None:
 
 async def publish(node: Node, step: int) -> None:
     """Publishes a pool that grows from three slices to four while one of its devices becomes unhealthy."""
-    one = await node.start(CRASH_DEVICES="130")
-    await node.published(130, one)
-    await one.end()
+    plugin = await node.start(CRASH_DEVICES="130")
+    await node.published(130, plugin)
+    await plugin.end()
     times = node.plugin_dir / "taint-times.json"
     times.unlink(missing_ok=True)  # it describes slices that the previous kill left on the cluster
     (node.folder / "faults").mkdir()
-    (node.folder / "faults" / "device-sick").touch()
-    two = await node.start("publish", step, CRASH_DEVICES="200")
-    await node.published(200, two)
+    (node.folder / "faults" / "device-unhealthy").touch()
+    second_plugin = await node.start("publish", step, CRASH_DEVICES="200")
+    await node.published(200, second_plugin)
     async with asyncio.timeout(_TIMEOUT):
-        while not two.ended.done() and not times.exists():
+        while not second_plugin.ended.done() and not times.exists():
             await asyncio.sleep(0.01)
 
 
 async def update(node: Node, step: int) -> None:
     """Kills the new instance while it starts; the old instance continues."""
-    old = await node.start(pod="old")
-    assert await old.serves()
-    _check_no_error(await old.prepare(node.a))
-    new = await node.start("start", step, pod="new")
-    await new.serves()
-    await new.end()
-    _check_no_error(await old.prepare(node.a, node.b))
+    old_plugin = await node.start(pod="old")
+    assert await old_plugin.serves()
+    _check_no_error(await old_plugin.prepare(node.a))
+    new_plugin = await node.start("start", step, pod="new")
+    await new_plugin.serves()
+    await new_plugin.end()
+    _check_no_error(await old_plugin.prepare(node.a, node.b))
 
 
 async def handover(node: Node, step: int) -> None:
     """Kills the old instance while it stops; the new instance continues."""
-    old = await node.start("stop", step, pod="old")
-    assert await old.serves()
-    _check_no_error(await old.prepare(node.a))
-    new = await node.start(pod="new")
-    assert await new.serves()
-    calls = asyncio.gather(new.prepare(node.b), new.prepare(node.a))
-    await old.end(signal.SIGTERM)
+    old_plugin = await node.start("stop", step, pod="old")
+    assert await old_plugin.serves()
+    _check_no_error(await old_plugin.prepare(node.a))
+    new_plugin = await node.start(pod="new")
+    assert await new_plugin.serves()
+    calls = asyncio.gather(new_plugin.prepare(node.b), new_plugin.prepare(node.a))
+    await old_plugin.end(signal.SIGTERM)
     for errors in await calls:
         _check_no_error(errors)
 
 
 async def together(node: Node, step: int) -> None:
     """Kills one of two instances while it prepares and unprepares claims of one card; the other instance continues."""
-    old = await node.start(pod="old")
-    assert await old.serves()
-    _check_no_error(await old.prepare(node.a))
-    new = await node.start("prepare", step, pod="new")
-    assert await new.serves()
-    for call, ref in ((new.prepare, node.b), (new.unprepare, node.a), (new.unprepare, node.b)):
+    old_plugin = await node.start(pod="old")
+    assert await old_plugin.serves()
+    _check_no_error(await old_plugin.prepare(node.a))
+    new_plugin = await node.start("prepare", step, pod="new")
+    assert await new_plugin.serves()
+    for call, ref in ((new_plugin.prepare, node.b), (new_plugin.unprepare, node.a), (new_plugin.unprepare, node.b)):
         _check_no_error(await call(ref))
-    await new.end()
-    _check_no_error(await old.prepare(node.a, node.b))
+    await new_plugin.end()
+    _check_no_error(await old_plugin.prepare(node.a, node.b))
 
 
 PHASES: dict[str, Callable[[Node, int], Awaitable[None]]] = {
@@ -363,26 +363,26 @@ def _check_no_error(errors: Mapping[str, str] | None) -> None:
 
 async def _check_recovery(node: Node) -> None:
     """Starts the next instance and checks its responses, that each device has one holder, and that unprepare removes all files."""
-    before = _prepared_uids(node)
+    uids_before = _prepared_uids(node)
     next_ = await node.start()
     assert await next_.serves()
     if node.claims_of_ended_pods:
         _check_no_error(await next_.unprepare(*node.claims_of_ended_pods))
-    other = await allocate(node.cluster, DRIVER, f"{node.a[1]}-other", "c-0")
-    errors = await next_.prepare(other)
+    other_ref = await allocate(node.cluster, DRIVER, f"{node.a[1]}-other", "c-0")
+    errors = await next_.prepare(other_ref)
     assert errors is not None
-    refused = errors[other[2]]
-    assert not refused or refused.startswith("DEVICE_HELD"), refused
-    assert bool(refused) is (node.a[2] in _prepared_uids(node)), refused
-    assert refused or node.a[2] not in before
-    assert node.holders("a").get("c-0") == (node.a[2] if refused else other[2])
-    again = await next_.prepare(node.a, node.b)
-    assert again is not None
-    gone = again[node.a[2]].startswith("NOT_FOUND")
-    assert bool(again[node.a[2]]) is (gone or not refused), again
-    assert not again[node.b[2]], again
-    assert node.holders("a") == node.holders("b") == {"c-0": node.a[2] if refused else other[2], "c-1": node.b[2]}
-    _check_no_error(await next_.unprepare(node.a, node.b, other))
+    error = errors[other_ref[2]]
+    assert not error or error.startswith("DEVICE_HELD"), error
+    assert bool(error) is (node.a[2] in _prepared_uids(node)), error
+    assert error or node.a[2] not in uids_before
+    assert node.holders("a").get("c-0") == (node.a[2] if error else other_ref[2])
+    repeated = await next_.prepare(node.a, node.b)
+    assert repeated is not None
+    is_not_found = repeated[node.a[2]].startswith("NOT_FOUND")
+    assert bool(repeated[node.a[2]]) is (is_not_found or not error), repeated
+    assert not repeated[node.b[2]], repeated
+    assert node.holders("a") == node.holders("b") == {"c-0": node.a[2] if error else other_ref[2], "c-1": node.b[2]}
+    _check_no_error(await next_.unprepare(node.a, node.b, other_ref))
     assert node.records() == {}
     await node.published(4, next_)
     assert await next_.end(signal.SIGTERM) == 0
@@ -433,7 +433,9 @@ class Sweep:
         try:
             await PHASES[phase](node, step)
             await node.end()
-            taken = [line for line in node.log.read_text(errors="replace").splitlines() if line.startswith("STEP ")]
+            step_lines = [
+                line for line in node.log.read_text(errors="replace").splitlines() if line.startswith("STEP ")
+            ]
             if settle:
                 await _check_recovery(node)
         except Exception as e:
@@ -442,14 +444,14 @@ class Sweep:
         finally:
             await node.end()
             shutil.rmtree(folder)
-        return taken
+        return step_lines
 
 
 @contextlib.asynccontextmanager
 async def sweep() -> AsyncIterator[Sweep]:
-    async with plugin_forker() as made, LocalCluster(timers=Timers(plugin_poll_interval=0.05)) as cluster:
+    async with plugin_forker() as forker, LocalCluster(timers=Timers(plugin_poll_interval=0.05)) as cluster:
         await cluster.apply(device_class("devices", DRIVER))
-        yield Sweep(made, cluster)
+        yield Sweep(forker, cluster)
 
 
 async def main() -> int:
@@ -461,7 +463,7 @@ async def main() -> int:
     faults = 0
     async with sweep() as s:
         for phase in args.phases:
-            began, step, kills, missed = time.monotonic(), args.first, 0, 0
+            start_time, step, kills, missed = time.monotonic(), args.first, 0, 0
             while missed < _MISSES:
                 try:
                     reached = await s.kill(phase, step)
@@ -470,7 +472,7 @@ async def main() -> int:
                     faults += 1
                     print(f"FAULT {e}", flush=True)
                 step += args.every
-            print(f"{phase}: {kills} kills, {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{phase}: {kills} kills, {time.monotonic() - start_time:.0f} s", flush=True)
     return 1 if faults else 0
 
 

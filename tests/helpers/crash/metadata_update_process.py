@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from dra_kubeletplugin.claims import metadata_files as metadata
 from dra_kubeletplugin.claims.claim_files import ClaimFiles
 from dra_kubeletplugin.claims.store.records import Records
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, running_manager
+from tests.helpers.crash.kill_points import kill_at
 from tests.helpers.crash.record_stores import DRIVER
 
 POINTS = (
@@ -57,57 +57,52 @@ def path(r: RunningManager, request: str) -> Path:
     return r.settings.plugin_dir / f"dra-device-metadata/{UID}_{request}.json"
 
 
-def reach(point: str) -> None:
-    if point == os.environ.get("KILL_AT"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def instrument() -> None:
     updated, note, put = metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata
     pwrite, ftruncate, real = os.pwrite, os.ftruncate, Records.read
-    seen: list[str] = []
+    uids_read: list[str] = []
 
     def on_record(*args: Any) -> Any:
-        reach("update: before record")
+        kill_at("update: before record")
         return updated(*args)
 
-    def noted(self: Any, record: Any) -> None:
-        reach("update: before note")
+    def note_and_kill(self: Any, record: Any) -> None:
+        kill_at("update: before note")
         note(self, record)
-        reach("update: before commit")
+        kill_at("update: before commit")
 
-    def put_file(self: Any, record: Any) -> None:
-        reach("update: before file")
+    def put_and_kill(self: Any, record: Any) -> None:
+        kill_at("update: before file")
         put(self, record)
-        reach("update: after file")
+        kill_at("update: after file")
 
     def is_metadata(fd: int) -> bool:
         return Path(f"/proc/self/fd/{fd}").readlink().parent.name == "dra-device-metadata"
 
-    def written(fd: int, data: Any, at: int) -> int:
+    def write_and_kill(fd: int, data: Any, offset: int) -> int:
         if not is_metadata(fd):
-            return pwrite(fd, data, at)
-        if at:
-            done = pwrite(fd, data, at)
-            reach("update: room in the file")
-            return done
+            return pwrite(fd, data, offset)
+        if offset:
+            result = pwrite(fd, data, offset)
+            kill_at("update: room in the file")
+            return result
         if os.environ.get("KILL_AT") == "update: half the file":
-            pwrite(fd, bytes(data)[: len(data) // 2], at)
-        reach("update: half the file")
-        return pwrite(fd, data, at)
+            pwrite(fd, bytes(data)[: len(data) // 2], offset)
+        kill_at("update: half the file")
+        return pwrite(fd, data, offset)
 
-    def cut(fd: int, length: int) -> None:
+    def cut_and_kill(fd: int, length: int) -> None:
         if is_metadata(fd):
-            reach("update: before its end is cut off")
+            kill_at("update: before its end is cut off")
         ftruncate(fd, length)
 
-    metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata = on_record, noted, put_file  # type: ignore[method-assign]
-    rewrite.os.pwrite, rewrite.os.ftruncate = written, cut  # type: ignore[assignment]
+    metadata.updated, ClaimFiles.note, ClaimFiles.put_metadata = on_record, note_and_kill, put_and_kill  # type: ignore[method-assign]
+    rewrite.os.pwrite, rewrite.os.ftruncate = write_and_kill, cut_and_kill  # type: ignore[assignment]
 
     def read(self: Records, uid: str) -> Any:
-        seen.append(uid)
-        if len(seen) == 2:  # the transaction that updates the file from the record
-            reach("update: after commit")
+        uids_read.append(uid)
+        if len(uids_read) == 2:  # the transaction that updates the file from the record
+            kill_at("update: after commit")
         return real(self, uid)
 
     Records.read = read  # type: ignore[method-assign]

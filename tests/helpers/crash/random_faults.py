@@ -21,7 +21,7 @@ ONCE = (
     "prepare-exits",
     "prepare-cancels",
     "prepare-answers-nothing",
-    "prepare-answers-anything",
+    "prepare-returns-anything",
     "unprepare-hangs",
     "unprepare-raises",
     "undo-raises",
@@ -30,12 +30,12 @@ ONCE = (
     "recover-raises",
     "devices-hangs",
     "devices-raises",
-    "devices-answers-anything",
+    "devices-returns-anything",
     "health-raises",
-    "health-answers-anything",
+    "health-returns-anything",
     "eio",
 )
-LASTS = ("device-gone", "device-sick", "recover-fails")  # faults that last while their file exists
+LASTING = ("device-gone", "device-unhealthy", "recover-fails")  # faults that last while their file exists
 SERVER = (Mode.SLOW, Mode.SILENT, Mode.HTML, Mode.RESET)
 # Takes the lock of the records and stops itself with SIGSTOP. After SIGCONT it releases the lock.
 HOLDER = """
@@ -54,8 +54,8 @@ class Faults:
     ``happened`` counts the faults that took effect, by kind.
     """
 
-    def __init__(self, box: NodeHarness, rng: random.Random, *, pause: float = 0.4) -> None:
-        self.box = box
+    def __init__(self, harness: NodeHarness, rng: random.Random, *, pause: float = 0.4) -> None:
+        self.harness = harness
         self.rng = rng
         self.pause = pause
         self.happened: Counter[str] = Counter()
@@ -75,16 +75,16 @@ class Faults:
         tasks = [t for t in (self._schedule, *self._lasting.values()) if t]
         for task in tasks:
             task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         self._schedule = None
         self._lasting.clear()
         for name in self._placed:
-            path = self.box.faults / name
+            path = self.harness.faults / name
             if not path.exists():
                 self.happened[name] += 1
             path.unlink(missing_ok=True)
         self._placed.clear()
-        for error in ended:
+        for error in results:
             if isinstance(error, Exception):
                 raise error
 
@@ -96,36 +96,36 @@ class Faults:
             ("plugin stopped", self._stopped),
         ]
         kinds += [(f"API server {m.name.lower()}", lambda s, m=m: self._server(m, s)) for m in SERVER]  # type: ignore[misc]
-        kinds += [(name, lambda s, name=name: self._asked(name, s)) for name in LASTS]  # type: ignore[misc]
+        kinds += [(name, lambda s, name=name: self._keep_file(name, s)) for name in LASTING]  # type: ignore[misc]
         while True:
             await asyncio.sleep(self.rng.uniform(0, 2 * self.pause))
             seconds = self.rng.uniform(1, 4)
             if self.rng.random() < 0.65:
-                self._place(self.rng.choice(ONCE))
+                self._place_file(self.rng.choice(ONCE))
                 continue
             kind, fault = self.rng.choice(kinds)
             slot = "API server" if kind.startswith("API server") else kind
-            before = self._lasting.get(slot)
-            if before and before.done():
-                before.result()
-            if before is None or before.done():
+            previous = self._lasting.get(slot)
+            if previous and previous.done():
+                previous.result()
+            if previous is None or previous.done():
                 self.happened[kind] += 1
                 self._lasting[slot] = asyncio.create_task(fault(seconds), name=kind)  # type: ignore[arg-type]
 
     # --- the kinds ------------------------------------------------------------------------------
 
-    def _place(self, name: str) -> None:
-        path = self.box.faults / name
+    def _place_file(self, name: str) -> None:
+        path = self.harness.faults / name
         if name in self._placed and not path.exists():
             self.happened[name] += 1
         self._placed.add(name)
         path.touch()
         if name == "eio" and self.rng.random() < 0.5:
-            (self.box.faults / "eio-again").touch()
+            (self.harness.faults / "eio-again").touch()
             self._placed.add("eio-again")
 
-    async def _asked(self, name: str, seconds: float) -> None:
-        path = self.box.faults / name
+    async def _keep_file(self, name: str, seconds: float) -> None:
+        path = self.harness.faults / name
         path.touch()
         try:
             await asyncio.sleep(seconds)
@@ -133,7 +133,7 @@ class Faults:
             path.unlink()
 
     async def _server(self, mode: Mode, seconds: float) -> None:
-        proxy = self.box.proxy
+        proxy = self.harness.proxy
         assert proxy
         proxy.set_mode(mode)
         try:
@@ -142,33 +142,33 @@ class Faults:
             proxy.set_mode(Mode.PASS)
 
     async def _full(self, seconds: float) -> None:
-        with self.box.full_cdi():
+        with self.harness.full_cdi():
             await asyncio.sleep(seconds / 3)
 
     async def _locked(self, seconds: float) -> None:
         holder = await asyncio.create_subprocess_exec(
-            sys.executable, "-S", "-c", HOLDER, str(self.box.records_path.parent),
+            sys.executable, "-S", "-c", HOLDER, str(self.harness.records_path.parent),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert holder.stdout
-        goes_on = self.rng.random() < 0.5
+        continues = self.rng.random() < 0.5
         try:
             await holder.stdout.readline()  # empty if the database does not exist or is locked
             await asyncio.sleep(seconds)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                holder.send_signal(signal.SIGCONT if goes_on else signal.SIGKILL)
+                holder.send_signal(signal.SIGCONT if continues else signal.SIGKILL)
             await holder.wait()
 
     async def _removed(self, seconds: float) -> None:
-        self.box.records_path.unlink(missing_ok=True)
+        self.harness.records_path.unlink(missing_ok=True)
         await asyncio.sleep(seconds)  # keeps this fault in progress, so that it does not repeat at once
 
     async def _stopped(self, seconds: float) -> None:
-        alive = [p for p in self.box.plugins.values() if p.returncode is None]
-        if not alive:
+        running = [p for p in self.harness.plugins.values() if p.returncode is None]
+        if not running:
             return
-        process = self.rng.choice(alive)
+        process = self.rng.choice(running)
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGSTOP)
         try:

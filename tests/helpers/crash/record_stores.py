@@ -90,10 +90,10 @@ def append_body(path: Path, record: Record, body: bytes, uid: str | None = None)
 
 
 def set_format(path: Path, format: int) -> None:
-    """Gives the journal another version number."""
-    first, _, rest = path.read_bytes().partition(b"\n")
+    """Sets another version number in the journal."""
+    first, _, remainder = path.read_bytes().partition(b"\n")
     header = msgspec.json.decode(first.partition(b"\t")[0][9:], type=Change)
-    path.write_bytes(encode(msgspec.structs.replace(header, format=format)) + rest)
+    path.write_bytes(encode(msgspec.structs.replace(header, format=format)) + remainder)
 
 
 @contextlib.contextmanager
@@ -120,8 +120,8 @@ class PoolSupply(Supply):
         return draws_of(self.devices[name]) if name in self.devices else None
 
     def capacity(self, pool: str, name: str) -> Mapping[str, str] | None:
-        found = self.devices[name].json().get("capacity") if name in self.devices else None
-        return None if found is None else {n: c["value"] for n, c in found.items()}
+        capacity = self.devices[name].json().get("capacity") if name in self.devices else None
+        return None if capacity is None else {n: c["value"] for n, c in capacity.items()}
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
         return self.counter_sets.get(counter_set)

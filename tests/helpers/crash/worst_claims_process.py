@@ -35,7 +35,7 @@ class Server(FakeApiServer):
         return HttpResponse(200, {}, self.encoded[path.rpartition("/")[2]])
 
 
-class Worst(Driver):
+class WorstClaimsDriver(Driver):
     name = worst_parameters.DRIVER
     config = worst_parameters.KINDS
 
@@ -69,26 +69,28 @@ async def main(folder: Path) -> None:
     }
     api.encoded["warm"] = encoded(worst_parameters.Plain, "same", "warm", 1)
     faults = 0
-    async with running_manager(folder, Worst(), api) as one:
+    async with running_manager(folder, WorstClaimsDriver(), api) as manager:
         threads = threading.active_count()
-        await one.prepare(ClaimIdentity("ns", "warm", "warm"))
+        await manager.prepare(ClaimIdentity("ns", "warm", "warm"))
         trim()
-        before = resident()
+        resident_before = resident()
         for _ in range(3):  # like the retries of a kubelet
             outcomes = await asyncio.gather(
-                *(one.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}")) for i in range(CLAIMS))
+                *(manager.prepare(ClaimIdentity("ns", f"c{i}", f"c{i}")) for i in range(CLAIMS))
             )
             faults += sum(isinstance(o, DraError) for o in outcomes)
             for i, outcome in enumerate(outcomes):
                 if not isinstance(outcome, DraError):
-                    await one.unprepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))
+                    await manager.unprepare(ClaimIdentity("ns", f"c{i}", f"c{i}"))
         del outcomes
         burst = resident()
         await wait_until(lambda: threading.active_count() <= threads, "the end of the idle threads", 60)
         trim()
-        after = resident()
+        resident_after = resident()
     peak = resident("VmHWM")
-    print(json.dumps({"before": before, "burst": burst, "after": after, "peak": peak, "faults": faults}))
+    print(
+        json.dumps({"before": resident_before, "burst": burst, "after": resident_after, "peak": peak, "faults": faults})
+    )
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ async def test_a_run_without_devices_is_no_success(monkeypatch: pytest.MonkeyPat
 async def test_a_driver_that_publishes_anew_at_its_start_is_killed_at_random_moments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("BUG", "slices are created anew at the start")
+    monkeypatch.setenv("BUG", "slices are created again at the start")
     found = await runs.run(PLAIN, ["RST-001", "RST-002"])
     assert [str(o.status) for o in found.outcomes] == ["passed", "passed"], explained(found)
 

@@ -461,9 +461,9 @@ async def test_h1_the_pod_status_shows_a_change_of_health(harness: KubeletHarnes
         await harness.wait_until_running()
         await harness.wait_for_health("Healthy")
         assert await harness.health() == [("claim:c0", f"{DRIVER}/node-1/d0", "Healthy")]
-        plugin.say(2)
+        plugin.send_health(2)
         await harness.wait_for_health("Unhealthy")
-        plugin.say(1)
+        plugin.send_health(1)
         await harness.wait_for_health("Healthy")
 
 

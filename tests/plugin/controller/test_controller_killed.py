@@ -1,4 +1,6 @@
-"""Controllers that are killed: at every step of binding and unbinding, while they lead, and while they are stopped for a while."""
+"""Controllers that are killed: at every step of binding and unbinding, while they are leader, and while they are
+suspended.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,25 @@ from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.testing import device_class, pod
 
 pytestmark = [pytest.mark.crash, pytest.mark.gates("DRADeviceBindingConditions")]
-HERE = Path(__file__).parent
-Fabric: Any = load_driver(str(HERE.parents[2] / "drivers/fabric_example"))
+FOLDER = Path(__file__).parent
+Fabric: Any = load_driver(str(FOLDER.parents[2] / "drivers/fabric_example"))
 FabricManager: Any = vars(sys.modules[Fabric.__module__])["FabricManager"]
 LEASE = f"{Fabric.name}-controller"
-_STEPS = 20  # more than there are: the last kills nobody
+_STEPS = 20  # more than the number of steps: at the last step no controller is killed
 
 
 class Controllers:
-    """Processes, ended with the test."""
+    """Controller processes, which end with the test."""
 
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
 
-    def start(self, kill_at: int = 0, lasts: int = 600) -> subprocess.Popen[bytes]:
-        """``lasts``: seconds of its lease. By default longer than any test, so that nobody loses it who is only slow."""
+    def start(self, kill_at: int = 0, lease_seconds: int = 600) -> subprocess.Popen[bytes]:
+        """``lease_seconds`` is the duration of the lease in seconds. The default is longer than any test, so that a slow
+        process does not lose it.
+        """
         name = f"replica-{len(self.started)}"
         env = {
             **os.environ,
@@ -45,8 +49,8 @@ class Controllers:
             "FABRIC_STATE": str(self.folder / "fabric.db"),
             "POD_NAMESPACE": "default",
             "POD_NAME": name,
-            "LEASE_DURATION": f"{lasts}s",
-            "RENEW_DEADLINE": f"{lasts - 1}s",
+            "LEASE_DURATION": f"{lease_seconds}s",
+            "RENEW_DEADLINE": f"{lease_seconds - 1}s",
             "RETRY_PERIOD": "100ms",
             "SHUTDOWN_GRACE_PERIOD": "2s",
         }
@@ -79,12 +83,12 @@ async def cluster_and_controllers(folder: Path) -> AsyncIterator[tuple[LocalClus
     async with LocalCluster() as cluster:
         await cluster.apply(device_class("fabric", Fabric.name))
         controllers = Controllers(cluster, folder)
-        with _shown(controllers):
+        with print_logs_on_failure(controllers):
             yield cluster, controllers
 
 
 @contextlib.contextmanager
-def _shown(controllers: Controllers) -> Iterator[None]:
+def print_logs_on_failure(controllers: Controllers) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -100,42 +104,44 @@ def claim(name: str) -> dict[str, Any]:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec}
 
 
-async def bound(cluster: LocalCluster, name: str) -> None:
+async def wait_bound(cluster: LocalCluster, name: str) -> None:
     async def check() -> bool:
-        found = await cluster.pod(name)
-        return bool((found or {}).get("spec", {}).get("nodeName"))
+        pod = await cluster.pod(name)
+        return bool((pod or {}).get("spec", {}).get("nodeName"))
 
     await cluster.wait(f"pod {name} to be bound", check)
 
 
-async def holder(cluster: LocalCluster, other_than: str = "") -> str:
+async def holder(cluster: LocalCluster, except_for: str = "") -> str:
     async def check() -> str:
         for lease in cluster.api.storage.list("leases.coordination.k8s.io", "default"):
-            found = str(lease["spec"].get("holderIdentity") or "")
-            if found and found != other_than:
-                return found
+            holder_identity = str(lease["spec"].get("holderIdentity") or "")
+            if holder_identity and holder_identity != except_for:
+                return holder_identity
         return ""
 
     return str(await cluster.wait("a leader", check))
 
 
 async def leader_of(cluster: LocalCluster, controllers: Controllers) -> str:
-    """The leader, once it knows that it is: its Lease is seen before the answer reaches it."""
+    """Returns the leader, after its process knows that it is the leader. The Lease changes before the response reaches
+    the process.
+    """
     leader = await holder(cluster)
 
-    async def knows() -> bool:
+    async def is_leading() -> bool:
         return f"-controller, identity {leader}" in controllers.log()
 
-    await cluster.wait(f"{leader} to know that it leads", knows)
+    await cluster.wait(f"{leader} to know that it leads", is_leading)
     return leader
 
 
-async def expired(cluster: LocalCluster) -> None:
-    """The lease of one who is dead ends soon, as if its time were over."""
+async def expire_lease(cluster: LocalCluster) -> None:
+    """Shortens the lease of a dead leader, as if its time were over."""
     await cluster.client.patch(LEASES, LEASE, {"spec": {"leaseDurationSeconds": 1}}, "default")
 
 
-async def clean(cluster: LocalCluster, fabric: Any) -> None:
+async def wait_clean(cluster: LocalCluster, fabric: Any) -> None:
     async def check() -> bool:
         records = [c for c in cluster.api.storage.list("configmaps") if c["metadata"]["name"].startswith(Fabric.name)]
         return fabric.attached("gpu-0") is None and not records
@@ -143,25 +149,29 @@ async def clean(cluster: LocalCluster, fabric: Any) -> None:
     await cluster.wait("everything to be undone", check)
 
 
-@pytest.mark.parametrize("at", range(2, _STEPS + 1, 2))  # after each; nothing happens between that and before the next
-async def test_a_controller_killed_at_any_step_leaves_nothing_undone(fabric: Any, tmp_path: Path, at: int) -> None:
+@pytest.mark.parametrize(
+    "step", range(2, _STEPS + 1, 2)
+)  # after each step; between a step and the next one nothing happens
+async def test_a_controller_killed_at_any_step_leaves_no_device_attached(
+    fabric: Any, tmp_path: Path, step: int
+) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
-        first = controllers.start(kill_at=at, lasts=600 if at == _STEPS else 4)
+        first = controllers.start(kill_at=step, lease_seconds=600 if step == _STEPS else 4)
         await cluster.apply(claim("c"), pod("p", claims=["c"]))
         await holder(cluster)
         controllers.start()
-        await bound(cluster, "p")
+        await wait_bound(cluster, "p")
         uid = (await cluster.client.get(CLAIMS, "c", "default"))["metadata"]["uid"]
-        found = fabric.attached("gpu-0")
-        assert (found.node, found.owner) == ("node-1", uid)
+        attached_uid = fabric.attached("gpu-0")
+        assert (attached_uid.node, attached_uid.owner) == ("node-1", uid)
         await cluster.client.delete(PODS, "p", "default", grace=0)
-        await clean(cluster, fabric)
-        if at == _STEPS:
+        await wait_clean(cluster, fabric)
+        if step == _STEPS:
             assert first.poll() is None, "there are more steps than this test kills at"
 
 
 @pytest.mark.full
-async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric: Any, tmp_path: Path) -> None:
+async def test_after_a_kill_of_the_leader_the_other_controller_finishes_its_work(fabric: Any, tmp_path: Path) -> None:
     fabric.add("gpu-0", "a100", seconds=600)
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
         first = controllers.start()
@@ -169,40 +179,40 @@ async def test_when_the_leader_is_killed_the_other_finishes_what_it_began(fabric
         controllers.start()
         await cluster.apply(claim("c"), pod("p", claims=["c"]))
 
-        async def attaching() -> bool:
+        async def is_attaching() -> bool:
             return "before attach" in controllers.log()
 
-        await cluster.wait("the leader to attach", attaching)
+        await cluster.wait("the leader to attach", is_attaching)
         first.kill()
         first.wait()
-        fabric.add("gpu-0", "a100")  # only now: the first was to take long
-        await expired(cluster)
-        await bound(cluster, "p")
+        fabric.add("gpu-0", "a100")  # added only now, so that the bind of the first leader took long
+        await expire_lease(cluster)
+        await wait_bound(cluster, "p")
         assert await holder(cluster) != leader
         lease = await cluster.client.get(LEASES, LEASE, "default")
         assert lease["spec"]["leaseTransitions"] == 1
 
 
 @pytest.mark.full
-async def test_a_leader_that_was_stopped_for_long_ends_when_it_wakes(fabric: Any, tmp_path: Path) -> None:
+async def test_a_leader_that_was_suspended_for_long_ends_when_it_continues(fabric: Any, tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
-        first = controllers.start(lasts=4)
+        first = controllers.start(lease_seconds=4)
         leader = await leader_of(cluster, controllers)
         controllers.start()
         first.send_signal(signal.SIGSTOP)
-        await holder(cluster, other_than=leader)
+        await holder(cluster, except_for=leader)
         first.send_signal(signal.SIGCONT)
         assert await asyncio.to_thread(first.wait, 60) == 1
         assert "no longer leads" in controllers.log()
         await cluster.apply(claim("c"), pod("p", claims=["c"]))
-        await bound(cluster, "p")
+        await wait_bound(cluster, "p")
 
 
-async def test_a_leader_that_is_asked_to_stop_hands_over_at_once(fabric: Any, tmp_path: Path) -> None:
+async def test_a_leader_that_receives_sigterm_releases_its_lease_at_once(fabric: Any, tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
         first = controllers.start()
         leader = await leader_of(cluster, controllers)
         controllers.start()
         first.terminate()
         assert await asyncio.to_thread(first.wait, 60) == 0
-        assert await holder(cluster, other_than=leader)
+        assert await holder(cluster, except_for=leader)

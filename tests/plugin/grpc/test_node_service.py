@@ -1,4 +1,4 @@
-"""Every claim of the kubelet's call is answered, whatever happens behind."""
+"""Every claim of the kubelet's call gets a response, whatever happens in the engine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dra_kubeletplugin.plugin.grpc import NodeService
 VERSIONS = pytest.mark.parametrize("pb", [v1, v1beta1])
 
 
-class Engine:
-    """Does what ``outcome`` is: raises it, or answers it."""
+class FakeEngine:
+    """Raises ``outcome``, or returns it."""
 
     def __init__(self, outcome: BaseException | Mapping[str, ClaimOutcome]) -> None:
         self.outcome = outcome
@@ -34,7 +34,7 @@ class Engine:
 
 
 def service(outcome: BaseException | Mapping[str, ClaimOutcome]) -> NodeService:
-    return NodeService(cast(Any, Engine(outcome)), Metrics())
+    return NodeService(cast(Any, FakeEngine(outcome)), Metrics())
 
 
 def request(pb: Any, *uids: str) -> Any:
@@ -59,13 +59,13 @@ FAULTS = [
 
 @VERSIONS
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: type(f).__name__)
-async def test_whatever_the_engine_raises_every_claim_is_answered(pb: Any, fault: BaseException) -> None:
-    answer = await service(fault).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
-    assert {u: bool(c.error) for u, c in answer.claims.items()} == {"u1": True, "u2": True}
-    assert type(fault).__name__ in answer.claims["u1"].error
-    answer = await service(fault).unprepare(request(pb, "u1"), pb.NodeUnprepareResourcesResponse)
-    assert answer.claims["u1"].error
-    assert answer.SerializeToString()
+async def test_after_an_exception_of_the_engine_every_claim_has_a_response(pb: Any, fault: BaseException) -> None:
+    response = await service(fault).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
+    assert {u: bool(c.error) for u, c in response.claims.items()} == {"u1": True, "u2": True}
+    assert type(fault).__name__ in response.claims["u1"].error
+    response = await service(fault).unprepare(request(pb, "u1"), pb.NodeUnprepareResourcesResponse)
+    assert response.claims["u1"].error
+    assert response.SerializeToString()
 
 
 @VERSIONS
@@ -77,28 +77,28 @@ async def test_each_call_is_counted(pb: Any) -> None:
 
 
 @VERSIONS
-async def test_a_claim_that_the_engine_leaves_out_is_answered_too(pb: Any) -> None:
-    answer = await service({"u1": [], "other": []}).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
-    assert {u: bool(c.error) for u, c in answer.claims.items()} == {"u1": False, "u2": True}
+async def test_a_claim_that_the_engine_omits_has_an_error(pb: Any) -> None:
+    response = await service({"u1": [], "other": []}).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
+    assert {u: bool(c.error) for u, c in response.claims.items()} == {"u1": False, "u2": True}
 
 
 @VERSIONS
-async def test_an_answer_that_cannot_be_sent_fails_its_own_claim_only(pb: Any) -> None:
-    answers = {"u1": [device(), device(cdi_ids=["\ud800"])], "u2": [device()]}
-    answer = await service(answers).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
-    assert "cannot be sent" in answer.claims["u1"].error
-    assert not answer.claims["u1"].devices
-    assert [d.device_name for d in answer.claims["u2"].devices] == ["d"]
-    assert answer.SerializeToString()
+async def test_a_result_that_cannot_be_sent_fails_only_its_own_claim(pb: Any) -> None:
+    results = {"u1": [device(), device(cdi_ids=["\ud800"])], "u2": [device()]}
+    response = await service(results).prepare(request(pb, "u1", "u2"), pb.NodePrepareResourcesResponse)
+    assert "cannot be sent" in response.claims["u1"].error
+    assert not response.claims["u1"].devices
+    assert [d.device_name for d in response.claims["u2"].devices] == ["d"]
+    assert response.SerializeToString()
 
 
-async def test_the_share_of_a_device_is_sent_where_the_version_has_it() -> None:
-    answers = {"u": [device(share_id="s")]}
-    new = await service(answers).prepare(request(v1, "u"), v1.NodePrepareResourcesResponse)
-    old = await service(answers).prepare(request(v1beta1, "u"), v1beta1.NodePrepareResourcesResponse)
-    assert isinstance(new, v1.NodePrepareResourcesResponse)
-    assert new.claims["u"].devices[0].share_id == "s"
-    assert old.claims["u"].devices[0].device_name == "d"
+async def test_the_share_of_a_device_is_sent_if_the_version_has_the_field() -> None:
+    results = {"u": [device(share_id="s")]}
+    v1_response = await service(results).prepare(request(v1, "u"), v1.NodePrepareResourcesResponse)
+    v1beta1_response = await service(results).prepare(request(v1beta1, "u"), v1beta1.NodePrepareResourcesResponse)
+    assert isinstance(v1_response, v1.NodePrepareResourcesResponse)
+    assert v1_response.claims["u"].devices[0].share_id == "s"
+    assert v1beta1_response.claims["u"].devices[0].device_name == "d"
 
 
 async def test_the_same_error_has_the_same_text_each_time() -> None:
@@ -109,13 +109,13 @@ async def test_the_same_error_has_the_same_text_each_time() -> None:
     assert texts == {"RETRYABLE: the bus is busy [DRA-E101]"}
 
 
-async def test_a_call_that_the_kubelet_gave_up_ends() -> None:
-    class Hanging(Engine):
+async def test_a_call_that_the_kubelet_cancelled_ends() -> None:
+    class HangingEngine(FakeEngine):
         async def prepare(self, refs: Sequence[ClaimIdentity]) -> Mapping[str, ClaimOutcome]:
             await asyncio.Event().wait()
             raise AssertionError
 
-    node = NodeService(cast(Any, Hanging({})), Metrics())
+    node = NodeService(cast(Any, HangingEngine({})), Metrics())
     call = asyncio.ensure_future(node.prepare(request(v1, "u"), v1.NodePrepareResourcesResponse))
     await asyncio.sleep(0.01)
     call.cancel()

@@ -1,4 +1,6 @@
-"""A prepare that ends just before, at or after the kubelet's time limit: done once, and the pod runs. A scale model: 1 s stands for 40 s."""
+"""A prepare that ends just before, at or after the kubelet's time limit runs once, and the pod starts. All times are
+scaled: 1 s stands for 40 s.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dra_kubeletplugin.localcluster.kubelet import Timers
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.drivers import make_toy_class
 
-SCALE = 1 / 40  # the plugin answers after 40 s, and the kubelet gives up after 45 s
+SCALE = 1 / 40  # the plugin responds after 40 s, and the kubelet cancels after 45 s
 
 
 @pytest.mark.parametrize("seconds", [39.9, 40.0, 44.9, 45.0, 45.1, 60.0])

@@ -1,4 +1,6 @@
-"""Sockets that one process serves, that come back when somebody removes them, and that the dead do not leave for good."""
+"""Sockets that only one process serves, that are restored when a person removes them, and that dead processes do not
+leave behind.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +33,19 @@ INSTANCE = "1-0123abcd"
 OTHER = "1-89abcdef"
 
 
-class Slow(pb_grpc.RegistrationServicer):
-    """GetInfo waits until it may answer, like a prepare under way."""
+class SlowRegistration(pb_grpc.RegistrationServicer):
+    """GetInfo waits for an event, like a prepare in progress."""
 
     def __init__(self) -> None:
         self.called = asyncio.Event()
-        self.go_on = asyncio.Event()
+        self.resume = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         pb_grpc.add_RegistrationServicer_to_server(self, server)
 
     async def GetInfo(self, request: Any, context: Any) -> pb.PluginInfo:
         self.called.set()
-        await self.go_on.wait()
+        await self.resume.wait()
         return pb.PluginInfo(name="slow")
 
 
@@ -56,7 +58,7 @@ def server(path: Path, token: str = INSTANCE, **options: Any) -> UnixServer:
 
 
 @contextlib.asynccontextmanager
-async def kept(s: UnixServer) -> AsyncIterator[UnixServer]:
+async def running_server(s: UnixServer) -> AsyncIterator[UnixServer]:
     await s.start()
     task = asyncio.create_task(s.keep())
     try:
@@ -75,7 +77,7 @@ async def name_at(path: Path) -> str:
 
 
 def stale_socket(path: Path) -> os.stat_result:
-    """What a process leaves that was killed."""
+    """Creates a socket as a killed process leaves it."""
     with socket.socket(socket.AF_UNIX) as s:
         s.bind(str(path))
     return path.lstat()
@@ -96,8 +98,8 @@ async def test_a_stale_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_of_processes_that_start_together_on_one_path_exactly_one_does(tmp_path: Path) -> None:
-    """Between the look whether a path is free and its taking another process may do the same."""
+async def test_exactly_one_of_several_processes_that_start_on_one_path_serves(tmp_path: Path) -> None:
+    """Another process may check the path between the check and the bind of this process."""
     for _ in range(20):
         servers = [server(tmp_path / "x.sock", f"1-{i:08x}") for i in range(8)]
         results = await asyncio.gather(*(s.start() for s in servers), return_exceptions=True)
@@ -122,15 +124,15 @@ sys.stdin.read()
 
 
 @pytest.mark.full
-def test_of_real_processes_exactly_one_gets_a_lock_and_a_killed_one_s_is_taken_over(tmp_path: Path) -> None:
+def test_exactly_one_real_process_gets_a_lock_and_the_lock_of_a_killed_process_is_acquired(tmp_path: Path) -> None:
     import time
 
     path = tmp_path / "x.lock"
     for _ in range(3):
-        at = str(time.time() + 1.5)
+        start_time = str(time.time() + 1.5)
         env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
         processes = [
-            subprocess.Popen([sys.executable, "-c", LOCKING, str(path), f"1-{i:08x}", at], env=env, stdin=-1, stdout=-1, text=True)
+            subprocess.Popen([sys.executable, "-c", LOCKING, str(path), f"1-{i:08x}", start_time], env=env, stdin=-1, stdout=-1, text=True)
             for i in range(3)
         ]  # fmt: skip
         got = [p.stdout.readline().strip() for p in processes if p.stdout]
@@ -138,10 +140,12 @@ def test_of_real_processes_exactly_one_gets_a_lock_and_a_killed_one_s_is_taken_o
             p.send_signal(signal.SIGKILL)
             p.communicate()
         assert sorted(got) == ["0", "0", "1"]
-        assert [p.name for p in tmp_path.iterdir()] == ["x.lock"], "the killed one's file, which the next takes over"
+        assert [p.name for p in tmp_path.iterdir()] == ["x.lock"], (
+            "the file of the killed process, which the next process uses"
+        )
 
 
-def test_a_lock_is_given_up_with_its_file_and_never_with_another_s(tmp_path: Path) -> None:
+def test_a_lock_is_released_with_its_own_file_and_never_with_another_file(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
     first = PathLock(path, INSTANCE)
     assert first.acquire()
@@ -155,7 +159,7 @@ def test_a_lock_is_given_up_with_its_file_and_never_with_another_s(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_start_that_fails_leaves_no_lock(tmp_path: Path) -> None:
+async def test_a_failed_start_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     path.write_text("precious")
     with pytest.raises(SocketError, match="is not a socket"):
@@ -164,7 +168,7 @@ async def test_a_start_that_fails_leaves_no_lock(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
 
 
-async def test_stopping_leaves_another_instance_s_socket_alone(tmp_path: Path) -> None:
+async def test_a_stop_keeps_the_socket_of_another_instance(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     first = server(path)
     await first.start()
@@ -177,12 +181,12 @@ async def test_stopping_leaves_another_instance_s_socket_alone(tmp_path: Path) -
     await second.stop()
 
 
-async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+async def test_the_error_for_a_missing_folder_names_it(tmp_path: Path) -> None:
     with pytest.raises(SocketError, match="nowhere is not a folder"):
         await server(tmp_path / "nowhere" / "x.sock").start()
 
 
-async def test_a_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
+async def test_only_the_owner_may_use_the_socket(tmp_path: Path) -> None:
     s = server(tmp_path / "x.sock", lock_folder=tmp_path)
     await s.start()
     info = (tmp_path / "x.sock").stat()
@@ -194,27 +198,27 @@ async def test_a_socket_is_its_owner_s_alone(tmp_path: Path) -> None:
 # --- removed while it serves ------------------------------------------------------------------------
 
 
-async def test_a_removed_socket_is_reported_and_comes_back_while_a_call_goes_on(tmp_path: Path) -> None:
-    path, slow, told = tmp_path / "x.sock", Slow(), []
-    s = UnixServer(path, INSTANCE, [slow.add_to], lost=lambda: told.append(path.exists()))
-    async with kept(s), dial(path) as channel:
+async def test_a_removed_socket_is_reported_and_restored_while_a_call_continues(tmp_path: Path) -> None:
+    path, start_and_wait, existed_at_loss = tmp_path / "x.sock", SlowRegistration(), []
+    s = UnixServer(path, INSTANCE, [start_and_wait.add_to], lost=lambda: existed_at_loss.append(path.exists()))
+    async with running_server(s), dial(path) as channel:
         call = asyncio.ensure_future(pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest(), timeout=30))
-        await slow.called.wait()
-        before = s.inode
+        await start_and_wait.called.wait()
+        old_inode = s.inode
         path.unlink()
         await wait_until(path.exists)
-        assert told == [False]
-        await wait_until(lambda: s.inode != before and not s.fault)
-        slow.go_on.set()
-        assert (await call).name == "slow", "the call that was under way"
+        assert existed_at_loss == [False]
+        await wait_until(lambda: s.inode != old_inode and not s.fault)
+        start_and_wait.resume.set()
+        assert (await call).name == "slow", "the call that was in progress"
         assert await name_at(path) == "slow"
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_socket_whose_folder_went_is_a_fault_until_the_folder_is_back(tmp_path: Path) -> None:
+async def test_a_socket_whose_folder_was_removed_is_a_fault_until_the_folder_is_restored(tmp_path: Path) -> None:
     folder = tmp_path / "registry"
     folder.mkdir()
-    async with kept(server(folder / "x.sock", lock_folder=tmp_path)) as s:
+    async with running_server(server(folder / "x.sock", lock_folder=tmp_path)) as s:
         (folder / "x.sock").unlink()
         folder.rmdir()
         await wait_until(lambda: "is not a folder" in s.fault)
@@ -229,67 +233,67 @@ async def test_a_socket_that_cannot_be_restored_is_reported_once(
     monkeypatch.setattr("dra_kubeletplugin.plugin.grpc.server._LOOK", 0.02)
     folder = tmp_path / "registry"
     folder.mkdir()
-    async with kept(server(folder / "x.sock", lock_folder=tmp_path)) as s:
-        looks = itertools.count()
+    async with running_server(server(folder / "x.sock", lock_folder=tmp_path)) as s:
+        bind_count = itertools.count()
         bind = s._bind
 
-        async def counted() -> None:
-            next(looks)
+        async def count_and_bind() -> None:
+            next(bind_count)
             await bind()
 
-        monkeypatch.setattr(s, "_bind", counted)
+        monkeypatch.setattr(s, "_bind", count_and_bind)
         (folder / "x.sock").unlink()
         folder.rmdir()
-        await wait_until(lambda: next(looks) > 20)
+        await wait_until(lambda: next(bind_count) > 20)
     assert len([r for r in caplog.records if "cannot restore a socket" in r.getMessage()]) == 1
 
 
-async def test_a_start_that_is_cancelled_leaves_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = asyncio.Event()
+async def test_a_cancelled_start_leaves_no_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_started = asyncio.Event()
 
     def add(server: grpc.aio.Server) -> None:
         start = server.start
 
-        async def slow() -> None:
+        async def start_and_wait() -> None:
             await start()
-            begun.set()
+            has_started.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(server, "start", slow)
+        monkeypatch.setattr(server, "start", start_and_wait)
 
     task = asyncio.create_task(UnixServer(tmp_path / "x.sock", INSTANCE, [add]).start())
-    await begun.wait()
+    await has_started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_socket_that_another_process_took_is_reported_and_not_fought_over(tmp_path: Path) -> None:
+async def test_a_socket_of_another_process_on_the_path_is_reported_and_not_removed(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
-    async with kept(server(path)) as s:
+    async with running_server(server(path)) as s:
         path.unlink()
-        with socket.socket(socket.AF_UNIX) as other:
-            other.bind(str(path))
-            other.listen()
+        with socket.socket(socket.AF_UNIX) as other_socket:
+            other_socket.bind(str(path))
+            other_socket.listen()
             await wait_until(lambda: "is served by another process" in s.fault)
         await wait_until(lambda: not s.fault)
         assert await name_at(path) == "d.example.com"
 
 
 @pytest.mark.full
-async def test_a_socket_that_is_removed_again_and_again_comes_back_each_time(tmp_path: Path) -> None:
+async def test_a_socket_that_is_removed_several_times_is_restored_each_time(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
-    async with kept(server(path)):
+    async with running_server(server(path)):
         for _ in range(3):
             path.unlink()
             await wait_until(path.exists)
             assert await name_at(path) == "d.example.com"
 
 
-async def test_what_was_removed_on_purpose_is_not_restored(tmp_path: Path) -> None:
+async def test_a_socket_that_was_removed_intentionally_is_not_restored(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
-    async with kept(server(path)) as s:
+    async with running_server(server(path)) as s:
         s.unlink()
         await asyncio.sleep(1.3)
         assert not path.exists()
@@ -305,34 +309,34 @@ async def test_the_registration_counts_as_lost_with_its_socket() -> None:
     assert r.error == "the registration socket was removed"
 
 
-# --- what the dead left -----------------------------------------------------------------------------
+# --- sockets of dead processes ----------------------------------------------------------------------
 
 
-def test_a_dead_instance_s_socket_is_removed(tmp_path: Path) -> None:
+def test_the_socket_of_a_dead_instance_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     info = stale_socket(path)
     assert remove_stale(path, info.st_dev, info.st_ino)
     stale_socket(path)
-    assert remove_stale(path), "where its inode is not known, that nobody listens is enough"
-    assert not remove_stale(path), "there is none any more"
+    assert remove_stale(path), "without a known inode, the missing listener is enough"
+    assert not remove_stale(path), "the socket is already removed"
 
 
-def test_what_is_not_the_dead_instance_s_socket_is_left(tmp_path: Path) -> None:
+def test_a_file_that_is_not_the_socket_of_the_dead_instance_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
     info = stale_socket(path)
-    assert not remove_stale(path, info.st_dev, info.st_ino + 1), "somebody else's by now"
+    assert not remove_stale(path, info.st_dev, info.st_ino + 1), "the path belongs to another process"
     path.unlink()
     path.write_text("precious")
     assert not remove_stale(path)
     path.unlink()
-    with socket.socket(socket.AF_UNIX) as alive:
-        alive.bind(str(path))
-        alive.listen()
+    with socket.socket(socket.AF_UNIX) as live_socket:
+        live_socket.bind(str(path))
+        live_socket.listen()
         assert not remove_stale(path, path.lstat().st_dev, path.lstat().st_ino)
     assert path.exists()
 
 
-def test_hidden_sockets_of_the_dead_are_removed_and_those_of_the_living_are_not(tmp_path: Path) -> None:
+def test_hidden_sockets_of_dead_instances_are_removed_and_those_of_running_instances_are_not(tmp_path: Path) -> None:
     for name in (f".{INSTANCE}a", f".{OTHER}b", ".unrelated", "x.sock"):
         stale_socket(tmp_path / name)
     (tmp_path / f".{OTHER}c").write_text("a file")
@@ -341,10 +345,10 @@ def test_hidden_sockets_of_the_dead_are_removed_and_those_of_the_living_are_not(
     assert remove_hidden(tmp_path / "nowhere", lambda token: False) == []
 
 
-def test_a_hidden_socket_that_another_driver_is_about_to_name_stays(tmp_path: Path) -> None:
+def test_a_hidden_socket_before_its_rename_by_another_driver_is_kept(tmp_path: Path) -> None:
     path = tmp_path / f".{OTHER}a"
-    with socket.socket(socket.AF_UNIX) as alive:
-        alive.bind(str(path))
-        alive.listen()
+    with socket.socket(socket.AF_UNIX) as live_socket:
+        live_socket.bind(str(path))
+        live_socket.listen()
         assert remove_hidden(tmp_path, lambda token: False) == []
     assert remove_hidden(tmp_path, lambda token: False) == [path]

@@ -1,4 +1,6 @@
-"""Faults between any two calls of binding and unbinding: a request that never leaves, or one whose answer is lost."""
+"""Faults between any two calls of binding and unbinding: a request that is not sent, or a request whose response is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -23,62 +25,64 @@ from tests.plugin.controller.test_controller import (
     ATTACHED,
     FAILED,
     NAME,
-    QUICK,
-    Fabric,
+    SHORT_RETRIES,
+    FabricDriver,
     claim_and_pod,
-    controlled,
     records,
-    scheduled,
+    running_controller,
     settings,
-    until,
+    wait_for,
+    wait_scheduled,
 )
 
 pytestmark = pytest.mark.gates("DRADeviceBindingConditions")
 
 JSON = dict[str, Any]
-_STEPS = 40  # more requests than one claim takes
+_STEPS = 40  # more than the number of requests for one claim
 
 
-class Lost(Enum):
+class LostMessage(Enum):
     REQUEST = "the request"
-    ANSWER = "the answer"
+    RESPONSE = "the answer"
 
 
-class Wire:
-    """Breaks the n-th request about claims and records, once it is told to."""
+class FaultyTransport:
+    """Breaks the n-th request for claims and records, after ``arm(n)``."""
 
-    def __init__(self, controller: Controller, lost: Lost) -> None:
-        self._lost = lost
-        self._at = 0
+    def __init__(self, controller: Controller, lost_message: LostMessage) -> None:
+        self._lost = lost_message
+        self._requests_left = 0
         self._request: Callable[..., Awaitable[Any]] = controller.client.transport.request
         controller.client.transport.request = self.request  # type: ignore[method-assign]
 
     @property
-    def broke(self) -> bool:
-        return self._at <= 0
+    def has_broken(self) -> bool:
+        return self._requests_left <= 0
 
-    def arm(self, at: int) -> None:
-        self._at = at
+    def arm(self, request_number: int) -> None:
+        self._requests_left = request_number
 
     async def request(self, method: str, target: str, *args: Any) -> Any:
-        if "/leases" in target or "/resourceslices" in target or self.broke:
+        if "/leases" in target or "/resourceslices" in target or self.has_broken:
             return await self._request(method, target, *args)
-        self._at -= 1
-        if self._at == 0 and self._lost is Lost.REQUEST:
+        self._requests_left -= 1
+        if self._requests_left == 0 and self._lost is LostMessage.REQUEST:
             raise ConnectionResetError("cut on purpose")
-        answer = await self._request(method, target, *args)
-        if self._at == 0:
+        response = await self._request(method, target, *args)
+        if self._requests_left == 0:
             raise ConnectionResetError("cut on purpose, after the server had answered")
-        return answer
+        return response
 
 
-@pytest.mark.parametrize("lost", Lost)
-async def test_a_fault_at_any_request_leaves_nothing_undone_and_nothing_done_twice_at_once(lost: Lost) -> None:
+@pytest.mark.parametrize("lost_message", LostMessage)
+async def test_a_fault_at_any_request_leaves_no_record_and_causes_no_concurrent_calls(
+    lost_message: LostMessage,
+) -> None:
     async with LocalCluster() as cluster:
-        driver = Fabric()
-        async with controlled(cluster, driver) as controller:
+        driver = FabricDriver()
+        async with running_controller(cluster, driver) as controller:
             await controller.ready(60)
-            wire = Wire(controller, lost)
+            wire = FaultyTransport(controller, lost_message)
             device_class = claim_and_pod()[0]
             await cluster.apply(device_class)
             for step in itertools.count(1):
@@ -86,78 +90,81 @@ async def test_a_fault_at_any_request_leaves_nothing_undone_and_nothing_done_twi
                 wire.arm(step)
                 name = f"c{step}"
                 await cluster.apply(*claim_and_pod(name)[1:])
-                await scheduled(cluster, f"pod-{name}")
+                await wait_scheduled(cluster, f"pod-{name}")
                 assert len(driver.ports) == 1
                 await cluster.client.delete(PODS, f"pod-{name}", "default", grace=0)
-                await until(cluster, "unbind", lambda: not driver.ports)
+                await wait_for(cluster, "unbind", lambda: not driver.ports)
 
-                async def nothing_left() -> bool:
+                async def has_no_records() -> bool:
                     return not await records(cluster)
 
-                await cluster.wait(f"the record to go, with {lost.value} {step} lost", nothing_left)
-                if not wire.broke:
+                await cluster.wait(f"the deletion of the record, with {lost_message.value} {step} lost", has_no_records)
+                if not wire.has_broken:
                     break
-            assert driver.most_under_way == 1
+            assert driver.max_running_calls == 1
             assert not any(e.startswith("FailedScheduling: device") for e in cluster.events())
             assert step > 6, "create, read, report, read, conditions, delete at the least"
 
 
-async def test_a_record_whose_answer_was_lost_is_read_again_and_those_made_meanwhile_stay_known() -> None:
+async def test_a_record_whose_create_response_was_lost_is_read_again_and_newer_records_stay_known() -> None:
     async with LocalCluster() as cluster:
-        driver = Fabric()
-        async with controlled(cluster, driver) as controller:
+        driver = FabricDriver()
+        async with running_controller(cluster, driver) as controller:
             await controller.ready(60)
             create, load = controller.records.create, controller.records.load
-            listed, go_on = asyncio.Event(), asyncio.Event()
+            is_loaded, resume = asyncio.Event(), asyncio.Event()
 
-            async def unheard(of: AllocatedClaim) -> BindingRecord:
-                made = await create(of)
-                if of.claim.name == "first" and not listed.is_set():
+            async def create_and_lose_response(allocated: AllocatedClaim) -> BindingRecord:
+                record = await create(allocated)
+                if allocated.claim.name == "first" and not is_loaded.is_set():
                     raise ApiError("the answer was lost")
-                return made
+                return record
 
-            async def slow() -> list[BindingRecord]:
-                out = await load()
-                listed.set()
-                await go_on.wait()
-                return out
+            async def slow_load() -> list[BindingRecord]:
+                binding_records = await load()
+                is_loaded.set()
+                await resume.wait()
+                return binding_records
 
-            controller.records.create = unheard  # type: ignore[method-assign]
-            controller.records.load = slow  # type: ignore[method-assign]
+            controller.records.create = create_and_lose_response  # type: ignore[method-assign]
+            controller.records.load = slow_load  # type: ignore[method-assign]
             await cluster.apply(*claim_and_pod("first"))
-            await asyncio.wait_for(listed.wait(), 60)
+            await asyncio.wait_for(is_loaded.wait(), 60)
             await cluster.apply(*claim_and_pod("second")[1:])
-            await scheduled(cluster, "pod-second")
-            go_on.set()
-            await scheduled(cluster, "pod-first")
+            await wait_scheduled(cluster, "pod-second")
+            resume.set()
+            await wait_scheduled(cluster, "pod-first")
             assert len(driver.ports) == 2
             await cluster.client.delete(PODS, "pod-second", "default", grace=0)
-            await until(cluster, "unbind", lambda: len(driver.ports) == 1)
+            await wait_for(cluster, "unbind", lambda: len(driver.ports) == 1)
             await cluster.client.delete(PODS, "pod-first", "default", grace=0)
-            await until(cluster, "unbind", lambda: not driver.ports)
+            await wait_for(cluster, "unbind", lambda: not driver.ports)
 
-            async def forgotten() -> bool:
+            async def has_no_records() -> bool:
                 return not await records(cluster)
 
-            await cluster.wait("the records to go", forgotten)
+            await cluster.wait("the records to be deleted", has_no_records)
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
-async def test_a_server_with_one_version_of_the_api_will_do(version: str) -> None:
+async def test_the_controller_works_with_a_server_of_one_api_version(version: str) -> None:
     server = ApiServer()
     server.injected_faults.served = {version}
     await server.start()
     config = server.config
-    driver = Fabric()
+    driver = FabricDriver()
     try:
-        async with KubeClient(config) as client, Controller(driver, settings(), config, QUICK).running() as controller:
+        async with (
+            KubeClient(config) as client,
+            Controller(driver, settings(), config, SHORT_RETRIES).running() as controller,
+        ):
             await controller.ready(60)
             claims = await client.dra("resourceclaims")
             assert claims.version == version
             exactly = {"deviceClassName": "fabric"}
             request = {"name": "r", **exactly} if version == "v1beta1" else {"name": "r", "exactly": exactly}
-            made = {"metadata": {"name": "c", "namespace": "default"}, "spec": {"devices": {"requests": [request]}}}
-            await client.create(claims, made)
+            claim = {"metadata": {"name": "c", "namespace": "default"}, "spec": {"devices": {"requests": [request]}}}
+            await client.create(claims, claim)
             result = {"request": "r", "driver": NAME, "pool": "fabric", "device": "d0"}
             result |= {"bindingConditions": [ATTACHED], "bindingFailureConditions": [FAILED]}
             node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}

@@ -1,4 +1,6 @@
-"""A controller follows claims with the worst parameters: no step of its event loop is long, and it keeps little of each claim."""
+"""A controller watches claims with the worst parameters: no step of its event loop is long, and it keeps little of each
+claim.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,10 @@ KIB, MIB = 1024, 1024 * 1024
 
 
 class Server:
-    """An API server in threads of its own, so that its work is not part of the measured event loop.
+    """An API server in separate threads, so that its work is not part of the measured event loop.
 
     Args:
-        claims: encoded claims, made again for each request.
+        claims: encoded claims, created again for each request.
         changes: lines of each watch.
     """
 
@@ -71,11 +73,11 @@ class Server:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def page(self, claims: Callable[[int], bytes | None], limit: int, start: int) -> bytes:
-        found = list(itertools.takewhile(bool, map(claims, range(start, start + limit))))
-        self.largest_page = max(self.largest_page, len(found))
-        goes_on = {"continue": str(start + limit)} if len(found) == limit else {}
-        head = json.dumps({"resourceVersion": "1", **goes_on}).encode()
-        return b'{"metadata":%b,"items":[%b]}' % (head, b",".join(filter(None, found)))
+        items = list(itertools.takewhile(bool, map(claims, range(start, start + limit))))
+        self.largest_page = max(self.largest_page, len(items))
+        metadata = {"continue": str(start + limit)} if len(items) == limit else {}
+        head = json.dumps({"resourceVersion": "1", **metadata}).encode()
+        return b'{"metadata":%b,"items":[%b]}' % (head, b",".join(filter(None, items)))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -90,17 +92,17 @@ class Server:
             self._server.server_close()
 
 
-def encoded(name: str, config: list[JSON], *, version: str = "1", waits: bool = True) -> bytes:
+def encoded(name: str, config: list[JSON], *, version: str = "1", is_waiting: bool = True) -> bytes:
     """A claim with one device of the driver, which waits for its binding condition or has none."""
     claim = worst_parameters.with_allocation(worst_parameters.claim(config, name), config)
     claim["metadata"]["resourceVersion"] = version
-    if waits:
+    if is_waiting:
         claim["status"]["allocation"]["devices"]["results"][0]["bindingConditions"] = ["attached"]
     return json.dumps(claim, separators=(",", ":")).encode()
 
 
 @contextlib.asynccontextmanager
-async def followed(server: Server) -> AsyncIterator[tuple[ClaimWatch, asyncio.Queue[str]]]:
+async def watched_claims(server: Server) -> AsyncIterator[tuple[ClaimWatch, asyncio.Queue[str]]]:
     changed: asyncio.Queue[str] = asyncio.Queue()
     with server.running():
         async with KubeClient(ApiConfig(server.url), timeout=120) as client:
@@ -115,26 +117,26 @@ async def followed(server: Server) -> AsyncIterator[tuple[ClaimWatch, asyncio.Qu
 
 @pytest.mark.full
 async def test_no_step_of_the_event_loop_is_long() -> None:
-    """In the finding, a page of such claims was decoded in one step, and one claim took 55 ms."""
+    """Before a fix, a page of such claims was decoded in one step, and one claim took 55 ms."""
     bodies = {name: encoded(name, worst_parameters.entries(Plain, name)) for name in SHAPES}
     lines = [b'{"type":"MODIFIED","object":%b}' % b.replace(b'"resourceVersion":"1"', b'"resourceVersion":"2"') for b in bodies.values()]  # fmt: skip
-    listed = list(bodies.values())
-    server = Server(lambda i: listed[i] if i < len(listed) else None, lines)
-    async with followed(server) as (watch, changed):
+    listed_claims = list(bodies.values())
+    server = Server(lambda i: listed_claims[i] if i < len(listed_claims) else None, lines)
+    async with watched_claims(server) as (watch, changed):
         with worst_parameters.event_loop_steps() as steps:
             async with asyncio.timeout(120):
-                seen = [await changed.get() for _ in range(2 * len(SHAPES))]
-        assert sorted(seen) == sorted([*SHAPES, *SHAPES])
+                changes_read = [await changed.get() for _ in range(2 * len(SHAPES))]
+        assert sorted(changes_read) == sorted([*SHAPES, *SHAPES])
         assert max(steps) < LIMIT * MACHINE, sorted(steps)[-3:]
         for claim in watch:
             assert len(claim.config) == 2 * ENTRIES, claim.claim
             assert from_json(claim.encoded)["spec"]["devices"]["config"]
 
 
-async def test_claims_that_wait_for_no_binding_are_not_kept() -> None:
-    """3,000 claims of 40 KiB each, which decoded and kept took more than 1 GB."""
-    count, kept = 3000, 3 * KIB
-    template = encoded("NAME", worst_parameters.entries(Plain, "same", 2), waits=False)
+async def test_claims_without_a_binding_condition_are_not_kept() -> None:
+    """3,000 claims of 40 KiB each. Decoded claims would take more than 1 GB."""
+    count, max_kept = 3000, 3 * KIB
+    template = encoded("NAME", worst_parameters.entries(Plain, "same", 2), is_waiting=False)
     assert len(template) > 35 * KIB
 
     def claim(i: int) -> bytes | None:
@@ -143,13 +145,13 @@ async def test_claims_that_wait_for_no_binding_are_not_kept() -> None:
     server = Server(claim)
     tracemalloc.start()
     try:
-        async with followed(server) as (watch, _):
+        async with watched_claims(server) as (watch, _):
             async with asyncio.timeout(120):
                 await watch.synced.wait()
             size, peak = tracemalloc.get_traced_memory()
-            assert len(list(watch)) == len(await watch.held()) + count - 1 == count  # one device in all
+            assert len(list(watch)) == len(await watch.held()) + count - 1 == count  # one device for all claims
     finally:
         tracemalloc.stop()
     assert server.largest_page < 50
-    assert size < count * kept, size / count
+    assert size < count * max_kept, size / count
     assert peak < size + 32 * MIB, peak
