@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.base.signals import signal_child
 from tests.helpers.certificates import authority, signed
 from tests.helpers.crash.harness import ROOT
 from tests.helpers.signals import inherit_signals
@@ -204,7 +205,7 @@ async def test_a_plugin_started_by_nohup_continues_without_its_terminal(tmp_path
         process = await p.start("", [])
     await p.wait_logged("serving the kubelet")
     process.send_signal(signal.SIGHUP)
-    process.terminate()
+    signal_child(process, signal.SIGTERM)  # the process may be ending
     assert await p.exit_code() == 0
     assert "SIGTERM: stopping" in p.log
     assert "SIGHUP" not in p.log
@@ -255,7 +256,7 @@ async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     process.terminate()
     assert process.stdout
     assert (await process.stdout.readline()).strip() == b"in stop"
-    process.terminate()
+    signal_child(process, signal.SIGTERM)  # the process may be ending
     assert await p.exit_code() == 3
     assert "SIGTERM again: the process ends at once" in p.log
 
@@ -374,7 +375,7 @@ async def test_a_signal_handler_of_the_driver_does_not_replace_the_handlers_of_t
     process.send_signal(signal.SIGHUP)
     assert process.stdout
     assert (await process.stdout.readline()).strip() == b"reloading"
-    process.terminate()
+    signal_child(process, signal.SIGTERM)  # the process may be ending
     assert await p.exit_code() == 0
     assert "SIGTERM again" not in p.log
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dra_kubeletplugin.base.signals import signal_child
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.store.offline import read_rows
 from dra_kubeletplugin.errors import MetadataError
@@ -166,8 +167,7 @@ class NodeHarness:
     async def kill(self, name: str = "plugin", number: int = signal.SIGKILL) -> int:
         """Sends a signal, waits for the end of the process and returns its exit code."""
         process = self.plugins.pop(name)
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+        signal_child(process, signal.Signals(number))
         return await process.wait()
 
     async def died(self, name: str = "plugin", timeout: float = WAIT) -> None:
