@@ -81,7 +81,7 @@ class Engine:
         return await self._all(Work.PREPARE, refs, lambda ref: self._prepare(ref, window), window)
 
     async def unprepare(self, refs: Sequence[ClaimIdentity]) -> dict[str, ClaimOutcome]:
-        """Returns an empty result or an error for every claim, by UID. Never calls the API server, never raises."""
+        """Returns an empty result or an error for every claim, by UID, within CALL_TIMEOUT. Never calls the API server, never raises."""
         return await self._all(Work.UNPREPARE, refs, self._unprepare, None)
 
     async def _all(
@@ -203,7 +203,10 @@ class Engine:
         )
 
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
-        """Returns the verified claim; or the claim's record, if it is prepared and the API server does not respond."""
+        """Returns the verified claim; or the claim's record, if it is prepared and the API server cannot be asked.
+
+        Any error of the API server counts, except that the claim does not exist.
+        """
         verifying = asyncio.create_task(self.verifier.verify(ref))
         verifying.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio must not log it
         try:

@@ -141,7 +141,8 @@ class Reconciler:
         """Unprepares claims that were deleted or replaced on the API server, or lost their devices, after a grace period.
 
         The grace period (option RECONCILE_GRACE_PERIOD, 120 s) begins with the first pass that does not find the claim. A later pass
-        unprepares it: with passes every 300 s, 5 to 10 minutes after its deletion. No claim is unprepared while the kubelet is away.
+        unprepares it: with passes every 300 s, 5 to 10 minutes after its deletion. No claim is unprepared while the kubelet is
+        known to be away.
         """
         now = time.monotonic()
         ended: dict[str, Record] = {}

@@ -2,7 +2,7 @@
 
 The decision and the mark are one transaction, so nothing changes in between. A decision has no other side effects.
 A repeated prepare returns the recorded response if the claim was prepared in this boot with its CDI edits, and its allocation did not
-change. While the API server does not respond, ``engine.py`` returns the recorded response without comparing the allocation.
+change. While the API server cannot be asked, ``engine.py`` returns the recorded response without comparing the allocation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StaleHolders(msgspec.Struct, frozen=True):
 
 
 class NothingToDo(msgspec.Struct, frozen=True):
-    """The claim has no record."""
+    """This process has nothing to do for the claim: no record, another owner, or a record that changed meanwhile."""
 
 
 Decision = Prepare | AlreadyPrepared | RollBack | RolledBack | InProgress | StaleHolders | NothingToDo

@@ -1,4 +1,4 @@
-"""Decides from a driver's reports whether a device counts as unhealthy: a fault or a recovery must last before it counts."""
+"""Decides from a driver's reports whether a device counts as unhealthy: after how many reports a fault or a recovery counts."""
 
 from __future__ import annotations
 

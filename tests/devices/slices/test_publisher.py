@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -361,3 +362,15 @@ async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(m
         await inventory.update([Pool("node", [Device("b")])])
         changed.set()
         await wait_until(lambda: server.devices() == ["b"])
+
+
+async def test_the_metric_names_the_publisher_also_if_the_other_instances_cannot_be_read() -> None:
+    def unreadable() -> bool:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with (
+        scripted_api_server() as server,
+        running_publisher(server, await make_inventory("a"), unreadable) as publisher,
+    ):
+        await asyncio.wait_for(publisher.published.wait(), 30)
+        assert b"\ndra_publisher 1" in publisher.metrics.text()

@@ -1,8 +1,8 @@
 """Keeps the API server's slices of a driver equal to the inventory, for one node or for pools of no single node.
 
 The publisher is level-triggered: it lists, compares and writes; then it watches, and repeats this when the slices or the inventory
-change. No decision depends on a cache, so deleted slices come back at once (the kubelet deletes them at its start). Of several instances
-on a node, only the newest writes. External failures do not stop it: each is logged once, counted, and retried with backoff.
+change. Each synchronisation lists the slices, so deleted slices come back at once; the kubelet deletes them at its start. Of several
+instances on a node, only the newest writes. External failures do not stop it: each is logged once, counted, and retried with backoff.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Publisher:
         self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
         self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
         metrics.measure("devices_not_published", lambda: float(len(inventory.rejected)))
-        metrics.measure("publisher", lambda: float(leadership.leads()))
+        metrics.measure("publisher", lambda: float(self.leads))
         # measured, because the watch may fail although no write failed
         metrics.measure("publish_failing", lambda: float(bool(self.fault)))
 

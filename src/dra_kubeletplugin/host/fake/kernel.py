@@ -75,8 +75,10 @@ def _attributes(fn: Function, local_cpus: str | None) -> dict[str, Content]:
 def unplug(root: Path, folder: Path) -> None:
     """Removes a function's links. The caller deletes its folder."""
     remove_virtual_functions(root, folder)
-    bind(root, folder.name, None)
+    was_bound = _unlink_driver(root, folder)
     _remove_files_of_driver(root, folder)
+    if was_bound:
+        uevents.write_event(root, "unbind", "pci", folder.name)
     group = folder / "iommu_group"
     if group.is_symlink():
         members = group.resolve() / "devices"
@@ -109,20 +111,15 @@ def create_driver_folder(root: Path, name: str) -> Path:
 def bind(root: Path, address: str, driver: str | None) -> None:
     """Binds a driver; None only unbinds the previous driver. The previous driver's virtual functions are removed.
 
-    The described driver creates the described class devices, device nodes and files of ``proc``; they exist while it is bound. A
-    function without a described driver always has them.
+    The described driver creates the described class devices, device nodes and files of ``proc``; they exist while it is bound. If
+    the description names no driver, they exist from plug to unplug.
     """
     folder = (root / "bus/pci/devices" / address).resolve()
     function = function_of(folder)
-    link = folder / "driver"
-    was_bound = link.is_symlink()
-    if was_bound:
-        remove_virtual_functions(root, folder)
-        (link.resolve() / address).unlink(missing_ok=True)
-        link.unlink()
+    was_bound = _unlink_driver(root, folder)
     if driver:
         home = create_driver_folder(root, driver)
-        link.symlink_to(os.path.relpath(home, folder))
+        (folder / "driver").symlink_to(os.path.relpath(home, folder))
         tree.replace_link(home / address, os.path.relpath(folder, home))
     if driver == function.driver:
         _add_files_of_driver(root, folder, function)
@@ -130,6 +127,17 @@ def bind(root: Path, address: str, driver: str | None) -> None:
         _remove_files_of_driver(root, folder)
     if driver or was_bound:
         uevents.write_event(root, "bind" if driver else "unbind", "pci", address)
+
+
+def _unlink_driver(root: Path, folder: Path) -> bool:
+    """Removes the links between a function and its driver, and its virtual functions. Returns whether it had a driver."""
+    link = folder / "driver"
+    if not link.is_symlink():
+        return False
+    remove_virtual_functions(root, folder)
+    (link.resolve() / folder.name).unlink(missing_ok=True)
+    link.unlink()
+    return True
 
 
 def _add_files_of_driver(root: Path, folder: Path, function: Function) -> None:
