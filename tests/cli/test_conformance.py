@@ -31,6 +31,7 @@ def test_explain_describes_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["conformance", "explain", "SLC-004"]) == Exit.SUCCESS
     out = capsys.readouterr().out
     assert out.startswith("SLC-004 (MUST): the driver creates deleted slices again")
+    assert "steps:  Deletes the slices and waits until the same devices are published." in out
     assert "if not:" in out
     assert "source:" in out
     assert "MUST: the kubelet fails, or resources leak" in out

@@ -101,9 +101,10 @@ def _catalogue(form: str, checks: Sequence[ConformanceCheck]) -> str:
 
 def _explained(check: ConformanceCheck) -> str:
     lines = [f"{check.id} ({check.level}): the driver {check.text}"]
-    lines += [f"  if not: {check.consequence}", f"  source: {check.source}"]
+    lines += [f"  steps:  {check.steps}", f"  if not: {check.consequence}", f"  source: {check.source}"]
     lines.append(f"  level:  {check.level}: {check.level.meaning}")
-    lines.append(f"  limit:  {check.limit:g} s; {'runs' if check.attach else 'skipped'} with --attach")
+    limit = f"{check.limit:g} s without starts of the driver"
+    lines.append(f"  limit:  {limit}; {'runs' if check.attach else 'skipped'} with --attach")
     lines.append(f"  run:    dra conformance run {check.id} --transcripts FOLDER --driver-cmd COMMAND")
     return "\n".join(lines)
 

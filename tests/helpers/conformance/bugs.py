@@ -12,7 +12,7 @@ PLAIN: dict[str, set[str]] = {
     "v1beta1 is not served": {"REG-004", "SKW-001"},
     "endpoint is late": {"REG-005"},
     "rejection is not logged": {"REG-006"},
-    "wrong device in the response": {"PRE-001", "PRE-009", "RST-002", "MET-002", "PRF-001"},
+    "wrong device in the response": {"PRE-001", "PRE-009", "PRE-013", "PRE-014", "RST-002", "MET-002", "PRF-001"},
     "prepare is not idempotent": {"PRE-002", "PRE-007", "PRE-012"},
     "only the last claim of a call": {"PRE-003", "PRF-001"},
     "one error for the whole call": {"PRE-003"},

@@ -26,6 +26,7 @@ def test_checks_run_group_by_group() -> None:
 def test_each_check_is_described() -> None:
     for found in CATALOGUE.values():
         assert re.match("[a-z]", found.text), f"{found.id}: the text continues 'the driver ...'"
+        assert re.fullmatch(r"[A-Z].+\.", found.steps), f"{found.id}: the docstring describes the steps"
         assert found.consequence, found.id
         assert found.source, found.id
         assert isinstance(found.level, Requirement)

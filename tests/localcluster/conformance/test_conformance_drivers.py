@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_kubeletplugin.base.yaml.manifests import objects
 from dra_kubeletplugin.localcluster.conformance import CATALOGUE, read_profile, run_checks, select_checks
 from dra_kubeletplugin.localcluster.conformance.driver_command import DriverCommand, can_unshare
 from tests.helpers.conformance import runs
@@ -16,7 +17,19 @@ from tests.helpers.conformance.runs import ROOT, explained
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 DRA = f"{shlex.quote(sys.executable)} -m dra_kubeletplugin run"
 PROFILES = ROOT / "tests/helpers/conformance/profiles"
-HOSTS = {"pci": "drivers/pci/hosts/two-sockets.yaml", "mig_example": "drivers/mig_example/hosts/two-a100.yaml"}
+COMPONENTS = ("base", "components/controller", "components/events")
+RULES = [
+    rule
+    for manifest in objects([ROOT / "deploy/kustomize" / name / "objects.yaml" for name in COMPONENTS])
+    if manifest.value["kind"] in {"Role", "ClusterRole"}
+    for rule in manifest.value["rules"]
+]
+"""The permissions of a driver whose manifests have these components."""
+HOSTS = {
+    "pci": "drivers/pci/hosts/two-sockets.yaml",
+    "mig_example": "drivers/mig_example/hosts/two-a100.yaml",
+    "nvidia": "drivers/nvidia/hosts/two-h100.yaml",
+}
 PARTITIONS = {"GPU_PARTITIONS": "4", "NUM_DEVICES": "4"}
 SHARED = {"GPU_ALLOW_MULTIPLE_ALLOCATIONS": "true"}
 
@@ -29,7 +42,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
 async def passes(name: str, profile: str, host: str = "") -> None:
     chosen = read_profile(PROFILES / profile, list(CATALOGUE))
     command = DriverCommand.parse(f"{DRA} {ROOT / 'drivers' / name}", host=host)
-    found = await run_checks(command, chosen, select_checks())
+    found = await run_checks(command, chosen, select_checks(), rules=RULES)
     assert found.fault == ""
     assert found.failed_ids == [], explained(found)
 

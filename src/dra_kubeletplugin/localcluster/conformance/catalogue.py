@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +54,11 @@ class ConformanceCheck:
     run: CheckFunction
     limit: float = 60.0
     attach: bool = False
+
+    @property
+    def steps(self) -> str:
+        """What the suite does: the docstring of the function."""
+        return inspect.getdoc(self.run) or ""
 
     @property
     def group(self) -> str:

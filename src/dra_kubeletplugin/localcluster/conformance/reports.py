@@ -217,7 +217,7 @@ def catalogue_text(checks: Sequence[ConformanceCheck]) -> Iterator[str]:
 
 
 def catalogue_json(checks: Sequence[ConformanceCheck]) -> str:
-    keys = ("id", "level", "text", "consequence", "source", "attach")
+    keys = ("id", "level", "text", "steps", "consequence", "source", "attach")
     return json.dumps([{k: getattr(c, k) for k in keys} for c in checks], indent=2) + "\n"
 
 

@@ -52,6 +52,7 @@ def all_edits(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     source=f"{_SPEC}; containerd and CRI-O: CDI device injection",
 )
 async def resolvable(h: Harness) -> None:
+    """Prepares a claim and looks for its CDI ids in CDI_ROOT and in /etc/cdi."""
     ids = await cdi_ids(h)
     missing = h.cdi.unresolvable(ids)
     expect(not missing, "each CDI id resolves", missing)
@@ -65,6 +66,7 @@ async def resolvable(h: Harness) -> None:
     source=f"{_SPEC}: validation and minimum versions",
 )
 async def valid_specs(h: Harness) -> None:
+    """Prepares a claim and validates each spec in CDI_ROOT."""
     await cdi_ids(h)
     errors = h.cdi.load_errors()
     expect(not errors, "specs that a runtime can load", f"{errors}{_newer_content(errors)}")
@@ -86,6 +88,7 @@ async def valid_specs(h: Harness) -> None:
     limit=300,
 )
 async def whole_files(h: Harness) -> None:
+    """Prepares and unprepares 20 claims, and reads the files in CDI_ROOT all the time."""
     with h.cdi.watch_for_partial_files() as partial:
         for _ in range(_CYCLES):
             claim = await h.claim()
@@ -103,6 +106,7 @@ async def whole_files(h: Harness) -> None:
     source="Kubernetes: kubeletplugin, CDI device ids are unique for each claim",
 )
 async def unique_ids(h: Harness) -> None:
+    """Prepares and unprepares a claim, prepares another claim of the same device, and compares ids and edits."""
     first = await h.claim()
     ids = (await h.prepared(first)).cdi_ids
     content = {name: h.cdi.edits_of([name]) for name in ids}
@@ -122,6 +126,7 @@ async def unique_ids(h: Harness) -> None:
     source="CDI: mounts and hooks refer to paths of the host; files have mode 0644",
 )
 async def host_paths(h: Harness) -> None:
+    """Prepares a claim. Looks for the host paths of mounts and hooks, and reads the modes of the specs."""
     await cdi_ids(h)
     for path, spec in h.cdi.specs().items():
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -141,6 +146,7 @@ async def host_paths(h: Harness) -> None:
     source="CDI: the folders are shared by all vendors",
 )
 async def other_files(h: Harness) -> None:
+    """Writes a spec and a state file of another driver. Prepares and unprepares a claim, and starts the driver again."""
     foreign = {
         h.cdi.path / "other.example.com-device.json": json.dumps(
             {
@@ -177,6 +183,7 @@ async def other_files(h: Harness) -> None:
     source=f"{_SPEC}: device nodes",
 )
 async def device_nodes(h: Harness) -> None:
+    """Prepares a claim and adds its device nodes to an OCI spec, as a runtime does."""
     ids = await cdi_ids(h)
     nodes = [n for spec in h.cdi.specs().values() for edits in all_edits(spec) for n in edits.get("deviceNodes") or ()]
     if not nodes:

@@ -45,6 +45,7 @@ async def prepare_with(h: Harness, *entries: tuple[str, Any]) -> tuple[dict[str,
     source=_SOURCE,
 )
 async def valid(h: Harness) -> None:
+    """Prepares and unprepares a claim with each of the valid parameters."""
     for name, parameters in chosen(h, "valid").items():
         claim, found = await prepare_with(h, ("FromClaim", parameters))
         error = found.of(claim["metadata"]["uid"]).error
@@ -61,6 +62,7 @@ async def valid(h: Harness) -> None:
     source=_SOURCE,
 )
 async def invalid(h: Harness) -> None:
+    """Prepares a claim with each of the invalid parameters, and looks for the text of [config] errors."""
     for name, parameters in chosen(h, "invalid").items():
         claim, found = await prepare_with(h, ("FromClaim", parameters))
         error = refusal(found, claim, name)
@@ -77,6 +79,7 @@ async def invalid(h: Harness) -> None:
     source=_SOURCE,
 )
 async def unknown_field(h: Harness) -> None:
+    """Adds the field noSuchField to valid parameters, prepares a claim with them, and reads the error."""
     name, parameters = next(iter(chosen(h, "valid").items()))
     claim, found = await prepare_with(h, ("FromClaim", {**parameters, "noSuchField": 1}))
     error = refusal(found, claim, f"{name} with the field noSuchField")
@@ -91,6 +94,7 @@ async def unknown_field(h: Harness) -> None:
     source=f"{_SOURCE}: entries of the class come first, then entries of the claim",
 )
 async def precedence(h: Harness) -> None:
+    """Prepares a claim with valid parameters of class and claim. Then prepares claims whose own parameters are invalid."""
     valid_one = next(iter(chosen(h, "valid").values()))
     model = await h.claim()
     h.release(model)

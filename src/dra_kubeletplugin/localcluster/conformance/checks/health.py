@@ -49,6 +49,7 @@ async def first_report(h: Harness, version: str) -> Mapping[tuple[str, str], Any
     source=_SOURCE,
 )
 async def full_report(h: Harness) -> None:
+    """Prepares a claim, opens the health stream, and waits for a report of its device."""
     version = announced(h)[0]
     claim = await h.claim()
     await h.prepared(claim)
@@ -68,6 +69,7 @@ async def full_report(h: Harness) -> None:
     limit=240,
 )
 async def repeated(h: Harness) -> None:
+    """Compares the pauses between messages with the timeouts of the reports. Runs the hooks make_unhealthy and make_healthy."""
     version = announced(h)[0]
     messages = (await idle(h))["health"]
     expect(messages, "messages while the driver is idle", "none")
@@ -111,6 +113,7 @@ async def _reports(
     attach=True,
 )
 async def reopened(h: Harness) -> None:
+    """Opens the health stream twice, and compares the devices of the first messages."""
     version = announced(h)[0]
     await h.prepare_if_possible()
     first = await first_report(h, version)
@@ -128,6 +131,7 @@ async def reopened(h: Harness) -> None:
     attach=True,
 )
 async def versions(h: Harness) -> None:
+    """Opens the health stream in each version, and compares the devices of the first messages."""
     announced_versions = announced(h)
     await h.prepare_if_possible()
     found = {version: set(await first_report(h, version)) for version in announced_versions}

@@ -47,6 +47,7 @@ def documents(path: Path) -> list[dict[str, Any]]:
     source=_SOURCE,
 )
 async def exist(h: Harness) -> None:
+    """Prepares a claim and looks for the files of its metadata mounts."""
     _, files = await metadata_files(h)
     missing = [str(p) for p in files if not p.is_file()]
     expect(not missing, "each mounted metadata file exists", ", ".join(missing))
@@ -60,6 +61,7 @@ async def exist(h: Harness) -> None:
     source=_SOURCE,
 )
 async def content(h: Harness) -> None:
+    """Prepares a claim and compares the metadata with its devices."""
     claim, files = await metadata_files(h)
     allocated = {r["device"] for r in claim["status"]["allocation"]["devices"]["results"]}
     for path in files:
@@ -82,6 +84,7 @@ async def content(h: Harness) -> None:
     source=_SOURCE,
 )
 async def removed(h: Harness) -> None:
+    """Prepares and unprepares a claim, and looks for its metadata files."""
     claim, files = await metadata_files(h)
     await h.unprepared(claim)
     await h.until(lambda: not any(p.exists() for p in files), REMOVAL)

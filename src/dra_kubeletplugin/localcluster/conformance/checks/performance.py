@@ -31,6 +31,7 @@ def p99(values: Sequence[float]) -> float:
     limit=300,
 )
 async def latency(h: Harness) -> None:
+    """Measures up to 100 calls for one claim, and up to 10 calls for 32 claims."""
     limits = h.profile.limits
     single: list[float] = []
     end = h.transcript.now + _TIME
@@ -72,6 +73,7 @@ async def latency(h: Harness) -> None:
     limit=900,
 )
 async def growth(h: Harness) -> None:
+    """Prepares and unprepares claims for up to 300 s, and compares memory and open files before and after."""
     limits = h.profile.limits
     await _cycles(h, min(_WARM_UP, limits.cycles))
     memory, files = h.driver.memory(), h.driver.descriptors()

@@ -70,6 +70,7 @@ async def check_configured(h: Harness, claim: Mapping[str, Any], *, configured: 
     source=f"{_CALLS}: each claim of the request must be in the response",
 )
 async def prepares(h: Harness) -> None:
+    """Prepares a claim and compares the response with the allocation. Runs the hook is_configured."""
     claim = await h.claim()
     uid = claim["metadata"]["uid"]
     found = await h.plugin.prepare(claim)
@@ -89,6 +90,7 @@ async def prepares(h: Harness) -> None:
     source="kubelet: prepare is repeated after restarts, for retries, and for pods that share a claim",
 )
 async def repeats(h: Harness) -> None:
+    """Prepares a claim ten times and compares the responses."""
     claim = await h.claim()
     first = await h.prepared(claim)
     for number in range(2, 11):
@@ -104,6 +106,7 @@ async def repeats(h: Harness) -> None:
     source=f"{_CALLS}: an error for each claim in the response",
 )
 async def one_fails(h: Harness) -> None:
+    """Prepares two claims in one call. The allocation of the second claim names an unknown device."""
     good = await h.claim()
     bad = unknown_device(h, good)
     found = await h.plugin.prepare(good, bad)
@@ -130,6 +133,7 @@ def unknown_device(h: Harness, model: Mapping[str, Any]) -> dict[str, Any]:
     source=f"{_CALLS}: the kubelet passes namespace, name and UID only, so the driver verifies the claim",
 )
 async def wrong_claim(h: Harness) -> None:
+    """Prepares a claim with a UID that differs from the object's, then a claim that does not exist."""
     claim = await h.claim()
     replaced = {"metadata": {**claim["metadata"], "uid": new_uid()}}
     refusal(await h.plugin.prepare(replaced), replaced, "a claim whose UID differs from the object's")
@@ -145,6 +149,7 @@ async def wrong_claim(h: Harness) -> None:
     source=f"{_CALLS}; KEP-4381: only allocated claims are prepared",
 )
 async def no_allocation(h: Harness) -> None:
+    """Prepares a claim without an allocation, and compares the CDI folder before and after the call."""
     model = await h.claim()
     h.release(model)
     claim = h.put_claim(model["spec"], {})
@@ -162,6 +167,7 @@ async def no_allocation(h: Harness) -> None:
     source="e2e_node: two drivers in one pod are prepared and unprepared",
 )
 async def other_drivers(h: Harness) -> None:
+    """Prepares a claim whose allocation also contains a device and parameters of another driver."""
     model = await h.claim()
     h.release(model)
     status = copy.deepcopy(model["status"])
@@ -183,6 +189,7 @@ async def other_drivers(h: Harness) -> None:
     source="kubelet: a retry after the deadline overlaps with the first call; pods may share a claim",
 )
 async def overlapping_calls(h: Harness) -> None:
+    """Prepares a claim with eight calls at the same time, compares the responses, and unprepares the claim."""
     before = await h.cdi_baseline()
     claim = await h.claim()
     uid = claim["metadata"]["uid"]
@@ -203,6 +210,7 @@ async def overlapping_calls(h: Harness) -> None:
     source="kubelet: calls for different pods run in parallel, each for at most 45 s",
 )
 async def slow_claim(h: Harness) -> None:
+    """Delays the read of one claim by 3 s, and prepares another claim meanwhile."""
     slow, fast = await h.claim(), await h.claim()
     name = slow["metadata"]["name"]
     h.api.slow_claims[name] = _SLOW
@@ -226,6 +234,7 @@ async def slow_claim(h: Harness) -> None:
     source="kubelet: a call is cancelled after 45 s and retried",
 )
 async def cancelled_call(h: Harness) -> None:
+    """Delays the read of a claim, cancels the call after 0.3 s, and repeats the call for up to 15 s."""
     claim = await h.claim()
     h.api.slow_claims[claim["metadata"]["name"]] = _SLOW / 2
     await h.plugin.prepare(claim, timeout=_CANCEL)
@@ -243,6 +252,7 @@ async def cancelled_call(h: Harness) -> None:
     source="kubernetes#128981: drivers check allocations before prepare",
 )
 async def held_device(h: Harness) -> None:
+    """Prepares a claim. Then prepares a second claim with the same allocation."""
     if not h.profile.exclusive:
         raise CheckSkipped("profile: [devices] exclusive = false")
     first = await h.claim()
@@ -261,6 +271,7 @@ async def held_device(h: Harness) -> None:
     source="kubelet: the error becomes the pod's event FailedPrepareDynamicResources",
 )
 async def clear_error(h: Harness) -> None:
+    """Prepares a claim whose allocation names the device no-such-device, and reads the error."""
     claim = unknown_device(h, await h.claim())
     error = refusal(await h.plugin.prepare(claim), claim, "an unknown device")
     expect(len(error.encode()) <= _MAX_ERROR, f"an error of at most {_MAX_ERROR} bytes", f"{len(error.encode())} bytes")
@@ -276,6 +287,7 @@ async def clear_error(h: Harness) -> None:
     source="kubelet: after its restart it prepares the claims of running pods again",
 )
 async def without_api_server(h: Harness) -> None:
+    """Prepares a claim, stops the API server, and prepares the claim again."""
     claim = await h.claim()
     first = await h.prepared(claim)
     with h.api.outage():
@@ -293,6 +305,7 @@ async def without_api_server(h: Harness) -> None:
     source="kubelet: pkg/kubelet/cm/dra: a container gets the CDI devices of its request; e2e: several requests",
 )
 async def two_requests(h: Harness) -> None:
+    """Prepares a claim with the requests first and second, and compares the requests of each device."""
     await _prepare_requests(h, "first", "second")
 
 
@@ -304,6 +317,7 @@ async def two_requests(h: Harness) -> None:
     source="kubelet: pkg/kubelet/cm/dra: a request with alternatives is sent as its name; e2e: the first alternative that fits",
 )
 async def alternative(h: Harness) -> None:
+    """Prepares a claim whose request device has the alternative first, and compares the request of the device."""
     await _prepare_requests(h, "device/first")
 
 

@@ -41,6 +41,7 @@ _PROTOCOL = "kubelet: pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra/plugin"
     attach=True,
 )
 async def registration_socket(h: Harness) -> None:
+    """Looks for the registration socket after the driver was registered."""
     found = find_sockets(h.registry)
     expect(h.plugin.info.socket in found, "a socket in PLUGINS_REGISTRY that the kubelet reads", found)
 
@@ -54,6 +55,7 @@ async def registration_socket(h: Harness) -> None:
     attach=True,
 )
 async def get_info(h: Harness) -> None:
+    """Calls GetInfo twice and compares the responses. Each call has three attempts of 1 s."""
     contents = [await _info_in_time(h) for _ in range(2)]
     expect(contents[0] == contents[1], f"the same response twice: {contents[0]}", contents[1])
 
@@ -78,6 +80,7 @@ async def _info_in_time(h: Harness) -> object:
     attach=True,
 )
 async def registration_content(h: Harness) -> None:
+    """Reads type, name, endpoint and versions of the GetInfo response."""
     info = h.plugin.info
     expect(info.type == "DRAPlugin", "type DRAPlugin", repr(info.type))
     faults = driver_name(info.name, "name")
@@ -107,6 +110,7 @@ def _is_below_root(h: Harness, endpoint: str) -> bool:
     attach=True,
 )
 async def advertised_versions(h: Harness) -> None:
+    """Calls NodePrepareResources without claims in each version, and opens a health stream in each version."""
     for version in [v for v in h.plugin.info.versions if v in DRA_VERSIONS]:
         found = await h.plugin.prepare(version=version)
         expect(not found.unserved, f"{version} responds to NodePrepareResources", found.unserved)
@@ -126,6 +130,7 @@ async def advertised_versions(h: Harness) -> None:
     source="kubelet: it calls the driver as soon as it is registered; e2e_node: it works when the service listens only later",
 )
 async def endpoint_first(h: Harness) -> None:
+    """Starts the driver again. Calls GetInfo when the socket appears, then connects to the endpoint for up to 1 s."""
     uid = h.driver.uid
     await h.stop()
     await h.start(uid, published=False, endpoint=False)
@@ -147,6 +152,7 @@ async def endpoint_first(h: Harness) -> None:
     source="kubelet: NotifyRegistrationStatus with plugin_registered=false, then retries after 1 s, 2 s, 4 s",
 )
 async def rejected_registration(h: Harness) -> None:
+    """Calls NotifyRegistrationStatus with an error, waits for the error in the output, and calls GetInfo again."""
     reason = "rejected-by-the-conformance-suite"
     with contextlib.suppress(grpc.aio.AioRpcError):  # drivers in Go return an error, which the kubelet ignores
         await h.registration.notify(h.plugin.info.socket, registered=False, error=reason)
@@ -169,7 +175,7 @@ async def rejected_registration(h: Harness) -> None:
     source="e2e_node: the plugin is registered again after a kubelet restart",
 )
 async def kubelet_restart(h: Harness) -> None:
-    """Imitates a kubelet that restarts: it closes its connections and reads the registry again. SLC-004 deletes the slices."""
+    """Closes the connections, reads the registry again, and calls NodePrepareResources without claims. SLC-004 deletes the slices."""
     await h.plugin.close()
     await h.connect()
     found = await h.plugin.prepare()
@@ -184,6 +190,7 @@ async def kubelet_restart(h: Harness) -> None:
     source="gRPC: keep-alive; kubelet: one connection for each instance",
 )
 async def idle_connection(h: Harness) -> None:
+    """Sends keep-alives for 5 s, ten each second. Then calls NodePrepareResources, a second time after an error."""
     options = [
         ("grpc.keepalive_time_ms", 100),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -30,6 +30,7 @@ _SEED = 20
     source="e2e_node: unprepare succeeds after the plugin restarts",
 )
 async def unprepare_after_crash(h: Harness) -> None:
+    """Prepares a claim, kills and starts the driver, and unprepares the claim."""
     before = await h.cdi_baseline()
     claim = await h.claim()
     await h.prepared(claim)
@@ -48,6 +49,7 @@ async def unprepare_after_crash(h: Harness) -> None:
     limit=1200,
 )
 async def random_kills(h: Harness) -> None:
+    """Kills the driver at a random moment of a call, starts it, and repeats the call. The profile sets the number of kills."""
     chance = random.Random(_SEED)
     before = await h.cdi_baseline()
     claim = await h.claim()
@@ -87,6 +89,7 @@ async def _kill_during(h: Harness, call: Coroutine[Any, Any, CallResponse], seco
     limit=300,
 )
 async def damaged_state(h: Harness) -> None:
+    """Prepares a claim, kills the driver, empties, cuts or damages its files, and starts it up to three times."""
     damages: dict[str, Callable[[bytes], bytes]] = {
         "empty": lambda data: b"",
         "cut": lambda data: data[: len(data) // 2],
@@ -130,6 +133,7 @@ def state_files(folder: Path) -> list[Path]:
     limit=120,
 )
 async def reboot(h: Harness) -> None:
+    """Prepares a claim, kills the driver, empties CDI_ROOT, changes the boot id, and prepares the claim again."""
     claim = await h.claim()
     await h.prepared(claim)
     await h.kill()
@@ -154,6 +158,7 @@ async def reboot(h: Harness) -> None:
     source="Kubernetes: terminationGracePeriodSeconds; kubelet: a removed socket is a removed plugin",
 )
 async def sigterm(h: Harness) -> None:
+    """Sends SIGTERM, and looks at the exit code and the sockets."""
     sockets = {h.plugin.info.socket, h.plugin.endpoint}
     took = await h.stop()
     expect(took is not None, "the driver ends within 10 s after SIGTERM", "it had to be killed")
@@ -170,6 +175,7 @@ async def sigterm(h: Harness) -> None:
     source="Linux: a socket file stays when its process is killed",
 )
 async def stale_sockets(h: Harness) -> None:
+    """Kills the driver, starts it beside its old sockets, and calls NodePrepareResources without claims."""
     await h.kill()
     stale = find_sockets(h.kubelet_root)
     if not stale:

@@ -24,6 +24,7 @@ _OTHERS_WRITE = 0o002
     source="RBAC; option --rbac FILE",
 )
 async def permissions(h: Harness) -> None:
+    """Compares all requests of the run with the rules of --rbac."""
     rules: Iterable[Mapping[str, Any]] | None = h.facts.get("rbac")
     if rules is None:
         raise CheckSkipped("no rules were given: use --rbac FILE with the driver's ClusterRole")
@@ -60,6 +61,7 @@ def allows(rule: Mapping[str, Any], verb: str, group: str, resource: str, name: 
     attach=True,
 )
 async def modes(h: Harness) -> None:
+    """Prepares a claim, and reads the modes of sockets and state files."""
     if h.may_change:
         await h.prepared(await h.claim())
         paths = [*find_sockets(h.kubelet_root), *state_files(h.plugins)]

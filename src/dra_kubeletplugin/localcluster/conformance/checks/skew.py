@@ -29,6 +29,7 @@ async def prepare_with_version(h: Harness, version: str, kubelets: str) -> None:
     source="kubelet 1.32 and 1.33: v1beta1.DRAPlugin only",
 )
 async def old_kubelet(h: Harness) -> None:
+    """Prepares and unprepares a claim with calls of v1beta1."""
     await prepare_with_version(h, "v1beta1.DRAPlugin", "kubelets from 1.34 on")
 
 
@@ -40,6 +41,7 @@ async def old_kubelet(h: Harness) -> None:
     source="kubelet from 1.34 on: v1.DRAPlugin first",
 )
 async def new_kubelet(h: Harness) -> None:
+    """Prepares and unprepares a claim with calls of v1."""
     await prepare_with_version(h, "v1.DRAPlugin", "kubelets that still call v1beta1")
 
 
@@ -52,6 +54,7 @@ async def new_kubelet(h: Harness) -> None:
     limit=240,
 )
 async def api_versions(h: Harness) -> None:
+    """For each version: starts the driver on an API server with this version, and prepares and unprepares a claim."""
     await require_published(h)
     for version in _API_VERSIONS:
         if version not in h.profile.api_versions:

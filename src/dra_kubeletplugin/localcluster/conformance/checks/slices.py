@@ -27,7 +27,7 @@ _MANY_WRITES = 10
 _WATCHED = 5.0  # seconds in which a driver without changes writes less often
 _FAULTS = (429, 500, 504, 503, 429, 409, 409)  # responses to the requests after the slices were deleted
 _SETTLE = 1.5  # seconds from a start until the driver has compared its slices with those that exist
-_QUIET = 1.0  # seconds without a write after which the driver has finished its work for the check before
+_QUIET = 1.0  # seconds without a request after which the driver has finished its work for the check before
 _SETTLED = 10.0  # seconds until a driver without changes must be quiet
 _REPORT = 10.0  # seconds until a driver has reported dropped fields
 _LIMITS = "API server: limits of ResourceSlices"
@@ -60,6 +60,7 @@ async def returned(h: Harness, wanted: frozenset[tuple[str, str]]) -> bool:
     limit=180,
 )
 async def publishes(h: Harness) -> None:
+    """Waits for complete pools until the ready_timeout of the profile."""
     if not (minimum := h.profile.minimum):
         raise CheckSkipped("profile: [devices] minimum = 0")
     timeout = h.profile.ready_timeout
@@ -77,6 +78,7 @@ async def publishes(h: Harness) -> None:
     attach=True,
 )
 async def valid_slices(h: Harness) -> None:
+    """Reads the responses to the driver's writes, and counts the devices of each slice."""
     await require_published(h)
     refused = [c for c in h.transcript.writes_since(0.0) if c.status in {400, 422}]
     expect(not refused, "no write that the API server rejects", [f"{c.method} {c.path} -> {c.status}" for c in refused])
@@ -107,6 +109,7 @@ async def replay(h: Harness, before: list[dict[str, Any]], changes: list[Storage
     limit=300,
 )
 async def consistent_pools(h: Harness) -> None:
+    """Deletes the slices, and starts the driver again. Examines the pools after each change of a slice."""
     found = await deletion(h)
     with h.api.slice_changes() as watch:
         before = h.slices
@@ -128,6 +131,7 @@ async def consistent_pools(h: Harness) -> None:
     limit=300,
 )
 async def deleted_slices(h: Harness) -> None:
+    """Deletes the slices and waits until the same devices are published."""
     found = await deletion(h)
     expect(found.returned, f"the same devices published again within {_RETURN:g} s", "they are missing")
     h.facts["figures"].append(f"the slices were complete again after {found.seconds:.1f} s")
@@ -163,7 +167,7 @@ async def idle(h: Harness) -> Mapping[str, Any]:
     if "idle" not in h.facts:
         await require_published(h)
         await h.prepare_if_possible()
-        await h.until(lambda: not h.transcript.writes_since(h.transcript.now - _QUIET), _SETTLED)
+        await h.until(lambda: not h.transcript.calls_since(h.transcript.now - _QUIET), _SETTLED)
         began = h.transcript.now
         async with health_messages(h) as messages:
             await asyncio.sleep(h.profile.limits.idle)
@@ -202,6 +206,7 @@ async def health_messages(h: Harness) -> AsyncIterator[list[tuple[float, Mapping
     limit=180,
 )
 async def no_idle_writes(h: Harness) -> None:
+    """Prepares a claim and waits until the driver is quiet. Then counts writes for the idle time of the profile."""
     writes = (await idle(h))["writes"]
     expect(not writes, f"no write within {h.profile.limits.idle:g} s", [f"{c.method} {c.path}" for c in writes])
 
@@ -215,6 +220,7 @@ async def no_idle_writes(h: Harness) -> None:
     limit=300,
 )
 async def api_faults(h: Harness) -> None:
+    """Deletes the slices, ends all watches, and responds to the next requests for slices with errors."""
     wanted = await require_published(h)
     began = h.transcript.now
     h.api.failures.extend(_FAULTS)
@@ -236,6 +242,7 @@ async def api_faults(h: Harness) -> None:
     limit=90,
 )
 async def dropped_fields(h: Harness) -> None:
+    """Starts the driver on an API server that drops fields. Counts its writes, and looks for a new line of output."""
     await require_published(h)
     used = {
         key for key in GATED - {"bools", "ints", "strings", "versions"} if key in str([s["spec"] for s in h.slices])
@@ -286,6 +293,7 @@ def _pattern(line: str) -> str:
     source="KEP-4381: a driver owns the slices with its name and its node",
 )
 async def foreign_slices(h: Harness) -> None:
+    """Starts the driver beside a slice of another driver and a slice of another node."""
     wanted = await require_published(h)
     foreign = [
         h.api.new_slice("foreign-driver", "other.example.com", NODE),
@@ -322,6 +330,7 @@ async def foreign_slices(h: Harness) -> None:
     attach=True,
 )
 async def owner(h: Harness) -> None:
+    """Reads the owner references of the slices."""
     await require_published(h)
     for obj in [s for s in h.slices if s["spec"].get("nodeName")]:
         owners = obj["metadata"].get("ownerReferences") or []
@@ -338,6 +347,7 @@ async def owner(h: Harness) -> None:
     limit=180,
 )
 async def idle_requests(h: Harness) -> None:
+    """Counts the requests of the idle driver, in the time of SLC-005."""
     found = await idle(h)
     limits = h.profile.limits
     count = len(found["calls"])

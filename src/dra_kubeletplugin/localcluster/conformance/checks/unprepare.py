@@ -18,6 +18,7 @@ _CALLS = "kubelet: pkg/kubelet/cm/dra, NodeUnprepareResources"
     source=f"{_CALLS}; e2e_node: unprepare is retried",
 )
 async def repeats(h: Harness) -> None:
+    """Prepares a claim and unprepares it ten times. Then unprepares a claim that was never prepared."""
     claim = await h.claim()
     await h.prepared(claim)
     for _ in range(10):
@@ -35,6 +36,7 @@ async def repeats(h: Harness) -> None:
     limit=120,
 )
 async def without_claim(h: Harness) -> None:
+    """Prepares a claim, deletes it and unprepares it. Then stops the API server and unprepares another claim."""
     deleted = await h.claim()
     await h.prepared(deleted)
     h.release(deleted)
@@ -53,6 +55,7 @@ async def without_claim(h: Harness) -> None:
     source=f"{_CALLS}; e2e: devices are used again after use",
 )
 async def leaves_nothing(h: Harness) -> None:
+    """Prepares and unprepares a claim, compares the CDI folder, and prepares the same device for another claim."""
     before = await h.cdi_baseline()
     first = await h.claim()
     await h.prepared(first)

@@ -69,6 +69,7 @@ def _inodes(folder: Path) -> dict[Path, int]:
     limit=120,
 )
 async def overlap(h: Harness) -> None:
+    """Starts a second instance, prepares a claim with both, stops the first instance, and prepares the claim again."""
     claim = await h.claim()
     await h.prepared(claim)
     old, old_plugin = await second_instance(h)
@@ -89,6 +90,7 @@ async def overlap(h: Harness) -> None:
     limit=120,
 )
 async def across_instances(h: Harness) -> None:
+    """Prepares a claim, starts a second instance, and unprepares the claim with it."""
     before = await h.cdi_baseline()
     claim = await h.claim()
     await h.prepared(claim)
@@ -107,6 +109,7 @@ async def across_instances(h: Harness) -> None:
     limit=120,
 )
 async def sockets_stay(h: Harness) -> None:
+    """Starts a second instance, stops the first instance, and connects to both sockets of the second instance."""
     old, _ = await second_instance(h)
     await old.terminate(20.0)
     await asyncio.sleep(0.5)
@@ -124,6 +127,7 @@ async def sockets_stay(h: Harness) -> None:
     limit=120,
 )
 async def slices_stay(h: Harness) -> None:
+    """Stops the driver and starts it with another POD_UID. Examines the slices after each change."""
     wanted = await require_published(h)
     before = h.slices
     with h.api.slice_changes() as watch:
