@@ -55,8 +55,9 @@ _FORMS = """
 ## Output for programs
 
 `-o json` and `-o yaml` write one document with the whole result, also if the exit code is 1 or 3; with exit code 2 there may be none.
-Every field is present, even if it is empty. Names of fields do not change between releases, and releases may add fields. Keys of a
-mapping are names in the cluster. `dra schema` writes a JSON Schema, and a verb of `dra dev` writes its result.
+Every field is present, even if it is empty. Names of fields do not change between releases, and releases may add fields. The keys of a
+mapping are data and not names of fields: they are names of devices, attributes and other objects. The output of `dra schema`, which is a
+JSON Schema, and of the verbs of `dra dev` is not described below.
 """
 _ROLE = re.compile(r":\w+:`~?\.*([^`]+)`")
 

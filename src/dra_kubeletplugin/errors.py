@@ -141,7 +141,7 @@ class InvalidObjectError(DraError):
 
     code = "DRA-E004"
     reason = "INVALID"
-    help = "The rules are those of resource.k8s.io in Kubernetes 1.36. Change the named field."
+    help = "The rules are those of resource.k8s.io in Kubernetes 1.34 to 1.37. Change the named field."
 
 
 class InvalidSpecError(DraError):
@@ -159,7 +159,7 @@ class ApiError(DraError):
     reason = "API"
     help = (
         "403 means that the service account lacks the named permission (deploy/ has the rules); "
-        "0 means that no response arrived: check the server, the network and the certificates."
+        "0 means that the API server did not respond, or that a proxy responded: check the server, the network and the certificates."
     )
 
     status: int = 0
@@ -260,7 +260,7 @@ class DriverFailedError(ClaimError):
     reason = "DRIVER_FAILED"
     help = (
         "A fault in the driver or its hardware. Search the plugin's log for this text. The log also has the traceback, "
-        "if a function that the driver's method called raised the error."
+        "if the error passed through several functions of the driver or has a cause."
     )
 
 
@@ -355,7 +355,7 @@ class UndoFailedError(ClaimError):
     reason = "UNDO_FAILED"
     help = (
         "The rollback of an earlier prepare or unprepare failed; the plugin retries it. `dra claims` shows why; `dra claims forget UID` "
-        'frees the device without the driver. See "The driver fails to unprepare" in docs/troubleshooting.md.'
+        'deletes the record and frees its devices, but runs no undo step. See "The driver fails to unprepare" in docs/troubleshooting.md.'
     )
 
 

@@ -14,7 +14,7 @@ import socket
 import threading
 from pathlib import Path
 
-_lock = threading.RLock()  # held over a fork: no child gets a file between its open and its entry in the set
+_lock = threading.RLock()  # held during a fork, so that no child inherits a file that is open but not in _files yet
 _files: set[int] = set()
 _null = -1  # a descriptor of /dev/null
 _addresses: set[str | int] = set()
@@ -31,7 +31,7 @@ def _open_null() -> None:
 
 
 def open_file(path: Path, flags: int, mode: int = 0o777) -> int:
-    """Opens a file like :func:`os.open`, but closed in forked children and never through a symbolic link. :func:`close` closes it."""
+    """Opens a file like :func:`os.open`, but rejects a symbolic link. Forked children close the file. Close it with :func:`close`."""
     with _lock:
         _open_null()
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode)

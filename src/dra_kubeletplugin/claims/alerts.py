@@ -55,7 +55,7 @@ class Alerts:
                 pause = _RETRY
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    while True:  # most health reports say that all devices are healthy
+                    while True:  # skips reports without a fault, if no fault was reported before
                         seen = await self._inventory.health_changed(seen)
                         if self._reported or self._inventory.has_faults:
                             break

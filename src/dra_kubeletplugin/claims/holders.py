@@ -14,7 +14,7 @@ _TAKES_UNKNOWN = " (amount unknown)"
 
 
 class HeldByError(DeviceHeldError):
-    """Another claim holds a device; ``holders`` are the records of the claims that hold them."""
+    """Another claim holds a device; ``holders`` are the records of the claims that hold it."""
 
     def __init__(self, device: str, holders: Sequence[Row]) -> None:
         self.device = device

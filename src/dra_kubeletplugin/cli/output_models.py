@@ -44,7 +44,10 @@ class RecordedClaim:
 
 @dataclass(frozen=True)
 class ClaimFile:
-    """A claim for which the node has a CDI file of this driver, or the note beside a CDI file. It may have no record."""
+    """A claim for which the node has a CDI file of this driver, or a note: a copy of the claim's record beside the CDI file.
+
+    The claim may have no record in the journal.
+    """
 
     driver: str
     uid: str

@@ -36,6 +36,6 @@ def webhook(args: argparse.Namespace) -> NoReturn:
     settings = dataclasses.replace(settings, driver_name=readers[0].driver)
     if duplicates := {r.driver for r in readers if [x.driver for x in readers].count(r.driver) > 1}:
         raise SettingsError(f"two drivers are named {', '.join(sorted(duplicates))}")
-    # A webhook's pod has the same environment variables as the plugin's pod, so the drivers' variables are no mistakes.
+    # A webhook's pod has the environment variables of the plugin's pod, so serve() must not warn about variables that the drivers read.
     own = variables([type(d) for d in drivers])
     serve(lambda: Webhook(readers, settings), settings, stop, _trim, own)

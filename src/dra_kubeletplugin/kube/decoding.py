@@ -39,8 +39,8 @@ def converting_errors(what: str, server: str, late: Callable[[], str]) -> Iterat
 def decode_object(response: HttpResponse, what: str, decode: Callable[[bytes], Any] = from_json) -> JSON:
     """Returns the JSON object of a successful response, {} for an empty body.
 
-    Raises :class:`ApiError` for any other response. The error's status is 0 if a proxy sent the response (a web page or a redirect),
-    because the API server did not decide it.
+    Raises :class:`ApiError` for any other response. The error's status is 0 for a redirect, and for a web page with a status below
+    500: a proxy sent these responses, not the API server.
     """
     if response.status >= 400:
         raise refusal(response, what)

@@ -46,7 +46,7 @@ class RunningDriver(Protocol):
     """One running instance of the plugin."""
 
     async def stop(self) -> None:
-        """Stops the plugin in order."""
+        """Stops the plugin gracefully."""
 
     async def kill(self) -> None:
         """Kills the plugin as SIGKILL does. Raises :class:`FaultError` if the plugin has no process of its own."""

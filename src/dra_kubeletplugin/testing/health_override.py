@@ -14,7 +14,9 @@ D = TypeVar("D", bound=Driver)
 
 
 def with_health_overrides(driver: type[D], overrides: Callable[[D], Mapping[str, Health]]) -> type[D]:
-    """Returns a subclass of the driver whose ``health()`` adds the reports of ``overrides`` to the driver's reports.
+    """Returns a subclass of the driver whose ``health()`` also returns the reports of ``overrides``.
+
+    They replace the driver's reports about the same devices.
 
     A driver without ``health()`` is returned unchanged.
     """

@@ -74,7 +74,7 @@ class DriverNode(Generic[D]):
         if isinstance(self._running, InProcessDriver):
             return self._running.plugin
         raise FaultError(
-            "the driver's object exists only while the driver runs, and only without process=True; use node.host to read the host"
+            "this process has no driver object: the driver was not started, or runs with process=True; use node.host to read the host"
         )
 
     @property
@@ -113,7 +113,7 @@ class DriverNode(Generic[D]):
         await self._running.start()
 
     async def stop(self) -> None:
-        """Stops the plugin in order, as SIGTERM does."""
+        """Stops the plugin gracefully, as SIGTERM does."""
         if self._running:
             await self._running.stop()
 
@@ -150,7 +150,7 @@ class DriverNode(Generic[D]):
         """Simulates a reboot of the node: every process ends, CDI files are deleted, and the boot id changes.
 
         Sysfs, ``/dev`` and ``/proc`` of a described host get the described content again, except for plugged and unplugged functions. With
-        ``process=True`` the plugin and the processes that it started are killed; otherwise the plugin stops in order.
+        ``process=True`` the plugin and the processes that it started are killed; otherwise the plugin stops gracefully.
         """
         if self._process:
             await self.kill()
@@ -217,7 +217,7 @@ class DriverNode(Generic[D]):
         kernel.write(self._described_sysfs("write_sysfs"), path, text)
 
     async def health(self, device: str, *, healthy: bool = False, message: str = "injected fault") -> None:
-        """Adds a report about ``device`` to each result of the driver's ``health()``. Returns when the report is published.
+        """Replaces the report about ``device`` in each result of the driver's ``health()``. Returns when the report is published.
 
         Raises :class:`FaultError` for a driver without ``health()``, and for a driver in a separate process.
         """

@@ -70,7 +70,7 @@ class LoopThread:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            pass  # the caller runs in trio, as tests of anyio may
+            pass  # the caller runs in trio, as tests that use anyio may
         else:
             return await asyncio.wrap_future(future)
         trio = importlib.import_module("trio")

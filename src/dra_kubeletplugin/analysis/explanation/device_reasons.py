@@ -39,7 +39,8 @@ class DeviceFault:
 
     Args:
         detail: the part of the reason that differs from device to device.
-        subject: the item that a trial would change: a part of a selector, a taint, a constraint, a capacity.
+        subject: the item that a trial of :mod:`.what_if` changes, to find out whether that is enough: a part of a selector, a taint, a
+            constraint, a capacity.
         command: a command that makes the change, with ``{node}`` for the name of the node; empty if there is none.
         parts: the single reasons, if this one combines several.
         of_node: whether ``detail`` differs also between nodes with equal devices, for example because it names claims.

@@ -79,7 +79,7 @@ class NodeFilters:
                 "make the node schedulable again",
                 command="kubectl uncordon {node}",
             )
-        # The node controller removes this taint together with the field.
+        # The node controller adds and removes this taint together with ``spec.unschedulable``, so it is not a second reason.
         yield from self._taints(node, without=filters.UNSCHEDULABLE_TAINT["key"] if cordoned else "")
         if pod.has_affinity or pod.spec.get("nodeSelector"):
             if filters.node_affinity(pod, node):
@@ -151,7 +151,7 @@ class NodeFilters:
 
 
 _SIMILAR = 0.8  # similarity of the names of extended resources, from 0 to 1
-_LARGE = 1 << 63  # a float is too small for some larger quantities
+_LARGE = 1 << 63  # from this amount on, Decimal is used: some quantities exceed the range of a float
 
 
 def _fault_of(rejection: Rejection, change: str) -> DeviceFault:

@@ -78,7 +78,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The result. ``free`` to ``unavailable`` count the devices after the simulation, as :class:`~..Count` defines the words."""
+    """The result. ``free`` to ``unavailable`` are numbers of devices after the simulation, as in :class:`~..Count`."""
 
     workloads: tuple[Fit, ...]
     nodes: int

@@ -29,7 +29,7 @@ _REAP_INTERVAL = 1.0  # seconds
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, tag="launch"):
-    """Creates a process. It runs its program when the client sends one more line, and ends if the client closes the connection."""
+    """Creates a process that waits. It runs its program when the client sends one more line, or ends if the client disconnects first."""
 
     command: Command
 

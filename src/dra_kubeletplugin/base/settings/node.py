@@ -1,4 +1,4 @@
-"""Settings of a plugin process on a node. All paths derive from one kubelet root."""
+"""Settings of a plugin process on a node. The paths of the plugin's own files derive from the kubelet root."""
 
 from __future__ import annotations
 

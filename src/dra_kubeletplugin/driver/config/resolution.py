@@ -43,8 +43,8 @@ class Resolver:
         Args:
             config: ``status.allocation.devices.config`` of the claim.
             wanted: names of requests, ``req`` or ``req/sub``, with the devices that they got.
-            of_whole_claim: whether ``wanted`` has all devices of the claim. If not, it is not checked
-                that the claim's entries are for its devices.
+            of_whole_claim: whether ``wanted`` has all devices of the claim. Only then, it is a fault if no entry without
+                request names is for one of these devices.
 
         Raises:
             DriverFailedError: the driver's checks did not end within 30 s, or no thread is free.
@@ -79,8 +79,8 @@ def _unused_entry(
 ) -> ConfigError | None:
     """Returns an error if the claim has entries without request names, and none of them is for a device of the claim; else None.
 
-    One such entry is enough, because a request may get one of several types of device. A claim with alternatives is not checked: its
-    entries may be for an alternative that was not chosen.
+    It is enough that one entry is for a device of the claim, because a request may get one of several types of device. A claim with
+    alternatives is not checked: its entries may be for an alternative that was not chosen.
     """
     fitting = frozenset[type[Config]]().union(*(kinds for _, kinds in devices))
     unused: ConfigError | None = None

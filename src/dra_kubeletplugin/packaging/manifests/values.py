@@ -21,7 +21,7 @@ class Values:
     Args:
         options: environment variables of the driver.
         classes: specs of DeviceClasses by name.
-        pods: fields of the pods by pod.
+        pods: for each pod, such as ``plugin`` or ``webhook``, the fields to set.
     """
 
     parameters: Mapping[str, str | int]
@@ -89,7 +89,7 @@ def read(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Value
 
 
 def _with_place(text: str, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
-    """Prepends the place of the value with which the sentence begins, in the last file that sets the value."""
+    """Prepends ``file:line`` to an error text that begins with a value's path. The file is the last one with the path's first key."""
     path, _, _ = text.partition(": ")
     top = path.partition(".")[0]
     for document in reversed(found):

@@ -42,7 +42,7 @@ class Order(StrEnum):
 class Group:
     """Devices in one group. ``held`` counts devices with a holder, ``bad`` counts unhealthy, tainted or vanished devices.
 
-    A bar shows ``occupancy``: how many cards of the group claims hold. A card that is held in part counts with its part.
+    A bar shows ``occupancy``: the number of the group's cards that are held by claims. A card that is held in part counts as that fraction.
     """
 
     title: str
@@ -156,11 +156,12 @@ def arranged(
     backwards: bool = False,
     before: Iterable[Group] = (),
 ) -> list[Group]:
-    """Returns groups sorted by title. Devices in a group are sorted by ``order``, then by name.
+    """Returns groups sorted by title. Devices in a group are sorted by ``order``, then by node, driver and name.
 
     Args:
         sets: the counter sets of the devices, for the occupancy of each group.
-        before: the groups of a call with the same grouping, order and direction. A group whose rows are the same is returned again.
+        before: the groups of an earlier call with the same grouping, order and direction. Without ``sets``, a group with the same rows is
+            returned again.
     """
     shares = card_shares(sets)
     unchanged = {} if shares else {frozenset(map(id, g.devices)): g for g in before}

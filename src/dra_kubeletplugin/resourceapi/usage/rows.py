@@ -129,7 +129,7 @@ class CounterRow:
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How many cards of a node or group claims hold.
+    """The number of cards of a node or group, and how many of them are held by claims.
 
     A counter set counts as one card, however many partitions are published for it. A device without counters counts as
     one card too.
@@ -179,7 +179,8 @@ class PodRow:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Numbers of devices. ``free``, ``held``, ``blocked`` and ``unavailable`` add up to ``devices``.
+    """Numbers of devices. ``free``, ``held``, ``blocked`` and ``unavailable`` add up to ``devices``. ``held`` includes ``shared``:
+    devices of which a further claim could get a share.
 
     Args:
         held: devices that claims hold as a whole or in shares, also vanished devices.

@@ -57,7 +57,7 @@ class Frame:
             raise EvaluationEnded(CelError(_EXCEEDED))
 
     def add_effort(self, effort: int) -> None:
-        """Accounts for the effort of a call that its cost does not cover.
+        """Adds ``effort``, an upper bound of a call's CPU time in nanoseconds: Kubernetes' cost does not count all of it.
 
         Raises :class:`EvaluationEnded` when the effort exceeds the limit of an evaluation.
         """

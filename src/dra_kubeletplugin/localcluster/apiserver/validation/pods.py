@@ -265,7 +265,8 @@ def _comparable(spec: JSON, before: JSON) -> JSON:
         for container, was in zip(out.get(field) or (), before.get(field) or (), strict=False):
             container["image"] = was.get("image")
     changeable = ["activeDeadlineSeconds", "tolerations", "schedulingGates"]
-    if before.get("schedulingGates"):  # a pod with scheduling gates may get narrower selectors
+    # Kubernetes allows only narrower selectors for a pod with scheduling gates; this check accepts any change of them.
+    if before.get("schedulingGates"):
         changeable += ["nodeSelector", "affinity"]
     if before.get("terminationGracePeriodSeconds", 0) < 0 and spec.get("terminationGracePeriodSeconds") == 1:
         changeable.append("terminationGracePeriodSeconds")
