@@ -221,9 +221,9 @@ def test_a_claim_with_deeply_nested_parameters_stops_no_command(
         file.write_text(server.kubeconfig())
         argv = [str(archive) if w == "FILE" else w for w in words.split()]
         assert main([*argv, "--kubeconfig", str(file)]) in {0, 1}
-        told = capsys.readouterr()
-        assert "RecursionError" not in told.out + told.err
-        assert HOSTILE not in told.out
+        captured = capsys.readouterr()
+        assert "RecursionError" not in captured.out + captured.err
+        assert HOSTILE not in captured.out
     if archive.exists():
         with tarfile.open(archive) as found:
             member = found.extractfile("x/cluster/resourceclaims.json")

@@ -76,10 +76,10 @@ class Network:
         self.order: list[tuple[int, str]] = []
         self.replies: bytes | None = GOOD
         self.faults: list[Exception | None] = []
-        self.asked: list[tuple[Any, ...]] = []
+        self.connects: list[tuple[Any, ...]] = []
 
     async def connect(self, make: Callable[[], Connection], *where: Any) -> Connection:
-        self.asked.append(where)
+        self.connects.append(where)
         if self.faults and (fault := self.faults.pop(0)):
             raise fault
         connection = make()
@@ -92,10 +92,10 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = Network()
-    monkeypatch.setattr(module, "connect", made.connect)
-    yield made
-    for line in made.lines:
+    created = Network()
+    monkeypatch.setattr(module, "connect", created.connect)
+    yield created
+    for line in created.lines:
         line.near.close()
         line.far.close()
 
@@ -168,7 +168,9 @@ async def test_idle_connections_that_are_lost_give_their_places_back_once(networ
         line.answer(GOOD)
     assert await done(tasks) == ["200"] * 5
     await transport.close()
-    assert [line.ended for line in network.lines] == ["", "", "closed", "closed"], "who is gone is forgotten"
+    assert [line.ended for line in network.lines] == ["", "", "closed", "closed"], (
+        "the transport forgets closed connections"
+    )
 
 
 async def test_a_connection_that_cannot_be_made_gives_its_place_back(network: Network) -> None:
@@ -375,15 +377,15 @@ class Clock:
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    def call_later(self, seconds: float, what: Callable[[], None]) -> Any:
-        timer = (self.now + seconds, what)
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        timer = (self.now + seconds, callback)
         self.timers.append(timer)
         return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
 
     async def until(self, at: float) -> None:
         while self.timers and self.timers[0][0] <= at:
-            self.now, what = self.timers.pop(0)
-            what()
+            self.now, callback = self.timers.pop(0)
+            callback()
             await settled()
         self.now = at
 
@@ -479,7 +481,7 @@ async def test_a_refused_certificate_is_tried_again_where_there_is_another_by_no
     network.faults = [ssl.SSLError("unknown ca")]
     outcome = await done(asking(transport, "a"))
     assert outcome == (["200"] if len(tries) == 2 else ["SSLError"])
-    assert network.asked == [("x", 443, context, "name", None) for context in tries]
+    assert network.connects == [("x", 443, context, "name", None) for context in tries]
     await transport.close()
 
 
@@ -487,7 +489,7 @@ async def test_without_tls_there_are_no_certificates_to_look_at(network: Network
     transport = Transport("http://x", cast(Tls, Files("old", "new")))
     network.faults = [ssl.SSLError("odd")]
     assert await done(asking(transport, "a")) == ["SSLError"]
-    assert network.asked == [("x", 80, None, "", None)]
+    assert network.connects == [("x", 80, None, "", None)]
     with contextlib.suppress(asyncio.CancelledError):
         await transport.close()
 
