@@ -230,11 +230,11 @@ async def test_a_wait_that_the_server_requests_is_waited_four_times(status: int,
 
 
 @pytest.mark.parametrize(
-    ("asked", "waited"),
+    ("group_requests", "waited"),
     [("0", 0.0), ("1.5", 1.5), ("30", 30.0), ("31", 30.0), ("1e9", 30.0), ("-1", 1.0), ("Wed, 21 Oct 2015", 1.0), ("nan", 1.0)],
 )  # fmt: skip
-async def test_how_long_is_waited(asked: str, waited: float, sent: Sent) -> None:
-    sent.answers = [answer({}, 429, retry_after=asked), answer(OBJECT)]
+async def test_how_long_is_waited(group_requests: str, waited: float, sent: Sent) -> None:
+    sent.answers = [answer({}, 429, retry_after=group_requests), answer(OBJECT)]
     await client(timeout=1000).call("GET", "/x")
     assert sent.slept == [waited]
 
@@ -299,7 +299,7 @@ def group(*versions: str) -> HttpResponse:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "asked"),
+    ("path", "body", "group_requests"),
     [
         ("/apis/resource.k8s.io/v1/resourceslices", {}, 2),
         ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {}}, 2),
@@ -311,15 +311,15 @@ def group(*versions: str) -> HttpResponse:
     ],
 )
 async def test_a_404_of_a_whole_resource_makes_the_client_request_versions_again(
-    path: str, body: Any, asked: int, sent: Sent
+    path: str, body: Any, group_requests: int, sent: Sent
 ) -> None:
     c = client()
     sent.answers = [group("v1"), answer(body, 404), group("v1beta1")]
     assert await c.dra_version() == "v1"
     with pytest.raises(ApiError):
         await c.call("GET", path)
-    assert await c.dra_version() == ("v1beta1" if asked == 2 else "v1")
-    assert sum(t == "/apis/resource.k8s.io" for _, t, _, _ in sent.requests) == asked + (
+    assert await c.dra_version() == ("v1beta1" if group_requests == 2 else "v1")
+    assert sum(t == "/apis/resource.k8s.io" for _, t, _, _ in sent.requests) == group_requests + (
         path == "/apis/resource.k8s.io"
     )
 
@@ -384,11 +384,11 @@ async def test_an_answer_without_versions_is_a_fault(body: dict[str, Any]) -> No
 
 
 async def test_callers_share_one_version_request_and_a_cancelled_caller_does_not_end_it() -> None:
-    asked, go_on = 0, asyncio.Event()
+    group_requests, go_on = 0, asyncio.Event()
 
     async def ask() -> dict[str, Any]:
-        nonlocal asked
-        asked += 1
+        nonlocal group_requests
+        group_requests += 1
         await go_on.wait()
         return {"versions": [{"version": "v1"}]}
 
@@ -399,9 +399,9 @@ async def test_callers_share_one_version_request_and_a_cancelled_caller_does_not
     await asyncio.sleep(0)
     go_on.set()
     assert await asyncio.gather(*tasks[1:]) == ["v1", "v1"]
-    assert asked == 1
+    assert group_requests == 1
     assert await discovery.refresh() == "v1"
-    assert asked == 2
+    assert group_requests == 2
 
 
 async def test_a_server_that_changes_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -556,7 +556,7 @@ def lists(**more: Any) -> dict[str, Any]:
         (lists(items=[OBJECT, {}]), False),
     ],
 )
-def test_which_answers_are_lists_of_objects(page: dict[str, Any], good: bool) -> None:
+def test_the_client_accepts_only_lists_of_objects(page: dict[str, Any], good: bool) -> None:
     if good:
         assert decode_list(page, "w") == page | {"items": page["items"] or []}
         if page["items"] != {}:

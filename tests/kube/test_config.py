@@ -101,7 +101,7 @@ def b64(path: Path) -> str:
         (config_of() | {"clusters": 3}, "it is not a kubeconfig"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(tmp_path: Path, config: Any, message: str) -> None:
+def test_each_kubeconfig_error_is_one_sentence(tmp_path: Path, config: Any, message: str) -> None:
     path = tmp_path / "config"
     path.write_bytes((config if isinstance(config, str) else json.dumps(config)).encode(errors="surrogatepass"))
     with pytest.raises(SettingsError, match=message) as e:
@@ -126,9 +126,7 @@ JUNK = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=st.sampled_from(["contexts", "clusters", "users", "current-context", ""]), junk=JUNK, inside=st.booleans())
-def test_whatever_a_file_holds_only_settings_errors_come_out(
-    tmp_path: Path, where: str, junk: Any, inside: bool
-) -> None:
+def test_malformed_files_raise_only_settings_errors(tmp_path: Path, where: str, junk: Any, inside: bool) -> None:
     config: Any = config_of({"token": "t"})
     if not where:
         config = junk
@@ -277,14 +275,14 @@ async def test_an_exec_plugin_that_fails_is_an_api_error_that_may_pass(
     assert not logging.getLogger().filters
 
 
-async def test_an_exec_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_the_error_names_a_missing_exec_plugin(tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": API, "command": "/no/such/plugin"}}
     credentials = load_config(written(tmp_path, config_of(user))).credentials
     with pytest.raises(ApiError, match="exec plugin '/no/such/plugin' returned no credentials"):
         await credentials.header()
 
 
-async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
+async def test_callers_share_a_hanging_exec_plugin_and_time_out_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 2.0)
@@ -489,7 +487,7 @@ def test_no_process_imports_the_official_client_to_use_a_kubeconfig(tmp_path: Pa
 
 
 def test_inline_keys_stay_in_no_file(tmp_path: Path, ca: Pair) -> None:
-    """A process that is killed cannot delete a file with a private key."""
+    """A killed process cannot delete a file that contains a private key."""
     client_cert = signed(tmp_path, ca, "me")
     user = {"client-certificate-data": b64(client_cert.cert), "client-key-data": b64(client_cert.key)}
     cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}

@@ -76,7 +76,7 @@ async def test_a_failed_rollback_after_a_failed_prepare_is_one_event() -> None:
 
 
 async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_that_nobody_has_is_not() -> None:
-    class Ill(HealthReportingDriver):
+    class FailingDevices(HealthReportingDriver):
         ill: ClassVar[dict[str, Health]] = {}
         gone: ClassVar[set[str]] = set()
 
@@ -86,15 +86,15 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_th
         async def devices(self) -> Any:
             return [d for d in await super().devices() if d.name not in self.gone]
 
-    async with node_with(Ill, health_interval=3600.0) as node:
+    async with node_with(FailingDevices, health_interval=3600.0) as node:
         await node.run_pod()
         ((pool, device),) = await node.plugin.claims.held()
-        Ill.ill = {f"toy-{i}": Health(False, "hot") for i in range(4)}
+        FailingDevices.ill = {f"toy-{i}": Health(False, "hot") for i in range(4)}
         node.plugin.driver.changed()
         found = await event_notes(node, "DeviceUnhealthy")
         assert found["Pod"]["message"] == f"device {pool}/{device} of this claim is unhealthy: hot"
         assert len(events_of(node.cluster.api.storage)) == 2
-        Ill.gone = {f"toy-{i}" for i in range(4)}
+        FailingDevices.gone = {f"toy-{i}" for i in range(4)}
         node.plugin.driver.changed()
         found = await event_notes(node, "DeviceVanished")
         assert found["ResourceClaim"]["message"] == f"device {pool}/{device} of this claim is no longer on the node"
@@ -127,7 +127,7 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
 async def test_forbidden_events_are_logged_once_and_do_not_affect_claims_or_readiness(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    attempts: list[str] = []
     driver = make_toy_class()
     async with node_with(driver) as node:
         real = node.plugin.client.create
@@ -135,7 +135,7 @@ async def test_forbidden_events_are_logged_once_and_do_not_affect_claims_or_read
         async def create(resource: Resource, obj: Any, namespace: str = "") -> Any:
             if resource.plural != "events":
                 return await real(resource, obj, namespace)
-            asked.append(obj["reason"])
+            attempts.append(obj["reason"])
             raise ForbiddenError("events is forbidden")
 
         monkeypatch.setattr(node.plugin.client, "create", create)
@@ -143,11 +143,11 @@ async def test_forbidden_events_are_logged_once_and_do_not_affect_claims_or_read
         driver.fail_unprepare = RetryableError("busy")
         await node.api.delete("Pod", "pod", "default")
         await wait_until(lambda: driver.calls.count(("unprepare", driver.calls[0][1])) >= 3)
-        await wait_until(lambda: asked)
+        await wait_until(lambda: attempts)
         assert await node.plugin.not_ready() == []
         driver.fail_unprepare = None
         await wait_until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
-        assert len(asked) == 1
+        assert len(attempts) == 1
         assert 'dra_events_total{result="forbidden"} 1' in node.plugin.metrics.text().decode()
     lines = [r.getMessage() for r in caplog.records if "cannot write an Event" in r.getMessage()]
     assert len(lines) == 1
