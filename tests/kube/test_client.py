@@ -1,4 +1,4 @@
-"""What the client sends for each call, when it sends it again, and what it makes of every kind of answer."""
+"""The request of each client call, when the client retries it, and how the client reads each kind of response."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Sent:
         self.done.append("closed")
 
 
-class Who(Credentials):
+class StubCredentials(Credentials):
     def __init__(self, *headers: str) -> None:
         self.headers = list(headers)
 
@@ -95,20 +95,20 @@ class Who(Credentials):
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    made = Sent()
+    transport = Sent()
 
     async def sleep(seconds: float) -> None:
-        made.slept.append(seconds)
+        transport.slept.append(seconds)
 
-    monkeypatch.setattr(module, "Transport", lambda *args, **kwargs: made)
+    monkeypatch.setattr(module, "Transport", lambda *args, **kwargs: transport)
     names = {n: getattr(asyncio, n) for n in ("timeout", "get_running_loop")}
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep, **names))
     monkeypatch.setattr(module, "random", SimpleNamespace(uniform=lambda low, high: low))
-    return made
+    return transport
 
 
 def client(*headers: str, **more: Any) -> KubeClient:
-    return KubeClient(ApiConfig("http://server", credentials=Who(*headers)), **more)
+    return KubeClient(ApiConfig("http://server", credentials=StubCredentials(*headers)), **more)
 
 
 # --- what is sent -------------------------------------------------------------------------------------------
@@ -177,18 +177,18 @@ async def test_each_call_s_request(
     assert found if isinstance(found, dict) else found.items
     ((m, t, headers, data),) = sent.requests
     assert (m, t) == (method, target)
-    wanted = {"Accept": "application/json", "User-Agent": "dra-kubeletplugin", "Authorization": "Bearer t"}
-    assert headers == (wanted | {"Content-Type": kind} if kind else wanted)
+    expected = {"Accept": "application/json", "User-Agent": "dra-kubeletplugin", "Authorization": "Bearer t"}
+    assert headers == (expected | {"Content-Type": kind} if kind else expected)
     assert (json.loads(data) if data else None) == body
 
 
 async def test_headers_follow_the_credentials() -> None:
-    who = Who("Bearer a", "Bearer b", "")
-    c = KubeClient(ApiConfig("http://server", credentials=who))
+    credentials = StubCredentials("Bearer a", "Bearer b", "")
+    c = KubeClient(ApiConfig("http://server", credentials=credentials))
     seen = []
     for _ in range(3):
         seen.append([(await c.headers()).get("Authorization") for _ in range(2)])
-        who.rejected()
+        credentials.rejected()
     assert seen == [["Bearer a"] * 2, ["Bearer b"] * 2, [None, None]]
     assert await c.headers() is await c.headers(), "the same object, which is made into bytes once"
     await c.close()
@@ -230,11 +230,11 @@ async def test_a_wait_that_the_server_requests_is_waited_four_times(status: int,
 
 
 @pytest.mark.parametrize(
-    ("asked", "waited"),
+    ("group_requests", "waited"),
     [("0", 0.0), ("1.5", 1.5), ("30", 30.0), ("31", 30.0), ("1e9", 30.0), ("-1", 1.0), ("Wed, 21 Oct 2015", 1.0), ("nan", 1.0)],
 )  # fmt: skip
-async def test_how_long_is_waited(asked: str, waited: float, sent: Sent) -> None:
-    sent.answers = [answer({}, 429, retry_after=asked), answer(OBJECT)]
+async def test_how_long_is_waited(group_requests: str, waited: float, sent: Sent) -> None:
+    sent.answers = [answer({}, 429, retry_after=group_requests), answer(OBJECT)]
     await client(timeout=1000).call("GET", "/x")
     assert sent.slept == [waited]
 
@@ -257,7 +257,7 @@ async def test_a_wait_beyond_the_time_of_the_call_is_an_answer_now(timeout: floa
     assert len(sent.requests) == requests
 
 
-async def test_a_401_is_tried_once_with_what_proves_us_read_again(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_401_is_retried_once_with_credentials_read_again(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     sent.answers = [answer({}, 401), answer(OBJECT)]
     c = client("old", "new")
     monkeypatch.setattr(c.config.tls, "rejected", lambda: sent.done.append("certificates read again"))
@@ -279,7 +279,7 @@ async def test_a_401_after_a_wait_is_final(sent: Sent) -> None:
     assert (e.value.status, len(sent.requests)) == (401, 2)
 
 
-async def test_no_answer_in_time_reports_what_was_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_timeout_reports_what_the_client_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*args: Any) -> HttpResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -299,7 +299,7 @@ def group(*versions: str) -> HttpResponse:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "asked"),
+    ("path", "body", "group_requests"),
     [
         ("/apis/resource.k8s.io/v1/resourceslices", {}, 2),
         ("/apis/resource.k8s.io/v1/resourceslices/n", {"details": {}}, 2),
@@ -311,15 +311,15 @@ def group(*versions: str) -> HttpResponse:
     ],
 )
 async def test_a_404_of_a_whole_resource_makes_the_client_request_versions_again(
-    path: str, body: Any, asked: int, sent: Sent
+    path: str, body: Any, group_requests: int, sent: Sent
 ) -> None:
     c = client()
     sent.answers = [group("v1"), answer(body, 404), group("v1beta1")]
     assert await c.dra_version() == "v1"
     with pytest.raises(ApiError):
         await c.call("GET", path)
-    assert await c.dra_version() == ("v1beta1" if asked == 2 else "v1")
-    assert sum(t == "/apis/resource.k8s.io" for _, t, _, _ in sent.requests) == asked + (
+    assert await c.dra_version() == ("v1beta1" if group_requests == 2 else "v1")
+    assert sum(t == "/apis/resource.k8s.io" for _, t, _, _ in sent.requests) == group_requests + (
         path == "/apis/resource.k8s.io"
     )
 
@@ -383,12 +383,12 @@ async def test_an_answer_without_versions_is_a_fault(body: dict[str, Any]) -> No
     assert len(str(e.value)) == len("/apis/resource.k8s.io: the response lists no versions: ") + 300
 
 
-async def test_one_question_is_asked_at_a_time_and_who_leaves_takes_it_from_nobody() -> None:
-    asked, go_on = 0, asyncio.Event()
+async def test_callers_share_one_version_request_and_a_cancelled_caller_does_not_end_it() -> None:
+    group_requests, go_on = 0, asyncio.Event()
 
     async def ask() -> dict[str, Any]:
-        nonlocal asked
-        asked += 1
+        nonlocal group_requests
+        group_requests += 1
         await go_on.wait()
         return {"versions": [{"version": "v1"}]}
 
@@ -399,9 +399,9 @@ async def test_one_question_is_asked_at_a_time_and_who_leaves_takes_it_from_nobo
     await asyncio.sleep(0)
     go_on.set()
     assert await asyncio.gather(*tasks[1:]) == ["v1", "v1"]
-    assert asked == 1
+    assert group_requests == 1
     assert await discovery.refresh() == "v1"
-    assert asked == 2
+    assert group_requests == 2
 
 
 async def test_a_server_that_changes_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -503,7 +503,7 @@ def test_a_good_answer_is_an_object_or_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "says"),
+    ("response", "status", "message"),
     [
         (answer(status=300, location="http://x"), 0, "w: 300, a redirect to 'http://x'"),
         (answer(LIST, 300), 0, "w: 300, a redirect"),
@@ -519,15 +519,15 @@ def test_a_good_answer_is_an_object_or_nothing() -> None:
         (answer(b"{"), 0, "w: the response is not JSON "),
     ],
 )
-def test_every_other_answer_is_an_error(given: HttpResponse, status: int, says: str) -> None:
+def test_every_other_answer_is_an_error(response: HttpResponse, status: int, message: str) -> None:
     for read in (decode_object, decode_page):
         with pytest.raises(ApiError) as e:
-            read(given, "w")
+            read(response, "w")
         assert e.value.status == status
         if read is decode_object:
-            assert e.match(says)
+            assert e.match(message)
     if status == 409:
-        assert refusal(given, "w").details == (json.loads(given.body) if given.body.startswith(b"{") else {})
+        assert refusal(response, "w").details == (json.loads(response.body) if response.body.startswith(b"{") else {})
 
 
 def test_a_long_page_is_shown_in_part() -> None:
@@ -556,7 +556,7 @@ def lists(**more: Any) -> dict[str, Any]:
         (lists(items=[OBJECT, {}]), False),
     ],
 )
-def test_which_answers_are_lists_of_objects(page: dict[str, Any], good: bool) -> None:
+def test_the_client_accepts_only_lists_of_objects(page: dict[str, Any], good: bool) -> None:
     if good:
         assert decode_list(page, "w") == page | {"items": page["items"] or []}
         if page["items"] != {}:
@@ -595,7 +595,7 @@ def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "message"),
     [
         (ApiError("itself"), "^itself$"),
         (TimeoutError(), "w: late"),
@@ -605,7 +605,7 @@ def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
         (KeyError("odd"), "w: the response of s cannot be used: .*odd"),
     ],
 )
-def test_whatever_goes_wrong_outside_is_an_api_error(fault: Exception, says: str) -> None:
-    with pytest.raises(ApiError, match=says) as e, converting_errors("w", "s", lambda: "late"):
+def test_every_external_failure_is_an_api_error(fault: Exception, message: str) -> None:
+    with pytest.raises(ApiError, match=message) as e, converting_errors("w", "s", lambda: "late"):
         raise fault
     assert e.value.status == 0

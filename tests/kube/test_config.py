@@ -1,4 +1,4 @@
-"""Where the API server is: service accounts, kubeconfigs of all kinds, proxies; what is wrong is said in a sentence."""
+"""Where the API server is: service accounts, kubeconfigs of all kinds, proxies; each error is one sentence."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def b64(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ("", "is empty"),
         ("- a\n- b\n", "cannot be read"),
@@ -101,10 +101,10 @@ def b64(path: Path) -> str:
         (config_of() | {"clusters": 3}, "it is not a kubeconfig"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(tmp_path: Path, config: Any, said: str) -> None:
+def test_each_kubeconfig_error_is_one_sentence(tmp_path: Path, config: Any, message: str) -> None:
     path = tmp_path / "config"
     path.write_bytes((config if isinstance(config, str) else json.dumps(config)).encode(errors="surrogatepass"))
-    with pytest.raises(SettingsError, match=said) as e:
+    with pytest.raises(SettingsError, match=message) as e:
         load_config(str(path))
     assert "--kubeconfig (KUBECONFIG)" in str(e.value)
     assert str(path) in str(e.value)
@@ -126,9 +126,7 @@ JUNK = st.recursive(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(where=st.sampled_from(["contexts", "clusters", "users", "current-context", ""]), junk=JUNK, inside=st.booleans())
-def test_whatever_a_file_holds_only_settings_errors_come_out(
-    tmp_path: Path, where: str, junk: Any, inside: bool
-) -> None:
+def test_malformed_files_raise_only_settings_errors(tmp_path: Path, where: str, junk: Any, inside: bool) -> None:
     config: Any = config_of({"token": "t"})
     if not where:
         config = junk
@@ -162,14 +160,16 @@ async def test_several_files_are_one_and_paths_are_relative_to_their_own(tmp_pat
 
 @pytest.mark.parametrize("data", [True, False])
 async def test_tls_server_name_client_certificates_and_ca_data_are_used(tmp_path: Path, ca: Pair, data: bool) -> None:
-    server, me = signed(tmp_path, ca, "server", "DNS:kubernetes"), signed(tmp_path, ca, "me")
-    fields = {"certificate-authority": ca.cert, "client-certificate": me.cert, "client-key": me.key}
-    given_: dict[str, Any] = (
+    server, client_cert = signed(tmp_path, ca, "server", "DNS:kubernetes"), signed(tmp_path, ca, "me")
+    fields = {"certificate-authority": ca.cert, "client-certificate": client_cert.cert, "client-key": client_cert.key}
+    user_fields: dict[str, Any] = (
         {f"{k}-data": b64(v) for k, v in fields.items()} if data else {k: str(v) for k, v in fields.items()}
     )
-    cluster = {k: given_.pop(k) for k in list(given_) if k.startswith("cert")}
+    cluster = {k: user_fields.pop(k) for k in list(user_fields) if k.startswith("cert")}
     async with serve_replies(OBJECT, tls=server_side(server, ca.cert)) as peer:
-        path = written(tmp_path, config_of(given_, server=peer.url, **cluster, **{"tls-server-name": "kubernetes"}))
+        path = written(
+            tmp_path, config_of(user_fields, server=peer.url, **cluster, **{"tls-server-name": "kubernetes"})
+        )
         async with KubeClient(load_config(path)) as client:
             assert await client.call("GET", "/x") == {"kind": "X"}
 
@@ -242,8 +242,8 @@ async def test_an_expired_token_is_replaced_without_a_401(tmp_path: Path, monkey
 
 
 async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca: Pair) -> None:
-    me = signed(tmp_path, ca, "me")
-    body = f"give(clientCertificateData=open({str(me.cert)!r}).read(), clientKeyData=open({str(me.key)!r}).read())"
+    client_cert = signed(tmp_path, ca, "me")
+    body = f"give(clientCertificateData=open({str(client_cert.cert)!r}).read(), clientKeyData=open({str(client_cert.key)!r}).read())"
     async with serve_replies(OBJECT, tls=server_side(signed(tmp_path, ca, "server"), ca.cert)) as peer:
         cluster = {"server": peer.url, "certificate-authority-data": b64(ca.cert)}
         async with KubeClient(load_config(written(tmp_path, config_of(plugin(tmp_path, body), **cluster)))) as client:
@@ -252,7 +252,7 @@ async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("sys.exit('no login')", "no login"),
         ("print('garbage')", "failed to decode"),
@@ -263,11 +263,11 @@ async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca
     ],
 )
 async def test_an_exec_plugin_that_fails_is_an_api_error_that_may_pass(
-    tmp_path: Path, body: str, said: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, body: str, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     for _ in range(2):
-        with pytest.raises(ApiError, match=said) as e:
+        with pytest.raises(ApiError, match=message) as e:
             await credentials.header()
         assert e.value.unreachable
         assert str(e.value).replace("\n", " ").isprintable()
@@ -275,14 +275,14 @@ async def test_an_exec_plugin_that_fails_is_an_api_error_that_may_pass(
     assert not logging.getLogger().filters
 
 
-async def test_an_exec_plugin_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_the_error_names_a_missing_exec_plugin(tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": API, "command": "/no/such/plugin"}}
     credentials = load_config(written(tmp_path, config_of(user))).credentials
     with pytest.raises(ApiError, match="exec plugin '/no/such/plugin' returned no credentials"):
         await credentials.header()
 
 
-async def test_an_exec_plugin_that_hangs_holds_nobody_up_and_is_joined(
+async def test_callers_share_a_hanging_exec_plugin_and_time_out_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 2.0)
@@ -449,8 +449,8 @@ def test_a_pod_never_imports_the_official_client_nor_yaml(tmp_path: Path, ca: Pa
 )
 def test_no_proxy_is_read_as_go_reads_it(rules: str, host: str, bypassed: bool) -> None:
     environment = {"https_proxy": "proxy:3128", "NO_PROXY": rules}
-    wanted = None if bypassed else Proxy("proxy", 3128)
-    assert proxy_of(environment, "https", host, 6443) == wanted
+    expected = None if bypassed else Proxy("proxy", 3128)
+    assert proxy_of(environment, "https", host, 6443) == expected
     assert proxy_of(environment, "http", host, 6443) is None
 
 
@@ -469,9 +469,9 @@ def test_only_an_exec_plugin_needs_the_official_client(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("user", ["certificate", "token", "exec"])
 def test_no_process_imports_the_official_client_to_use_a_kubeconfig(tmp_path: Path, ca: Pair, user: str) -> None:
-    me = signed(tmp_path, ca, "me")
+    client_cert = signed(tmp_path, ca, "me")
     users = {
-        "certificate": {"client-certificate-data": b64(me.cert), "client-key-data": b64(me.key)},
+        "certificate": {"client-certificate-data": b64(client_cert.cert), "client-key-data": b64(client_cert.key)},
         "token": {"token": "t"},
         "exec": plugin(tmp_path, "give(token='t')"),
     }
@@ -487,9 +487,9 @@ def test_no_process_imports_the_official_client_to_use_a_kubeconfig(tmp_path: Pa
 
 
 def test_inline_keys_stay_in_no_file(tmp_path: Path, ca: Pair) -> None:
-    """A process that is killed cannot delete a file with a private key."""
-    me = signed(tmp_path, ca, "me")
-    user = {"client-certificate-data": b64(me.cert), "client-key-data": b64(me.key)}
+    """A killed process cannot delete a file that contains a private key."""
+    client_cert = signed(tmp_path, ca, "me")
+    user = {"client-certificate-data": b64(client_cert.cert), "client-key-data": b64(client_cert.key)}
     cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": b64(ca.cert)}
     path = written(tmp_path, config_of(user, **cluster))
     temporary = tmp_path / "temporary"

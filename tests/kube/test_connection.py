@@ -1,4 +1,4 @@
-"""One connection on a wire that a test moves byte by byte, and the lines of a watch."""
+"""One connection on a stub wire that the test moves byte by byte, and the lines of a watch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 
 
 @contextlib.asynccontextmanager
-async def wired(lost: list[Connection] | None = None, **limits: int) -> AsyncIterator[tuple[Connection, Wire]]:
+async def connect_wire(lost: list[Connection] | None = None, **limits: int) -> AsyncIterator[tuple[Connection, Wire]]:
     with socket.socket() as peer:
         wire = Wire(peer)
         connection = Connection((lost if lost is not None else []).append, **limits)
@@ -27,26 +27,26 @@ async def wired(lost: list[Connection] | None = None, **limits: int) -> AsyncIte
         yield connection, wire
 
 
-async def asking(connection: Connection) -> asyncio.Task[HttpResponse]:
+async def start_request(connection: Connection) -> asyncio.Task[HttpResponse]:
     task = asyncio.create_task(connection.request("GET", "/x", b"", b""))
     await asyncio.sleep(0)
     return task
 
 
-def said(body: bytes, headers: bytes = b"") -> bytes:
+def response_bytes(body: bytes, headers: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
 
 
 async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_last() -> None:
-    async with wired() as (connection, wire):
+    async with connect_wire() as (connection, wire):
         assert (connection.usable(), connection.has_response) == (True, False)
         connection.eof_received()
         for body in (b"one", b"", b"three"):
-            task = await asking(connection)
+            task = await start_request(connection)
             assert (connection.usable(), connection.has_response) == (False, False)
-            for at in range(len(said(body))):
+            for at in range(len(response_bytes(body))):
                 assert not task.done()
-                connection.data_received(said(body)[at : at + 1])
+                connection.data_received(response_bytes(body)[at : at + 1])
                 assert connection.has_response
             assert connection.usable()
             answer = await task
@@ -55,41 +55,44 @@ async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_
 
 
 @pytest.mark.parametrize("cut", range(1, 5))
-async def test_the_pieces_of_a_body_are_one(cut: int) -> None:
-    async with wired() as (connection, _):
-        task = await asking(connection)
-        whole = said(b"hello")
+async def test_the_connection_joins_the_pieces_of_a_body(cut: int) -> None:
+    async with connect_wire() as (connection, _):
+        task = await start_request(connection)
+        whole = response_bytes(b"hello")
         connection.data_received(whole[:-cut])
         connection.data_received(whole[-cut:])
         assert (await task).body == b"hello"
 
 
-async def test_what_the_kernel_holds_of_the_peer_s_is_seen_before_it_is_read() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
-        theirs, _ = server.accept()
+async def test_the_connection_sees_the_peer_s_unread_data_in_the_kernel() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as client_socket,
+    ):
+        server_socket, _ = server.accept()
         connection = Connection(lambda connection: None)
-        connection.connection_made(Wire(ours))
+        connection.connection_made(Wire(client_socket))
         assert not connection.unread()
-        theirs.close()
+        server_socket.close()
         async with asyncio.timeout(30):
             while not connection.unread():
                 await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("before", [b"", said(b"x")], ids=["before any request", "after an answer"])
-async def test_bytes_that_nobody_requested_end_a_connection(before: bytes) -> None:
-    async with wired() as (connection, wire):
+@pytest.mark.parametrize("before", [b"", response_bytes(b"x")], ids=["before any request", "after an answer"])
+async def test_unrequested_bytes_end_a_connection(before: bytes) -> None:
+    async with connect_wire() as (connection, wire):
         if before:
-            task = await asking(connection)
+            task = await start_request(connection)
             connection.data_received(before)
             await task
         connection.data_received(b"H")
         assert (wire.ended, connection.usable()) == ("aborted", False)
 
 
-async def test_an_answer_that_is_none_fails_its_request_and_the_connection() -> None:
-    async with wired() as (connection, wire):
-        task = await asking(connection)
+async def test_a_malformed_response_fails_its_request_and_the_connection() -> None:
+    async with connect_wire() as (connection, wire):
+        task = await start_request(connection)
         connection.data_received(b"SSH-2.0")
         assert wire.ended == "aborted"
         with pytest.raises(MalformedResponseError, match="SSH"):
@@ -102,12 +105,12 @@ async def test_an_answer_that_is_none_fails_its_request_and_the_connection() -> 
         (b"HTTP/1.1 200 OK\r\n\r\nhalf", b"half"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhalf", None),
         (b"", None),
-        (said(b"whole"), b"whole"),
+        (response_bytes(b"whole"), b"whole"),
     ],
 )
 async def test_the_peer_s_end_ends_an_answer_of_no_length_and_fails_any_other(data: bytes, body: bytes | None) -> None:
-    async with wired() as (connection, _):
-        task = await asking(connection)
+    async with connect_wire() as (connection, _):
+        task = await start_request(connection)
         connection.data_received(data)
         connection.eof_received()
         await asyncio.sleep(0)
@@ -121,8 +124,8 @@ async def test_the_peer_s_end_ends_an_answer_of_no_length_and_fails_any_other(da
 
 async def test_a_lost_connection_fails_its_request_and_every_one_after_it() -> None:
     lost: list[Connection] = []
-    async with wired(lost) as (connection, wire):
-        task = await asking(connection)
+    async with connect_wire(lost) as (connection, wire):
+        task = await start_request(connection)
         connection.connection_lost(OSError("no route"))
         with pytest.raises(OSError, match="no route"):
             await task
@@ -133,29 +136,29 @@ async def test_a_lost_connection_fails_its_request_and_every_one_after_it() -> N
 
 
 async def test_a_cancelled_request_ends_its_connection() -> None:
-    async with wired() as (connection, wire):
-        task = await asking(connection)
+    async with connect_wire() as (connection, wire):
+        task = await start_request(connection)
         task.cancel()
         await asyncio.wait({task})
         assert (task.cancelled(), wire.ended) == (True, "aborted")
 
 
 async def test_an_answer_may_be_as_large_as_the_limit_each_time_and_no_larger() -> None:
-    async with wired(max_body=5) as (connection, wire):
+    async with connect_wire(max_body=5) as (connection, wire):
         for _ in range(2):
-            task = await asking(connection)
-            connection.data_received(said(b"12345"))
+            task = await start_request(connection)
+            connection.data_received(response_bytes(b"12345"))
             assert (await task).body == b"12345"
-        task = await asking(connection)
-        connection.data_received(said(b"123456"))
+        task = await start_request(connection)
+        connection.data_received(response_bytes(b"123456"))
         assert wire.ended == "aborted"
         with pytest.raises(MalformedResponseError, match="5 bytes"):
             await task
 
 
 async def test_128_mib_are_read_of_an_answer_and_not_a_byte_more() -> None:
-    async with wired() as (connection, wire):
-        task = await asking(connection)
+    async with connect_wire() as (connection, wire):
+        task = await start_request(connection)
         connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
         piece = bytes(MIB)
         for _ in range(128):
@@ -170,27 +173,27 @@ async def test_128_mib_are_read_of_an_answer_and_not_a_byte_more() -> None:
 
 @pytest.mark.parametrize("end", [Connection.close, Connection.abort])
 async def test_a_connection_that_is_being_closed_is_used_no_more(end: Callable[[Connection], None]) -> None:
-    async with wired() as (connection, wire):
+    async with connect_wire() as (connection, wire):
         end(connection)
         assert (connection.usable(), wire.ended) == (False, "closed" if end is Connection.close else "aborted")
 
 
 async def test_a_connection_whose_peer_wants_no_more_requests_is_not_usable() -> None:
-    async with wired() as (connection, _):
-        task = await asking(connection)
-        connection.data_received(said(b"x", b"Connection: close\r\n"))
+    async with connect_wire() as (connection, _):
+        task = await start_request(connection)
+        connection.data_received(response_bytes(b"x", b"Connection: close\r\n"))
         await task
         assert not connection.usable()
 
 
 async def test_a_peer_that_is_silent_for_30_seconds_is_given_up() -> None:
-    asked = {(level, option): value for level, option, value in KEEPALIVE}
+    options = {(level, option): value for level, option, value in KEEPALIVE}
     idle, interval, count = (
-        asked[socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{n}")] for n in ("IDLE", "INTVL", "CNT")
+        options[socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{n}")] for n in ("IDLE", "INTVL", "CNT")
     )
-    assert (idle, idle + interval * count, asked[socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT]) == (15, 30, 30_000)
+    assert (idle, idle + interval * count, options[socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT]) == (15, 30, 30_000)
     assert interval == 5
-    async with wired() as (_, wire):
+    async with connect_wire() as (_, wire):
         peer = wire.get_extra_info("socket")
         assert all(peer.getsockopt(level, option) == value for level, option, value in KEEPALIVE)
 
@@ -297,7 +300,7 @@ async def test_reading_goes_on_only_below_a_mib() -> None:
 
 
 async def test_a_stream_s_head_comes_before_its_lines_and_a_pause_is_the_wire_s() -> None:
-    async with wired() as (connection, wire):
+    async with connect_wire() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)
         assert wire.sent == [b"GET /w HTTP/1.1\r\n\r\n"]
@@ -315,7 +318,7 @@ async def test_a_stream_s_head_comes_before_its_lines_and_a_pause_is_the_wire_s(
     ("data", "eof"), [(b"zz\r\n", False), (b"", True), (b"", False)], ids=["no chunk", "an end", "a loss"]
 )
 async def test_what_ends_a_stream_early_is_reported_after_its_lines(data: bytes, eof: bool) -> None:
-    async with wired() as (connection, wire):
+    async with connect_wire() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)
         connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\na\n\r\n")
@@ -331,12 +334,12 @@ async def test_what_ends_a_stream_early_is_reported_after_its_lines(data: bytes,
         with pytest.raises((MalformedResponseError, ConnectionResetError)):
             await anext(reader)
         wire.abort()
-        lines.feed(b"x" * 2 * MIB + b"\n")  # of an ended stream nothing is taken
+        lines.feed(b"x" * 2 * MIB + b"\n")  # the reader ignores data after the end of the stream
         assert wire.reading == [True]
 
 
 async def test_a_wire_that_closes_is_reported_nothing_of_pauses() -> None:
-    async with wired() as (connection, wire):
+    async with connect_wire() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)
         connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A plugin in a pod whose cluster gets a new CA, or whose token ends, while it runs: it goes on without a restart.
+"""A plugin in a pod continues without a restart when its cluster gets a new CA or its token expires.
 
 The service account's volume is laid out as the kubelet does it: files are links into a folder that is replaced at once.
 """
@@ -49,7 +49,7 @@ class Volume:
 
 
 @dataclass
-class Room:
+class RotatingCluster:
     node: Any
     plugin: Plugin
     volume: Volume
@@ -63,8 +63,8 @@ class Room:
         return self.node.cluster.api.tokens
 
     def new_token(self) -> str:
-        made: str = self.tokens.of_component("plugin", ["system:masters"])
-        return made
+        created: str = self.tokens.of_component("plugin", ["system:masters"])
+        return created
 
     def expire(self, token: str) -> None:
         del self.tokens._issued[token]
@@ -83,7 +83,7 @@ class Room:
 
 
 @pytest.fixture
-async def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Room]:
+async def rotating_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RotatingCluster]:
     first, second = authority(tmp_path, "first"), authority(tmp_path, "second")
     volume = Volume(tmp_path / "serviceaccount")
     async with node_with(make_toy_class()) as node:
@@ -98,48 +98,54 @@ async def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         assert config.server == api.public_url
         async with restarted_plugin(node, config) as plugin:
             await wait_until(plugin.publisher.published.is_set, "the slices")
-            yield Room(node, plugin, volume, first, second, token, tmp_path)
+            yield RotatingCluster(node, plugin, volume, first, second, token, tmp_path)
 
 
-async def test_a_new_ca_that_comes_before_the_servers_certificate(room: Room) -> None:
-    await room.works("before")
-    room.volume.write(room.first.cert.read_bytes() + room.second.cert.read_bytes(), room.token)
-    room.serve(room.second, "after")
-    await room.works("after")
-    room.volume.write(room.second.cert, room.token)  # the old one is withdrawn
-    room.serve(room.second, "later")
-    await room.works("later")
+async def test_a_new_ca_that_comes_before_the_servers_certificate(rotating_cluster: RotatingCluster) -> None:
+    await rotating_cluster.works("before")
+    rotating_cluster.volume.write(
+        rotating_cluster.first.cert.read_bytes() + rotating_cluster.second.cert.read_bytes(), rotating_cluster.token
+    )
+    rotating_cluster.serve(rotating_cluster.second, "after")
+    await rotating_cluster.works("after")
+    rotating_cluster.volume.write(
+        rotating_cluster.second.cert, rotating_cluster.token
+    )  # the volume no longer contains the old CA
+    rotating_cluster.serve(rotating_cluster.second, "later")
+    await rotating_cluster.works("later")
 
 
-async def test_a_new_ca_that_comes_after_the_servers_certificate(room: Room) -> None:
-    room.serve(room.second, "after")
-    await wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in room.plugin.publisher.fault, "a fault")
-    assert any("CERTIFICATE_VERIFY_FAILED" in line for line in await room.plugin.not_ready())
-    room.volume.write(room.second.cert, room.token)
-    await room.works("after")
+async def test_a_new_ca_that_comes_after_the_servers_certificate(rotating_cluster: RotatingCluster) -> None:
+    rotating_cluster.serve(rotating_cluster.second, "after")
+    await wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in rotating_cluster.plugin.publisher.fault, "a fault")
+    assert any("CERTIFICATE_VERIFY_FAILED" in line for line in await rotating_cluster.plugin.not_ready())
+    rotating_cluster.volume.write(rotating_cluster.second.cert, rotating_cluster.token)
+    await rotating_cluster.works("after")
 
 
-async def test_a_token_that_ends_after_another_is_there(room: Room) -> None:
-    fresh = room.new_token()
-    room.volume.write(room.first.cert, fresh)
-    room.expire(room.token)
-    await room.works("after")
-    room.serve(room.first, "again")  # the watch has to prove itself anew
-    await room.works("later")
+async def test_the_plugin_works_when_a_token_expires_after_its_replacement(rotating_cluster: RotatingCluster) -> None:
+    fresh = rotating_cluster.new_token()
+    rotating_cluster.volume.write(rotating_cluster.first.cert, fresh)
+    rotating_cluster.expire(rotating_cluster.token)
+    await rotating_cluster.works("after")
+    rotating_cluster.serve(rotating_cluster.first, "again")  # the watch has to authenticate again
+    await rotating_cluster.works("later")
 
 
-async def test_a_token_that_ends_before_another_is_there(room: Room) -> None:
-    room.expire(room.token)
-    room.serve(room.first, "again")
-    await wait_until(lambda: "401" in room.plugin.publisher.fault, "a fault")
-    room.volume.write(room.first.cert, room.new_token())
-    await room.works("after")
+async def test_the_plugin_recovers_when_a_token_expires_before_its_replacement(
+    rotating_cluster: RotatingCluster,
+) -> None:
+    rotating_cluster.expire(rotating_cluster.token)
+    rotating_cluster.serve(rotating_cluster.first, "again")
+    await wait_until(lambda: "401" in rotating_cluster.plugin.publisher.fault, "a fault")
+    rotating_cluster.volume.write(rotating_cluster.first.cert, rotating_cluster.new_token())
+    await rotating_cluster.works("after")
 
 
-async def test_both_at_once_with_a_file_that_is_empty_in_between(room: Room) -> None:
-    room.expire(room.token)
-    room.volume.write(b"", "")
-    room.serve(room.second, "after")
-    await wait_until(lambda: room.plugin.publisher.fault, "a fault")
-    room.volume.write(room.second.cert, room.new_token())
-    await room.works("after")
+async def test_both_at_once_with_a_file_that_is_empty_in_between(rotating_cluster: RotatingCluster) -> None:
+    rotating_cluster.expire(rotating_cluster.token)
+    rotating_cluster.volume.write(b"", "")
+    rotating_cluster.serve(rotating_cluster.second, "after")
+    await wait_until(lambda: rotating_cluster.plugin.publisher.fault, "a fault")
+    rotating_cluster.volume.write(rotating_cluster.second.cert, rotating_cluster.new_token())
+    await rotating_cluster.works("after")

@@ -1,4 +1,4 @@
-"""The whole plugin against servers that have only one version of resource.k8s.io, and one that changes while it runs."""
+"""The whole plugin with servers that serve one version of resource.k8s.io, and with a server that changes versions."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 class Everything(Driver):
-    """Devices with every field, so that each is converted."""
+    """Devices with every field, so that the test converts each field."""
 
     name = "everything.example.com"
-    sick: frozenset[str] = frozenset()
+    unhealthy: frozenset[str] = frozenset()
 
     def pools(self) -> list[Pool]:
         policy = RequestPolicy(default="1Gi", min="1Gi", step="1Gi")
@@ -52,7 +52,8 @@ class Everything(Driver):
 
     def health(self) -> dict[str, Health]:
         return {
-            name: Health(False, "hot", taints=[Taint(key="example.com/hot", effect="NoSchedule")]) for name in self.sick
+            name: Health(False, "hot", taints=[Taint(key="example.com/hot", effect="NoSchedule")])
+            for name in self.unhealthy
         }
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
@@ -63,41 +64,41 @@ def published(node: Any) -> dict[str, Any]:
     return {d["name"]: d for s in node.cluster.slices(Everything.name) for d in s["spec"].get("devices") or []}
 
 
-async def story(node: Any) -> None:
+async def run_lifecycle(node: Any) -> None:
     """Publish, prepare, taint, wipe, unprepare."""
     await node.plugin.published(60)
     assert set(published(node)) == {"plain", "shared", "part-0", "part-1"}
     assert published(node)["shared"]["capacity"]["memory"]["requestPolicy"]["default"] == "1Gi"
     assert published(node)["part-0"]["consumesCounters"][0]["counterSet"] == "gpu"
     await node.run_pod("pod")
-    node.driver.sick = frozenset({"part-1"})
+    node.driver.unhealthy = frozenset({"part-1"})
 
     async def tainted() -> bool:
         return "taints" in published(node).get("part-1", {})
 
     await node.cluster.wait("the taint", tainted)
     generation = {s["spec"]["pool"]["generation"] for s in node.cluster.slices(Everything.name)}
-    assert generation == {1}, "slices that may have taints from the start: one write"
+    assert generation == {1}, "slices that may have taints are written once at the start"
     for found in node.cluster.slices(Everything.name):
         node.cluster.api.storage.remove(SLICES, "", found["metadata"]["name"])
 
-    async def back() -> bool:
+    async def are_slices_back() -> bool:
         return len(published(node)) == 4
 
-    await node.cluster.wait("slices after a wipe", back)
-    node.driver.sick = frozenset()
+    await node.cluster.wait("slices after a wipe", are_slices_back)
+    node.driver.unhealthy = frozenset()
     await node.delete_pod("pod")
 
-    async def well() -> bool:
+    async def is_ready() -> bool:
         return "taints" not in published(node).get("part-1", {"taints": 1})
 
-    await node.cluster.wait("no taint", well)
+    await node.cluster.wait("no taint", is_ready)
     assert (await node.leftovers())["held"] == []
 
 
 @contextlib.asynccontextmanager
 async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
-    """A node whose plugin finds only these versions; the other components of the cluster stay with all."""
+    """A node whose plugin finds only these versions. The other components of the cluster use all versions."""
     async with node_with(Everything, health_interval=0.2) as node:
         await node.stop()
         for found in node.cluster.slices(Everything.name):
@@ -113,8 +114,8 @@ async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
             await front.close()
 
 
-def asked(front: ApiServer) -> set[str]:
-    """The versions in which slices were written."""
+def written_versions(front: ApiServer) -> set[str]:
+    """Returns the versions in which the plugin wrote slices."""
     return {
         path.split("/")[3]
         for method, path in front.injected_faults.calls
@@ -123,35 +124,35 @@ def asked(front: ApiServer) -> set[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_the_whole_plugin_works_with_a_server_that_has_one_version_only(version: str) -> None:
+async def test_the_whole_plugin_works_with_a_server_that_serves_one_version(version: str) -> None:
     async with plugin_before(version) as (node, front):
-        await story(node)
-        assert asked(front) == {version}
+        await run_lifecycle(node)
+        assert written_versions(front) == {version}
         assert node.plugin.publisher.status.gates_off == frozenset()
 
 
 @pytest.mark.cases(2)
 @pytest.mark.parametrize(("before", "after"), list(itertools.permutations(VERSIONS, 2)))
-async def test_a_server_that_changes_its_versions_while_the_plugin_runs_is_followed(before: str, after: str) -> None:
+async def test_the_plugin_follows_a_server_that_changes_its_versions(before: str, after: str) -> None:
     async with plugin_before(before) as (node, front):
         await node.plugin.published(60)
         front.injected_faults.calls.clear()
         front.injected_faults.served = {after}
         front.drop_connections()
-        await story(node)
-        assert asked(front) == {after}
+        await run_lifecycle(node)
+        assert written_versions(front) == {after}
 
 
-async def test_the_cluster_s_own_components_go_on_where_clients_have_an_old_version_only() -> None:
+async def test_the_cluster_s_own_components_work_when_clients_have_only_an_old_version() -> None:
     async with node_with(Everything) as node:
         node.cluster.api.injected_faults.serve(["v1beta1"])
         api = {"apiVersion": "resource.k8s.io/v1beta1"}
-        wanted = {"devices": {"requests": [{"name": "r", "deviceClassName": Everything.name}]}}
+        expected = {"devices": {"requests": [{"name": "r", "deviceClassName": Everything.name}]}}
         claims = [{"name": "c", "resourceClaimName": "old"}]
         container = {"name": "c", "image": "busybox", "resources": {"claims": [{"name": "c"}]}}
         await node.cluster.apply(
             {**api, "kind": "DeviceClass", "metadata": {"name": Everything.name}, "spec": {}},
-            {**api, "kind": "ResourceClaim", "metadata": {"name": "old"}, "spec": wanted},
+            {**api, "kind": "ResourceClaim", "metadata": {"name": "old"}, "spec": expected},
             {
                 "apiVersion": "v1",
                 "kind": "Pod",

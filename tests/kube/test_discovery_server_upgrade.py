@@ -1,4 +1,4 @@
-"""A control plane that becomes another release, with the same objects at the same address, under a plugin that runs."""
+"""A control plane changes its release, with the same objects and address, while the plugin runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLICES = "resourceslices.resource.k8s.io"
 
 
 class Layered(Driver):
-    """Devices that a server keeps whole, in part, or not at all."""
+    """Devices that a server stores completely, partly or not at all."""
 
     name = "layered.example.com"
 

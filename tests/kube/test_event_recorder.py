@@ -1,4 +1,4 @@
-"""What an operator finds on a claim, its pods and the node, and what it costs where nobody wants to know."""
+"""The Events that the plugin writes on a claim, its pods and the node, and the limits on their number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def events_of(storage: Any, reason: str = "") -> list[Any]:
 
 
 def on_claim_and_pod(node: DriverNode, reason: str) -> dict[str, Any]:
-    """The one Event of each kind of object."""
+    """Returns the only Event of each kind of object."""
     found: dict[str, Any] = {}
     for event in events_of(node.cluster.api.storage, reason):
         assert event["involvedObject"]["kind"] not in found, "the same fault is one Event"
@@ -34,7 +34,7 @@ def on_claim_and_pod(node: DriverNode, reason: str) -> dict[str, Any]:
     return found
 
 
-async def told(node: DriverNode, reason: str) -> dict[str, Any]:
+async def event_notes(node: DriverNode, reason: str) -> dict[str, Any]:
     await wait_until(lambda: {"ResourceClaim", "Pod"} <= on_claim_and_pod(node, reason).keys())
     return on_claim_and_pod(node, reason)
 
@@ -46,7 +46,7 @@ async def test_an_unprepare_that_fails_is_reported_on_the_claim_and_its_pod_whic
         (claim,) = node.cluster.claims()
         driver.fail_unprepare = RetryableError("the board\nis \x07 busy")
         await node.api.delete("Pod", "pod", "default")
-        found = await told(node, "UnprepareFailed")
+        found = await event_notes(node, "UnprepareFailed")
         on_claim, on_pod = found["ResourceClaim"], found["Pod"]
         assert on_claim["message"] == on_pod["message"]
         assert on_claim["message"].startswith(
@@ -63,20 +63,20 @@ async def test_an_unprepare_that_fails_is_reported_on_the_claim_and_its_pod_whic
         assert len(events_of(node.cluster.api.storage)) == 2, "each try is one more of the same"
 
 
-async def test_an_undo_that_fails_after_a_failed_prepare_is_reported_as_one() -> None:
+async def test_a_failed_rollback_after_a_failed_prepare_is_one_event() -> None:
     driver = make_toy_class()
     driver.fail = RetryableError("no")
     driver.fail_unprepare = RetryableError("stuck")
     async with node_with(driver) as node:
         running = asyncio.create_task(node.run_pod())
-        found = await told(node, "RollbackFailed")
+        found = await event_notes(node, "RollbackFailed")
         assert "cannot roll back the claim" in found["Pod"]["message"] and "stuck" in found["Pod"]["message"]
         driver.fail = driver.fail_unprepare = None
         await running
 
 
 async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_that_nobody_has_is_not() -> None:
-    class Ill(HealthReportingDriver):
+    class FailingDevices(HealthReportingDriver):
         ill: ClassVar[dict[str, Health]] = {}
         gone: ClassVar[set[str]] = set()
 
@@ -86,17 +86,17 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_th
         async def devices(self) -> Any:
             return [d for d in await super().devices() if d.name not in self.gone]
 
-    async with node_with(Ill, health_interval=3600.0) as node:
+    async with node_with(FailingDevices, health_interval=3600.0) as node:
         await node.run_pod()
         ((pool, device),) = await node.plugin.claims.held()
-        Ill.ill = {f"toy-{i}": Health(False, "hot") for i in range(4)}
+        FailingDevices.ill = {f"toy-{i}": Health(False, "hot") for i in range(4)}
         node.plugin.driver.changed()
-        found = await told(node, "DeviceUnhealthy")
+        found = await event_notes(node, "DeviceUnhealthy")
         assert found["Pod"]["message"] == f"device {pool}/{device} of this claim is unhealthy: hot"
         assert len(events_of(node.cluster.api.storage)) == 2
-        Ill.gone = {f"toy-{i}" for i in range(4)}
+        FailingDevices.gone = {f"toy-{i}" for i in range(4)}
         node.plugin.driver.changed()
-        found = await told(node, "DeviceVanished")
+        found = await event_notes(node, "DeviceVanished")
         assert found["ResourceClaim"]["message"] == f"device {pool}/{device} of this claim is no longer on the node"
         assert len(events_of(node.cluster.api.storage)) == 4
         count = found["ResourceClaim"]["count"]
@@ -113,7 +113,7 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
         (record,) = await node.plugin.claims.store.all()
         append_body(node.plugin.settings.records_path, record, b"nonsense")
         await node.plugin.claims.alerts.check()
-        found = await told(node, "RecordUnreadable")
+        found = await event_notes(node, "RecordUnreadable")
         assert (
             "the record of this claim on the node cannot be read, so its devices stay held" in found["Pod"]["message"]
         )
@@ -124,10 +124,10 @@ async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_ar
         assert event["involvedObject"]["kind"] == "Node"
 
 
-async def test_where_events_are_forbidden_that_is_reported_once_and_claims_and_readiness_do_not_mind(
+async def test_forbidden_events_are_logged_once_and_do_not_affect_claims_or_readiness(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    attempts: list[str] = []
     driver = make_toy_class()
     async with node_with(driver) as node:
         real = node.plugin.client.create
@@ -135,7 +135,7 @@ async def test_where_events_are_forbidden_that_is_reported_once_and_claims_and_r
         async def create(resource: Resource, obj: Any, namespace: str = "") -> Any:
             if resource.plural != "events":
                 return await real(resource, obj, namespace)
-            asked.append(obj["reason"])
+            attempts.append(obj["reason"])
             raise ForbiddenError("events is forbidden")
 
         monkeypatch.setattr(node.plugin.client, "create", create)
@@ -143,11 +143,11 @@ async def test_where_events_are_forbidden_that_is_reported_once_and_claims_and_r
         driver.fail_unprepare = RetryableError("busy")
         await node.api.delete("Pod", "pod", "default")
         await wait_until(lambda: driver.calls.count(("unprepare", driver.calls[0][1])) >= 3)
-        await wait_until(lambda: asked)
+        await wait_until(lambda: attempts)
         assert await node.plugin.not_ready() == []
         driver.fail_unprepare = None
         await wait_until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
-        assert len(asked) == 1
+        assert len(attempts) == 1
         assert 'dra_events_total{result="forbidden"} 1' in node.plugin.metrics.text().decode()
     lines = [r.getMessage() for r in caplog.records if "cannot write an Event" in r.getMessage()]
     assert len(lines) == 1
@@ -213,7 +213,7 @@ async def test_a_claim_of_a_group_of_pods_is_reported_with_its_group_and_what_we
 
 
 @pytest.mark.parametrize("reserved", [None, "pods", [3], {"a": 1}])
-async def test_whatever_the_server_states_of_a_claim_its_own_event_is_written(reserved: Any) -> None:
+async def test_the_recorder_writes_the_claim_s_event_for_any_reserved_for_value(reserved: Any) -> None:
     server = Server()
     server.reserved = reserved
     events = events_to(server)
@@ -221,7 +221,7 @@ async def test_whatever_the_server_states_of_a_claim_its_own_event_is_written(re
     await sent(events, lambda: len(server.created) == 1)
 
 
-async def test_what_is_reported_often_is_one_event_with_a_count_and_nobody_waits_for_it(
+async def test_repeated_reports_become_one_event_with_a_count_and_never_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._COUNT_INTERVAL", 0.1)

@@ -1,4 +1,4 @@
-"""Events of a namespace that takes none: one that is being deleted, or whose quota is used up, answers 403 too."""
+"""Events in a namespace that rejects them: the server also returns 403 for a deleted namespace or a used-up quota."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dra_kubeletplugin.kube.event_recorder import EventRecorder, claim_subject, 
 
 
 class Server:
-    """Takes Events of every namespace but ``ending``."""
+    """Accepts Events in every namespace except ``ending``."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
 
     async def create(self, _: object, obj: dict[str, Any], namespace: str) -> None:
-        self.asked.append(namespace)
+        self.requests.append(namespace)
         if namespace == "ending":
             raise ForbiddenError("events is forbidden: namespace ending is being terminated")
 
 
-async def test_a_namespace_that_takes_no_events_silences_no_other() -> None:
+async def test_a_namespace_that_rejects_events_does_not_affect_other_namespaces() -> None:
     server = Server()
     events = EventRecorder(cast(KubeClient, server), "npu.example.com", "n", Metrics())
     ending, other = (claim_subject(ns, "c", f"uid-{ns}") for ns in ("ending", "other"))
@@ -30,4 +30,4 @@ async def test_a_namespace_that_takes_no_events_silences_no_other() -> None:
     assert await events.write(other, "UnprepareFailed", "a")
     assert await events.write(node_subject("n"), "RecordsSetAside", "a")
     assert not await events.write(ending, "UnprepareFailed", "b")
-    assert server.asked == ["ending", "other", "default"]
+    assert server.requests == ["ending", "other", "default"]

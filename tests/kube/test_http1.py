@@ -1,4 +1,4 @@
-"""Our reading of HTTP/1.1 beside a general parser: never looser, and never another meaning."""
+"""Compares our HTTP/1.1 parser with a general parser: ours is never looser, and never reads another meaning."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def answers(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=300, deadline=None)
 @given(data=answers(), cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_what_we_accept_a_general_parser_reads_alike(data: bytes, cuts: list[int]) -> None:
+def test_a_general_parser_agrees_with_what_our_parser_accepts(data: bytes, cuts: list[int]) -> None:
     found = ours(data, cuts)
     assert found == ours(data, []), "it depends on how the bytes are cut"
     if found is not None:
@@ -104,13 +104,13 @@ def test_what_we_accept_a_general_parser_reads_alike(data: bytes, cuts: list[int
 
 @pytest.mark.parametrize("cut", [1, 7, 1000])
 def test_answers_of_api_servers_are_read(cut: int) -> None:
-    for data, wanted in ((LENGTH, (200, b"hello", True)), (CHUNKS, (201, b"hello0123456789", True))):
-        assert ours(data, list(range(0, 200, cut))) == wanted
+    for data, expected in ((LENGTH, (200, b"hello", True)), (CHUNKS, (201, b"hello0123456789", True))):
+        assert ours(data, list(range(0, 200, cut))) == expected
     assert ours(OTHERS[4], []) == (200, b"until the end", False)
 
 
 @pytest.mark.parametrize("data", OTHERS[7:])
-def test_what_two_readers_may_read_in_two_ways_is_refused(data: bytes) -> None:
+def test_our_parser_rejects_ambiguous_responses(data: bytes) -> None:
     assert ours(data, []) is None
 
 
@@ -181,7 +181,7 @@ def test_only_100_to_199_but_101_come_before_the_answer() -> None:
 
 @pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a", b"\nX: a"])
 @pytest.mark.parametrize("trailer", [False, True])
-def test_what_is_no_header_is_refused_also_after_the_body(field: bytes, trailer: bool) -> None:
+def test_our_parser_rejects_malformed_headers_and_trailers(field: bytes, trailer: bool) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
     data = head + b"\r\n0\r\nY: 1\r\n" + field if trailer else head + field
     with pytest.raises(MalformedResponseError):
@@ -212,9 +212,9 @@ def test_a_chunk_s_size_is_hexadecimal(size: int) -> None:
     + [(m, b, str(len(b))) for m in ("POST", "PUT", "PATCH") for b in (b"", b"{}")],
 )
 def test_a_request_reports_how_long_its_body_is_where_it_may_have_one(method: str, body: bytes, length: str) -> None:
-    said = f"Content-Length: {length}\r\n" if length else ""
+    length_header = f"Content-Length: {length}\r\n" if length else ""
     sent = request_bytes(method, "/a", header_block({"Host": "x"}), body)
-    assert sent == f"{method} /a HTTP/1.1\r\n{said}Host: x\r\n\r\n".encode() + body
+    assert sent == f"{method} /a HTTP/1.1\r\n{length_header}Host: x\r\n\r\n".encode() + body
 
 
 @pytest.mark.parametrize("text", ["a\r\nX: y", "a\nb", "ä", "\0", "\ud800"])

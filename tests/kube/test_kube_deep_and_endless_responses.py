@@ -68,7 +68,7 @@ async def test_a_body_that_cannot_be_read_is_an_api_error_wherever_it_stands(bod
         assert time.process_time() - started < 5
 
 
-async def test_what_was_compressed_without_being_asked_is_no_json() -> None:
+async def test_an_unrequested_compressed_response_is_not_json() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         assert b"accept-encoding" not in request.lower()
         return http_response(gzip.compress(b'{"a": 1}'), headers="Content-Encoding: gzip\r\n")
@@ -158,13 +158,13 @@ async def test_an_answer_without_an_end_takes_the_time_of_the_call_and_no_memory
 )
 async def test_a_watch_with_nonsense_is_begun_again_with_growing_pauses(line: bytes) -> None:
     """The server ends each watch with a line that cannot be read, for two seconds; it is not asked all the time."""
-    asked = 0
+    request_count = 0
 
     async def reply(peer: RawServer, request: bytes) -> bytes:
-        nonlocal asked
+        nonlocal request_count
         if b"watch=true" not in request:
             return http_response({"metadata": {"resourceVersion": "1"}, "items": []})
-        asked += 1
+        request_count += 1
         return http_response(line + b"\n")
 
     async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
@@ -177,7 +177,9 @@ async def test_a_watch_with_nonsense_is_begun_again_with_growing_pauses(line: by
         task = asyncio.create_task(follow())
         await asyncio.wait({task}, timeout=2)
         assert not task.done(), task.exception()
-        assert 1 <= asked <= 20  # 0.05 s doubled each time makes 6 in two seconds; without pauses it would be hundreds
+        assert (
+            1 <= request_count <= 20
+        )  # 0.05 s doubled each time makes 6 in two seconds; without pauses it would be hundreds
         assert reflector.fault
         is_clean(reflector.fault, "the fault")
         task.cancel()
@@ -221,9 +223,9 @@ def test_a_claim_with_deeply_nested_parameters_stops_no_command(
         file.write_text(server.kubeconfig())
         argv = [str(archive) if w == "FILE" else w for w in words.split()]
         assert main([*argv, "--kubeconfig", str(file)]) in {0, 1}
-        told = capsys.readouterr()
-        assert "RecursionError" not in told.out + told.err
-        assert HOSTILE not in told.out
+        captured = capsys.readouterr()
+        assert "RecursionError" not in captured.out + captured.err
+        assert HOSTILE not in captured.out
     if archive.exists():
         with tarfile.open(archive) as found:
             member = found.extractfile("x/cluster/resourceclaims.json")
@@ -235,7 +237,7 @@ def test_a_claim_with_deeply_nested_parameters_stops_no_command(
 
 
 @pytest.mark.parametrize("opened", [b"[", b'{"a":', b'[{"]}\\"{[":'])
-def test_what_is_nested_too_deeply_is_replaced_and_the_rest_is_read(opened: bytes) -> None:
+def test_the_decoder_replaces_values_nested_too_deeply_and_reads_the_rest(opened: bytes) -> None:
     closed = {b"[": b"]", b'{"a":': b"}", b'[{"]}\\"{[":': b"}]"}[opened]
     deep = opened * 20_000 + b"1" + closed * 20_000
     found = from_json(b'{"before": "[[[", "deep": ' + deep + b', "after": [{"x": "}}"}]}')
@@ -251,7 +253,7 @@ def test_what_is_nested_too_deeply_is_replaced_and_the_rest_is_read(opened: byte
         lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3),
     )
 )
-def test_what_is_not_too_deep_stays_as_it_is(value: Any) -> None:
+def test_the_decoder_keeps_values_within_the_depth_limit(value: Any) -> None:
     data = json.dumps(value).encode()
     assert flattened(data, 100) == data
     assert msgspec.json.decode(flattened(data, 1)) is not None or value is None

@@ -1,4 +1,4 @@
-"""Leader election on a clock that a test holds: who leads from which second to which, and what each writes."""
+"""Leader election on a test clock: when each elector leads, and what it writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = LeaseTimes(duration=15.5, renew_deadline=10, retry=2)
 
 
 class Done(BaseException):
-    """The time of the test is over."""
+    """The test's time limit is reached."""
 
 
 class Api:
@@ -37,10 +37,10 @@ class Api:
         self.writes: list[tuple[float, JSON]] = []
         self.calls: list[tuple[float, str]] = []
         self.elector: LeaderElector | None = None
-        self.at: dict[float, Any] = {}  # second → what somebody else does then
+        self.at: dict[float, Any] = {}  # second → the change that another client makes then
 
-    def _call(self, what: str) -> None:
-        self.calls.append((self.now, what))
+    def _call(self, verb: str) -> None:
+        self.calls.append((self.now, verb))
         if self.faults and (fault := self.faults.pop(0)):
             raise fault
 
@@ -91,7 +91,7 @@ def renewed(api: Api, by: str, **more: Any) -> Any:
 
 @pytest.fixture
 def elect(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs an elector until the time is over, or it leads no more."""
+    """Runs an elector until the time limit, or until it stops leading."""
 
     async def elected(api: Api, chance: int = 0, times: LeaseTimes = TIMES) -> LeaderElector:
         stamps = iter(range(10_000))
@@ -108,14 +108,14 @@ def elect(monkeypatch: pytest.MonkeyPatch) -> Any:
     return elected
 
 
-async def test_where_there_is_no_lease_the_first_makes_it_and_renews_it(elect: Any) -> None:
+async def test_the_first_elector_creates_a_missing_lease_and_renews_it(elect: Any) -> None:
     api = Api(until=5)
     elector = await elect(api)
     assert [at for at, _ in api.writes] == [0, 0, 2, 4]
     first, second = api.writes[0][1], api.writes[1][1]
     assert first == {"holderIdentity": "me", "leaseDurationSeconds": 16, "acquireTime": "t0", "renewTime": "t1", "leaseTransitions": 0}  # fmt: skip
     assert second == {**first, "renewTime": "t2"}
-    assert [what for _, what in api.calls] == ["get", "create", "update", "update", "update"]
+    assert [verb for _, verb in api.calls] == ["get", "create", "update", "update", "update"]
     assert cast(JSON, api.lease)["kind"] == "Lease"
     assert cast(JSON, api.lease)["apiVersion"] == "coordination.k8s.io/v1"
     assert (elector.holder, elector.fault) == ("me", "")
@@ -127,7 +127,7 @@ async def test_anothers_lease_is_waited_out_to_the_second_and_fields_of_others_s
     api = Api(until=25, lease=held("other", more="kept"))
     await elect(api, chance)
     step = (2, 2.4)[chance]
-    assert [at for at, what in api.calls if what == "get"] == pytest.approx(
+    assert [at for at, verb in api.calls if verb == "get"] == pytest.approx(
         [n * step for n in range(round(20 / step + 0.49) + 1)]
     )
     at, spec = api.writes[0]
@@ -139,20 +139,20 @@ async def test_anothers_lease_is_waited_out_to_the_second_and_fields_of_others_s
 
 
 @pytest.mark.parametrize("duration", [None, 0])
-async def test_a_lease_that_names_no_duration_lasts_as_long_as_ours(elect: Any, duration: int | None) -> None:
+async def test_a_lease_without_a_duration_lasts_the_elector_s_own_duration(elect: Any, duration: int | None) -> None:
     api = Api(until=20, lease=held("other", leaseDurationSeconds=duration))
     await elect(api)
     assert api.writes[0][0] == 16
 
 
 @pytest.mark.parametrize("by", ["", None])
-async def test_a_lease_that_was_given_back_is_taken_at_once(elect: Any, by: str | None) -> None:
+async def test_the_elector_takes_a_released_lease_at_once(elect: Any, by: str | None) -> None:
     api = Api(until=1, lease=held(by))
     await elect(api)
     assert (api.writes[0][0], api.writes[0][1]["leaseTransitions"]) == (0, 4)
 
 
-async def test_our_own_lease_of_before_is_ours_at_once_and_stays_the_same(elect: Any) -> None:
+async def test_the_elector_takes_its_own_earlier_lease_at_once_and_keeps_it(elect: Any) -> None:
     api = Api(until=1, lease=held("me"))
     await elect(api)
     at, spec = api.writes[0]
@@ -172,18 +172,18 @@ async def test_each_change_of_the_record_is_a_sign_of_life(elect: Any) -> None:
     assert api.writes[0][0] == 30, "seen at 10, and 20 s after that"
 
 
-async def test_who_cannot_renew_leads_for_the_deadline_after_the_last_success_and_no_longer(elect: Any) -> None:
+async def test_a_leader_that_cannot_renew_stops_at_the_deadline_after_its_last_renewal(elect: Any) -> None:
     api = Api(until=100)
     api.faults = [None, None, None] + [ApiError("away")] * 50
     elector = await elect(api)
     assert [at for at, _ in api.writes] == [0, 0]
-    assert [at for at, what in api.calls if what == "update"] == [0, 2, 4, 6, 8]
+    assert [at for at, verb in api.calls if verb == "update"] == [0, 2, 4, 6, 8]
     assert api.now == 10
     assert (elector.leader.is_set(), elector.lost.is_set(), elector.holder) == (False, True, "me")
     assert elector.fault == "leader election by lease ns/driver: away"
 
 
-async def test_who_leads_reports_it_from_its_first_write_to_its_end(elect: Any) -> None:
+async def test_the_leader_reports_leadership_from_its_first_write_to_its_end(elect: Any) -> None:
     api = Api(until=30, lease=held("other"))
     seen: list[bool] = []
     for at in (19, 21, 25):
@@ -192,7 +192,7 @@ async def test_who_leads_reports_it_from_its_first_write_to_its_end(elect: Any) 
     assert (seen, elector.leader.is_set()) == ([False, True, True], False)
 
 
-async def test_who_was_frozen_past_its_deadline_leads_no_more_before_anything_has_noticed(elect: Any) -> None:
+async def test_a_leader_frozen_past_its_deadline_stops_before_any_check(elect: Any) -> None:
     api = Api(until=30)
     seen: list[tuple[bool, bool]] = []
 
@@ -206,7 +206,7 @@ async def test_who_was_frozen_past_its_deadline_leads_no_more_before_anything_ha
     assert seen == [(True, False)]
 
 
-async def test_a_lease_that_somebody_deletes_is_made_again_by_who_leads(elect: Any) -> None:
+async def test_the_leader_creates_a_deleted_lease_again(elect: Any) -> None:
     api = Api(until=30)
 
     def delete() -> None:
@@ -217,12 +217,12 @@ async def test_a_lease_that_somebody_deletes_is_made_again_by_who_leads(elect: A
     elector = await elect(api)
     assert api.now > 30, "it led until the test was over"
     assert (elector.fault, elector.holder) == ("", "me")
-    assert [(at, what) for at, what in api.calls if at in {6, 8}] == [
+    assert [(at, verb) for at, verb in api.calls if at in {6, 8}] == [
         (6, "update"), (6, "get"), (6, "create"), (8, "update"),
     ]  # fmt: skip
 
 
-async def test_who_saw_the_holder_of_a_deleted_lease_waits_as_if_it_were_there(elect: Any) -> None:
+async def test_an_elector_that_saw_the_holder_waits_after_the_lease_is_deleted(elect: Any) -> None:
     api = Api(until=29, lease=held("other"))
     api.at[7] = renewed(api, "other", renewTime="later")
 
@@ -232,7 +232,7 @@ async def test_who_saw_the_holder_of_a_deleted_lease_waits_as_if_it_were_there(e
     api.at[9] = delete
     await elect(api)
     assert api.writes[0][0] == 28, "seen at 8, and 20 s after that"
-    assert {what for at, what in api.calls if at < 28} == {"get"}
+    assert {verb for at, verb in api.calls if at < 28} == {"get"}
 
 
 async def test_a_deleted_lease_is_made_at_once_by_who_saw_it_given_back_and_not_by_who_did_not(elect: Any) -> None:
@@ -254,7 +254,7 @@ async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
     api = Api(until=100)
     api.faults = [None, None, None] + [ApiError("away")] * 50
     await elect(api, times=LeaseTimes(duration=15, renew_deadline=10, retry=3))
-    assert [at for at, what in api.calls if what == "update"] == [0, 3, 6, 9]
+    assert [at for at, verb in api.calls if verb == "update"] == [0, 3, 6, 9]
     assert api.now == 10
 
 
@@ -268,12 +268,12 @@ async def test_a_renewal_at_the_last_retry_before_the_deadline_counts(elect: Any
     assert api.now == (16 if failures == 4 else 10)
 
 
-async def test_who_finds_another_s_name_in_the_lease_leads_no_more(elect: Any) -> None:
+async def test_a_leader_stops_when_the_lease_names_another_holder(elect: Any) -> None:
     api = Api(until=30)
     api.at[3] = renewed(api, "other")
     elector = await elect(api)
     assert [at for at, _ in api.writes] == [0, 0, 2]
-    assert [what for _, what in api.calls] == ["get", "create", "update", "update", "update", "get"]
+    assert [verb for _, verb in api.calls] == ["get", "create", "update", "update", "update", "get"]
     assert api.now == 4
     assert (elector.holder, elector.lost.is_set(), elector.leader.is_set()) == ("other", True, False)
 
@@ -286,7 +286,7 @@ async def test_who_finds_its_lease_changed_and_still_its_own_reads_it_again_and_
     assert api.writes[-1][1]["more"] == "label"
 
 
-async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_conflict_while_taking_the_lease_is_not_an_error(elect: Any, caplog: pytest.LogCaptureFixture) -> None:
     api = Api(until=3)
     api.faults = [None, ConflictError("exists")]
     elector = await elect(api)
@@ -296,7 +296,7 @@ async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pyte
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "message"),
     [
         (ApiError("away"), "away"),
         (NotFoundError("no such path"), "no such path"),
@@ -304,16 +304,16 @@ async def test_a_conflict_while_it_is_taken_is_no_fault(elect: Any, caplog: pyte
         (TimeoutError(), "no response within 10.0s"),
     ],
 )
-async def test_why_there_is_no_election_is_reported_once_until_there_is_one(
-    elect: Any, fault: Exception, says: str, caplog: pytest.LogCaptureFixture
+async def test_the_elector_reports_a_repeated_error_once(
+    elect: Any, fault: Exception, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     api = Api(until=7)
     api.faults = [fault] * 3
     elector = await elect(api)
     assert [at for at, _ in api.writes] == [6, 6]
     assert elector.fault == ""
-    told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert told == [f"cannot acquire or renew lease ns/driver: {says}"]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warnings == [f"cannot acquire or renew lease ns/driver: {message}"]
 
 
 @pytest.mark.parametrize("spec", [{"holderIdentity": 7}, [1], "x"])
@@ -355,7 +355,7 @@ async def test_a_lease_that_cannot_be_given_back_ends_by_itself(elect: Any, faul
     assert elector.holder == "me"
 
 
-async def test_who_never_led_gives_nothing_back(elect: Any) -> None:
+async def test_an_elector_that_never_led_releases_no_lease(elect: Any) -> None:
     for lease in (held("other"), None):
         api = Api(until=3, lease=lease)
         api.faults = [ApiError("away")] * 9 if lease is None else []

@@ -1,4 +1,4 @@
-"""Leader election through a real socket: one leads, the next takes over in time, and two never lead at once."""
+"""Leader election through a real socket: one elector leads, the next takes over in time, and two never lead at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from dra_kubeletplugin.localcluster.apiserver import ApiServer
 from tests.helpers.waiting import wait_until
 
 QUICK = LeaseTimes(duration=2.0, renew_deadline=1.5, retry=0.1)
-UNHURRIED = LeaseTimes(duration=30.0, renew_deadline=20.0, retry=0.05)  # kept also where nothing runs for seconds
+# A pause of seconds on a busy machine does not reach this deadline.
+UNHURRIED = LeaseTimes(duration=30.0, renew_deadline=20.0, retry=0.05)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ class Candidates:
         return elector
 
     async def kill(self, name: str) -> None:
-        """As SIGKILL: nothing is given back."""
+        """Stops the elector as SIGKILL does: it does not release the lease."""
         self.tasks[name].cancel()
         await asyncio.gather(self.tasks[name], return_exceptions=True)
 
@@ -68,13 +69,13 @@ async def within(seconds: float, what: Awaitable[object]) -> None:
 
 
 def let_pass(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """By the clock that counts how long a lease was not renewed."""
+    """Advances the clock that measures the time since the last renewal."""
     read = time.clock_gettime
     passed = {time.CLOCK_BOOTTIME: seconds}
     monkeypatch.setattr(time, "clock_gettime", lambda clock: read(clock) + passed.get(clock, 0.0))
 
 
-async def test_the_next_leads_after_the_first_is_killed_and_not_before_its_lease_ends(
+async def test_the_next_elector_leads_only_after_the_lease_of_a_killed_leader_ends(
     client: KubeClient, candidates: Candidates
 ) -> None:
     first = candidates.start("first")
@@ -86,13 +87,14 @@ async def test_the_next_leads_after_the_first_is_killed_and_not_before_its_lease
     await within(30, second.leader.wait())
     taken = (await client.get(LEASES, "driver", "default"))["spec"]
     assert (left["holderIdentity"], taken["holderIdentity"]) == ("first", "second")
-    # Both wrote by the same clock. When the second saw the last sign of life does not matter: it was none before.
+    # Both wrote by the same clock. The time at which the second saw the last renewal does not matter.
     passed = datetime.fromisoformat(taken["acquireTime"]) - datetime.fromisoformat(left["renewTime"])
     assert passed.total_seconds() >= QUICK.duration
 
 
-async def test_a_lease_that_is_given_back_is_taken_at_once(candidates: Candidates) -> None:
-    unending = LeaseTimes(duration=3600.0, renew_deadline=1800.0, retry=0.05)  # which nobody waits for here
+async def test_an_elector_takes_a_released_lease_at_once(candidates: Candidates) -> None:
+    # The lease is too long for the test to pass by waiting for its end.
+    unending = LeaseTimes(duration=3600.0, renew_deadline=1800.0, retry=0.05)
     first = candidates.start("first", unending)
     await within(30, first.leader.wait())
     second = candidates.start("second", unending)
@@ -102,10 +104,10 @@ async def test_a_lease_that_is_given_back_is_taken_at_once(candidates: Candidate
     await within(30, second.leader.wait())
 
 
-async def test_a_lease_is_given_back_also_where_a_last_renewal_arrives_meanwhile(
+async def test_the_leader_releases_the_lease_when_a_late_renewal_arrives_first(
     client: KubeClient, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sender was cancelled, and the server has it still."""
+    """The elector cancelled the renewal, but the server still applies it."""
     first = candidates.start("first", UNHURRIED)
     await within(30, first.leader.wait())
     await candidates.kill("first")
@@ -121,17 +123,17 @@ async def test_a_lease_is_given_back_also_where_a_last_renewal_arrives_meanwhile
     assert (await client.get(LEASES, "driver", "default"))["spec"]["holderIdentity"] == ""
 
 
-async def test_a_leader_whose_machine_slept_past_its_deadline_leads_no_more_at_once(
+async def test_a_leader_stops_at_once_when_its_machine_slept_past_the_deadline(
     candidates: Candidates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sleep stops the clock by which the event loop waits, and another has taken the lease meanwhile."""
+    """Sleep stops the event loop's clock. Another elector may have taken the lease in that time."""
     elector = candidates.start("first", LeaseTimes())
     await within(30, elector.leader.wait())
     let_pass(monkeypatch, 60.0)
     assert not elector.leads
 
 
-async def test_who_cannot_renew_leads_no_more_before_another_could(
+async def test_a_leader_that_cannot_renew_stops_before_another_can_lead(
     server: ApiServer, candidates: Candidates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elector = candidates.start("first", UNHURRIED)
@@ -145,7 +147,7 @@ async def test_who_cannot_renew_leads_no_more_before_another_could(
     assert "503" in elector.fault
 
 
-async def test_however_often_the_lease_is_deleted_one_leads_and_stays(
+async def test_one_elector_keeps_leading_when_the_lease_is_deleted_repeatedly(
     client: KubeClient, candidates: Candidates
 ) -> None:
     first = candidates.start("first", UNHURRIED)
@@ -156,7 +158,7 @@ async def test_however_often_the_lease_is_deleted_one_leads_and_stays(
         await wait_until(lambda: second.holder == "first" and not second.fault)
         await client.delete(LEASES, "driver", "default")
         async with asyncio.timeout(30):
-            while True:  # until it was made again
+            while True:  # until the elector created it again
                 with contextlib.suppress(ApiError):
                     if (await client.get(LEASES, "driver", "default"))["metadata"]["uid"] != lease["metadata"]["uid"]:
                         break
@@ -165,7 +167,9 @@ async def test_however_often_the_lease_is_deleted_one_leads_and_stays(
     assert first.leads and not second.leader.is_set()
 
 
-async def test_an_outage_shorter_than_the_deadline_costs_nothing(server: ApiServer, candidates: Candidates) -> None:
+async def test_the_leader_keeps_leading_through_an_outage_shorter_than_the_deadline(
+    server: ApiServer, candidates: Candidates
+) -> None:
     elector = candidates.start("first", UNHURRIED)
     await within(30, elector.leader.wait())
     server.injected_faults.down = True
@@ -176,7 +180,7 @@ async def test_an_outage_shorter_than_the_deadline_costs_nothing(server: ApiServ
 
 
 @pytest.mark.parametrize("stamp", ["1970-01-01T00:00:00.000000Z", "2999-01-01T00:00:00.000000Z"])
-async def test_the_times_that_another_machine_wrote_count_for_nothing(
+async def test_the_elector_ignores_times_that_another_machine_wrote(
     client: KubeClient, candidates: Candidates, stamp: str
 ) -> None:
     spec = {"holderIdentity": "other", "leaseDurationSeconds": 1, "renewTime": stamp, "leaseTransitions": 4}
@@ -184,15 +188,13 @@ async def test_the_times_that_another_machine_wrote_count_for_nothing(
     began = time.monotonic()
     elector = candidates.start("first")
     await within(30, elector.leader.wait())
-    assert time.monotonic() - began >= 1.0  # a whole duration of our own clock
+    assert time.monotonic() - began >= 1.0  # one full lease duration on the local clock
     lease = await client.get(LEASES, "driver", "default")
     assert lease["spec"]["leaseTransitions"] == 5
     assert lease["spec"]["holderIdentity"] == "first"
 
 
-async def test_renewing_keeps_when_it_was_acquired_and_fields_of_others(
-    client: KubeClient, candidates: Candidates
-) -> None:
+async def test_a_renewal_keeps_the_acquire_time_and_unknown_fields(client: KubeClient, candidates: Candidates) -> None:
     elector = candidates.start("first", UNHURRIED)
     await within(30, elector.leader.wait())
     await client.patch(LEASES, "driver", {"spec": {"strategy": "OldestEmulationVersion"}}, "default")
@@ -207,7 +209,7 @@ async def test_renewing_keeps_when_it_was_acquired_and_fields_of_others(
     assert elector.leader.is_set()
 
 
-async def test_a_lease_that_somebody_takes_ends_the_lead(client: KubeClient, candidates: Candidates) -> None:
+async def test_the_leader_stops_when_another_holder_takes_the_lease(client: KubeClient, candidates: Candidates) -> None:
     elector = candidates.start("first", UNHURRIED)
     await within(30, elector.leader.wait())
     await client.patch(LEASES, "driver", {"spec": {"holderIdentity": "thief"}}, "default")
@@ -216,9 +218,7 @@ async def test_a_lease_that_somebody_takes_ends_the_lead(client: KubeClient, can
 
 
 @pytest.mark.full
-async def test_of_ten_that_want_an_expired_lease_one_leads_at_a_time(
-    client: KubeClient, candidates: Candidates
-) -> None:
+async def test_only_one_of_ten_electors_leads_after_a_lease_expires(client: KubeClient, candidates: Candidates) -> None:
     electors = [candidates.start(f"c{i}") for i in range(10)]
     most = 0
 
@@ -237,10 +237,12 @@ async def test_of_ten_that_want_an_expired_lease_one_leads_at_a_time(
     watching.cancel()
     assert most == 1
     lease = await client.get(LEASES, "driver", "default")
-    assert lease["spec"]["leaseTransitions"] >= 3, "one that had no time to renew is followed too"
+    assert lease["spec"]["leaseTransitions"] >= 3, (
+        "another elector also takes over from a leader that had no time to renew"
+    )
 
 
-async def test_an_object_that_is_no_lease_is_reported_and_never_taken(
+async def test_the_elector_reports_a_malformed_lease_and_never_takes_it(
     server: ApiServer, candidates: Candidates
 ) -> None:
     spec = {"holderIdentity": "other", "leaseDurationSeconds": 1, "acquireTime": 7}
@@ -252,6 +254,6 @@ async def test_an_object_that_is_no_lease_is_reported_and_never_taken(
 
 
 @pytest.mark.parametrize("times", [(15, 15, 2), (15, 10, 9), (0.5, 0.4, 0.1), (10, 12, 2), (15, 10, 0)])
-def test_times_with_which_two_could_lead_are_refused(times: tuple[float, float, float]) -> None:
+def test_the_elector_rejects_times_with_which_two_could_lead(times: tuple[float, float, float]) -> None:
     with pytest.raises(SettingsError):
         LeaseTimes(*times)

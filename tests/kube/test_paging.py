@@ -1,4 +1,4 @@
-"""A list in pages: nothing twice, nothing lost, and a second try where it grew too old on the way."""
+"""Lists in pages: no object is missing or repeated, and an expired list is read again from the start."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ GONE = GoneError("the continue token is too old")
 
 
 class Server:
-    """Answers with pages, or fails, in this order; each page but the last goes on."""
+    """Returns pages or raises errors in this order. Each page except the last has a continue token."""
 
-    def __init__(self, *answers: list[str] | ApiError) -> None:
-        self.answers = list(answers)
-        self.asked: list[str] = []
+    def __init__(self, *responses: list[str] | ApiError) -> None:
+        self.responses = list(responses)
+        self.requests: list[str] = []
 
     async def page(
         self, resource: Resource, namespace: str, *, fields: str, limit: int, cont: str, checked: bool
     ) -> Page:
-        self.asked.append(cont)
-        answer = self.answers.pop(0)
-        if isinstance(answer, ApiError):
-            raise answer
-        items = [msgspec.Raw(json.dumps({"metadata": {"name": n}}).encode()) for n in answer]
-        ends = not self.answers or not answer or answer[-1] == "last"
-        return Page(Metadata(resource_version="7", cont="" if ends else f"after {answer[-1]}"), items)
+        self.requests.append(cont)
+        response = self.responses.pop(0)
+        if isinstance(response, ApiError):
+            raise response
+        items = [msgspec.Raw(json.dumps({"metadata": {"name": n}}).encode()) for n in response]
+        ends = not self.responses or not response or response[-1] == "last"
+        return Page(Metadata(resource_version="7", cont="" if ends else f"after {response[-1]}"), items)
 
 
 async def names(server: Server, **more: Any) -> list[str]:
@@ -42,21 +42,21 @@ async def names(server: Server, **more: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("fast", [False, True])
-async def test_all_pages_are_read_and_counted(fast: bool) -> None:
+async def test_the_reader_reads_and_counts_all_pages(fast: bool) -> None:
     server, counts = Server(["a", "b"], ["c", "last"]), list[int]()
     assert await names(server, progress=counts.append, fast=fast) == ["a", "b", "c", "last"]
-    assert (server.asked, counts) == (["", "after b"], [2, 4])
+    assert (server.requests, counts) == (["", "after b"], [2, 4])
 
 
 @pytest.mark.parametrize("fast", [False, True])
-async def test_the_next_page_is_requested_before_the_objects_of_a_page_are_handled_only_in_a_fast_read(
+async def test_only_a_fast_read_requests_the_next_page_before_it_handles_the_current_one(
     fast: bool,
 ) -> None:
     server = Server(["a"], ["last"])
     requested_before: list[int] = []
 
     def take(raw: msgspec.Raw) -> str:
-        requested_before.append(len(server.asked))
+        requested_before.append(len(server.requests))
         return str(as_json(raw)["metadata"]["name"])
 
     assert await read_all(server, PODS, take, fast=fast) == ["a", "last"]  # type: ignore[arg-type]
@@ -64,17 +64,17 @@ async def test_the_next_page_is_requested_before_the_objects_of_a_page_are_handl
 
 
 @pytest.mark.parametrize("fast", [False, True])
-async def test_a_list_that_grew_too_old_is_read_from_the_start_and_has_nothing_twice(fast: bool) -> None:
+async def test_an_expired_list_is_read_from_the_start_without_duplicates(fast: bool) -> None:
     server = Server(["a", "b"], GONE, ["b", "c"], ["last"])
     assert await names(server, fast=fast) == ["b", "c", "last"]
-    assert server.asked == ["", "after b", "", "after c"]
+    assert server.requests == ["", "after b", "", "after c"]
 
 
 @pytest.mark.parametrize(
-    "answers", [[["a"], GONE, ["a"], GONE], [["a"], api_error("not now", 503)]], ids=["twice too old", "refused"]
+    "responses", [[["a"], GONE, ["a"], GONE], [["a"], api_error("not now", 503)]], ids=["expired twice", "refused"]
 )
-async def test_what_a_second_try_does_not_mend_is_raised(answers: list[list[str] | ApiError]) -> None:
-    server = Server(*answers)
+async def test_the_reader_raises_the_error_when_the_second_try_fails(responses: list[list[str] | ApiError]) -> None:
+    server = Server(*responses)
     with pytest.raises(ApiError):
         await names(server)
-    assert not server.answers
+    assert not server.responses

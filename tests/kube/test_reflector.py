@@ -1,4 +1,4 @@
-"""The reflector step by step, with a server, a clock and a die that a test holds: what it asks next, and how long it waits."""
+"""The reflector with a stub server, clock and random source: which request it sends next, and how long it waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON = dict[str, Any]
 
 
 class Enough(BaseException):
-    """The script is at its end."""
+    """The script has ended."""
 
 
 def obj(name: str, version: str = "1", **more: Any) -> JSON:
@@ -40,11 +40,11 @@ def line(kind: str, of: Any) -> bytes:
 
 
 class Server:
-    """Answers lists and watches in the order of ``script``: an error, a list, or the lines of a watch and how long it lasts."""
+    """Serves lists and watches in the order of ``script``: an error, a list, or a watch's lines and duration."""
 
     def __init__(self, *script: Any, versions: Sequence[str | ApiError] = (), chance: int = 1) -> None:
         self.script = list(script)
-        self.chance = chance  # 0 for the least that a die gives, 1 for the most
+        self.chance = chance  # the random value: from 0, the least, to 1, the most
         self.versions = list(versions)
         self.asked: list[Any] = []
         self.slept: list[float] = []
@@ -64,9 +64,9 @@ class Server:
         self.asked.append(("list", resource.version, namespace, fields, limit, cont))
         return cast(JSON, self._next())
 
-    async def page(self, resource: Resource, namespace: str, **asked: Any) -> Page:
+    async def page(self, resource: Resource, namespace: str, **request_log: Any) -> Page:
         self.asked.append("items as they came")
-        return msgspec.json.decode(json.dumps(await self.list(resource, namespace, **asked)), type=Page)
+        return msgspec.json.decode(json.dumps(await self.list(resource, namespace, **request_log)), type=Page)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -105,7 +105,7 @@ class Server:
 
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Follows a server to the end of its script: the reflector and its events."""
+    """Follows a server to the end of its script. Returns the reflector and its events."""
 
     async def followed(server: Server, resource: Any = NODES, *args: Any, **more: Any) -> tuple[Reflector, list[Any]]:
         async def sleep(seconds: float) -> None:
@@ -125,7 +125,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return followed
 
 
-def asked(server: Server) -> list[str]:
+def request_log(server: Server) -> list[str]:
     return [a if isinstance(a, str) else " ".join([a[0], a[2]] if a[0] == "watch" else [a[0]]) for a in server.asked]
 
 
@@ -174,38 +174,36 @@ async def test_a_list_is_read_to_its_last_page_and_reports_what_came_changed_and
     ],
     ids=["in time", "early", "at once", "reset", "away for a while", "early, then in time", "early twice"],
 )
-async def test_a_watch_that_goes_on_after_one_that_was_cut_is_reported_once(
-    follow: Any, ends: list[Any], calls: int
-) -> None:
-    """Who answers then may be another server."""
+async def test_the_reflector_reports_a_resumed_watch_once(follow: Any, ends: list[Any], calls: int) -> None:
+    """Another server may serve the next watch."""
     told: list[int] = []
     server = Server(listing(), *ends, ([], 0))
     await follow(server, cut=lambda: told.append(1))
     assert len(told) == calls
 
 
-async def test_what_a_watch_reports_is_known_to_the_next_list(follow: Any) -> None:
+async def test_the_next_list_knows_the_objects_of_the_watch(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8")), line("MODIFIED", obj("a", "9")), line("DELETED", obj("c", "10"))]
     server = Server(listing(obj("a"), obj("c")), (events, 9), GoneError("gone"), listing(obj("a", "9"), obj("b", "8")))
     _, seen = await follow(server)
     assert seen[3:] == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "c"), SYNCED]
-    assert asked(server) == ["list", "watch 7", "watch 10", "list", "watch 7"]
+    assert request_log(server) == ["list", "watch 7", "watch 10", "list", "watch 7"]
 
 
-async def test_a_bookmark_moves_the_place_where_a_watch_goes_on_and_is_no_event(follow: Any) -> None:
+async def test_a_bookmark_moves_the_resume_version_and_is_not_an_event(follow: Any) -> None:
     server = Server(listing(), ([line("BOOKMARK", {"metadata": {"resourceVersion": "55"}})], 9))
     _, seen = await follow(server)
     assert seen == [SYNCED]
-    assert asked(server) == ["list", "watch 7", "watch 55"]
+    assert request_log(server) == ["list", "watch 7", "watch 55"]
 
 
-async def test_a_watch_that_was_cut_is_followed_by_another_within_a_second_and_a_short_one_after_a_growing_pause(
+async def test_a_cut_watch_restarts_within_a_second_and_a_short_watch_after_a_growing_pause(
     follow: Any,
 ) -> None:
     server = Server(listing(), ([], 5), ([], 300), ([], 4.9), ([], 0), ([], 0), ([], 5), ([], 0))
     await follow(server)
-    assert server.slept == [1.0, 0.1, 0.2, 0.4, 1.0, 0.1], "and at once where it ended as it was asked to"
-    assert asked(server) == ["list"] + ["watch 7"] * 8
+    assert server.slept == [1.0, 0.1, 0.2, 0.4, 1.0, 0.1], "no pause after a watch that ended at its timeout"
+    assert request_log(server) == ["list"] + ["watch 7"] * 8
 
 
 async def test_a_short_watch_that_reported_something_is_the_first_failure_again(follow: Any) -> None:
@@ -265,7 +263,7 @@ async def test_a_server_that_is_away_is_asked_for_the_watch_again_and_for_a_list
     away = api_error("away", status)
     server = Server(listing(), away, away, away, listing(version="8"), away, away, away)
     await follow(server)
-    assert asked(server) == ["list", *["watch 7"] * 3, "list", *["watch 8"] * 3, "list"]
+    assert request_log(server) == ["list", *["watch 7"] * 3, "list", *["watch 8"] * 3, "list"]
     assert server.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
 
 
@@ -273,12 +271,12 @@ async def test_a_server_that_is_away_is_asked_for_the_watch_again_and_for_a_list
 async def test_a_refused_watch_is_begun_again_with_a_list(status: int, follow: Any) -> None:
     server = Server(listing(), api_error("no", status), listing(version="8"))
     reflector, _ = await follow(server)
-    assert asked(server) == ["list", "watch 7", "list", "watch 8"]
+    assert request_log(server) == ["list", "watch 7", "list", "watch 8"]
     assert reflector.fault == "", "the list was answered"
 
 
 @pytest.mark.parametrize(
-    ("said", "again"),
+    ("watch_line", "next_request"),
     [
         (line("ERROR", {"code": 410, "message": "too old"}), "list"),
         (line("ERROR", {"message": "?"}), "watch 8"),
@@ -288,13 +286,13 @@ async def test_a_refused_watch_is_begun_again_with_a_list(status: int, follow: A
         (b"<html>", "watch 8"),
     ],
 )
-async def test_an_error_in_a_watch_is_a_fault_and_what_came_before_it_counts(
-    said: bytes, again: str, follow: Any
+async def test_an_error_in_a_watch_keeps_the_events_before_it(
+    watch_line: bytes, next_request: str, follow: Any
 ) -> None:
-    server = Server(listing(), ([line("ADDED", obj("a", "8")), said, line("ADDED", obj("c", "10"))], 0))
+    server = Server(listing(), ([line("ADDED", obj("a", "8")), watch_line, line("ADDED", obj("c", "10"))], 0))
     reflector, seen = await follow(server)
     assert seen == [SYNCED, ("ADDED", "a")]
-    assert asked(server) == ["list", "watch 7", again]
+    assert request_log(server) == ["list", "watch 7", next_request]
     assert server.slept == [0.1]
     assert "watch nodes" in reflector.fault
     assert list(reflector.items) == ["u-a"]
@@ -308,7 +306,7 @@ async def test_a_fault_keeps_its_class_and_nothing_of_the_list_that_failed(follo
     assert reflector.error.__traceback__ is None
 
 
-async def test_heard_and_fault_report_how_it_stands(follow: Any) -> None:
+async def test_heard_and_fault_report_the_reflector_s_state(follow: Any) -> None:
     away = Server(ApiError("away"))
     reflector, _ = await follow(away)
     assert (reflector.last_message, reflector.fault) == (0.0, "away")
@@ -326,8 +324,8 @@ async def test_without_copies_only_what_distinguishes_objects_is_kept(follow: An
     reflector, seen = await follow(server, copies=False)
     assert seen == [("ADDED", "a"), ("ADDED", "c"), SYNCED, ("ADDED", "b"), ("DELETED", "a"), ("DELETED", ""), SYNCED]
     assert reflector.items == {}
-    assert [set(e) for e in server.events if e] == [{"metadata"}] * 5, "of a spec nothing is read"
-    assert asked(server).count("items as they came") == asked(server).count("list") == 2
+    assert [set(e) for e in server.events if e] == [{"metadata"}] * 5, "the reflector does not read the spec"
+    assert request_log(server).count("items as they came") == request_log(server).count("list") == 2
 
 
 @pytest.mark.parametrize("copies", [True, False])
@@ -368,7 +366,7 @@ async def test_the_version_is_requested_after_a_watch_that_was_cut_and_another_o
 async def test_a_watch_that_ended_in_time_costs_no_request_for_the_version(follow: Any) -> None:
     server = Server(listing(), ([], 290), ([], 290), ([], 9), NotFoundError("gone"), versions=["v1"] * 5)
     await follow(server, "resourceslices")
-    assert asked(server)[:7] == ["list", "watch 7", "watch 7", "watch 7", "version", "watch 7", "version"]
+    assert request_log(server)[:7] == ["list", "watch 7", "watch 7", "watch 7", "version", "watch 7", "version"]
 
 
 async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(follow: Any) -> None:
@@ -376,7 +374,7 @@ async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(
     server = Server(listing(), ([], 9), ([], 9), ([], 9), versions=versions)
     _, seen = await follow(server, "resourceslices")
     assert seen == [SYNCED]
-    assert asked(server)[:7] == ["list", "watch 7", "version", "watch 7", "version", "watch 7", "version"]
+    assert request_log(server)[:7] == ["list", "watch 7", "version", "watch 7", "version", "watch 7", "version"]
 
 
 async def test_a_server_without_any_version_is_a_fault_also_where_it_had_one(follow: Any) -> None:

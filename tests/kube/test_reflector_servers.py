@@ -1,4 +1,4 @@
-"""The reflector through upgrades, silence and nonsense: it never ends, and says how it stands."""
+"""The reflector through upgrades, silent servers and malformed responses: it never ends, and reports its state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def following(reflector: Reflector) -> AsyncIterator[list[tuple[str, str]]
     task = asyncio.create_task(follow())
     try:
         yield seen
-        assert not task.done(), "it ended"
+        assert not task.done(), "the reflector ended"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -59,7 +59,7 @@ def a_slice(name: str, driver: str = "d.example.com") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("before", "after"), [({"v1beta1"}, {"v1"}), ({"v1beta1"}, {"v1beta1", "v1"}), (None, {"v1beta2"})]
 )
-async def test_a_server_with_other_versions_is_followed_within_seconds(before: Any, after: Any) -> None:
+async def test_the_reflector_follows_a_server_with_other_versions_within_seconds(before: Any, after: Any) -> None:
     api = ApiServer()
     await api.start()
     api.injected_faults.served = before
@@ -71,7 +71,7 @@ async def test_a_server_with_other_versions_is_followed_within_seconds(before: A
                 await client.create(await client.dra(SLICES), a_slice("old"))
                 await wait_until(lambda: ("ADDED", "old") in seen, "the watch")
                 api.injected_faults.served = after
-                api.drop_connections()  # it was restarted
+                api.drop_connections()  # the server restarted
                 best = "v1" if "v1" in after else "v1beta2"
                 await wait_until(lambda: seen.count(("SYNCED", "")) >= 2, "the other version")
                 assert await client.dra_version() == best
@@ -82,7 +82,7 @@ async def test_a_server_with_other_versions_is_followed_within_seconds(before: A
         await api.close()
 
 
-async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() -> None:
+async def test_the_plugin_restores_wiped_slices_after_an_upgrade_that_drops_the_version() -> None:
     async with node_with(make_toy_class()) as node:
         api = node.cluster.api
         published = api.storage.list("resourceslices.resource.k8s.io")
@@ -99,11 +99,12 @@ async def test_wiped_slices_come_back_after_an_upgrade_that_drops_the_version() 
         api.injected_faults.served = None
 
 
-async def test_a_watch_that_falls_silent_is_begun_again() -> None:
+async def test_the_reflector_restarts_a_silent_watch() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" not in request:
             return http_response({"metadata": {"resourceVersion": "7"}, "items": [obj("a")]})
-        return HEAD + chunk({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}})  # and then nothing
+        # After the bookmark the server is silent.
+        return HEAD + chunk({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}})
 
     async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url)) as client:
         reflector = Reflector(client, NODES)
@@ -117,7 +118,7 @@ async def test_a_watch_that_falls_silent_is_begun_again() -> None:
             assert seen == [("ADDED", "a"), ("SYNCED", "")]
 
 
-async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_list() -> None:
+async def test_the_reflector_lists_again_when_an_unreadable_event_repeats() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         if b"watch=true" in request:
             return HEAD + chunk({"type": "ADDED", "object": {}})
@@ -133,7 +134,7 @@ async def test_an_event_that_cannot_be_read_and_comes_again_is_overcome_by_a_lis
         assert second - first - 1 <= 4, "watches between two lists"
 
 
-async def test_it_reports_how_it_stands() -> None:
+async def test_the_reflector_reports_its_state() -> None:
     away = True
 
     async def reply(peer: RawServer, request: bytes) -> bytes | None:
@@ -160,7 +161,7 @@ async def test_it_reports_how_it_stands() -> None:
             await wait_until(lambda: bool(reflector.fault), "a fault again")
 
 
-async def test_without_copies_a_list_still_reports_what_came_changed_and_went() -> None:
+async def test_without_copies_a_list_still_reports_additions_changes_and_deletions() -> None:
     lists = [[obj("a"), obj("b")], [obj("b", "2"), obj("c")]]
 
     async def reply(peer: RawServer, request: bytes) -> bytes:
@@ -177,7 +178,7 @@ async def test_without_copies_a_list_still_reports_what_came_changed_and_went() 
         assert seen[:7] == [("ADDED", "a"), ("ADDED", "b"), ("SYNCED", ""), ("MODIFIED", "b"), ("ADDED", "c"), ("DELETED", ""), ("SYNCED", "")]  # fmt: skip
 
 
-async def test_without_copies_nothing_but_metadata_is_read() -> None:
+async def test_without_copies_the_reflector_reads_only_metadata() -> None:
     large = {**obj("a"), "spec": {"devices": [{"name": "d"}]}}
 
     async def reply(peer: RawServer, request: bytes) -> bytes:
@@ -233,7 +234,7 @@ LISTS: list[Any] = [
     lists=st.lists(st.sampled_from(LISTS) | st.binary(max_size=40), max_size=3),
     raw=st.lists(st.binary(max_size=60) | st.none(), max_size=2),
 )
-def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lists: Any, raw: Any) -> None:
+def test_malformed_responses_never_end_the_reflector_and_it_recovers(watches: Any, lists: Any, raw: Any) -> None:
     async def one() -> None:
         waiting = (
             [http_response(x) for x in lists],
@@ -262,7 +263,7 @@ def test_no_nonsense_ends_it_and_afterwards_it_knows_the_truth(watches: Any, lis
         asyncio.run(one())
 
 
-async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
+async def test_the_reflector_backs_off_when_a_server_ends_every_watch_at_once() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         return (
             HEAD + b"0\r\n\r\n" if b"watch=true" in request else http_response({"metadata": {"resourceVersion": "7"}})
@@ -274,5 +275,5 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
         following(Reflector(client, NODES)),
     ):
         began = time.monotonic()
-        await asyncio.sleep(1.0)  # the figure is a rate
+        await asyncio.sleep(1.0)  # the limit is a rate
         assert len(peer.requests) < 12 * (time.monotonic() - began)

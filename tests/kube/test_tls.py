@@ -1,4 +1,4 @@
-"""Contexts of TLS: which certificates they trust, when files are read again, and what is offered to a server."""
+"""TLS contexts: which certificates they trust, when files are read again, and which protocols they offer."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def ca(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 def protocol(client: ssl.SSLContext, server: ssl.SSLContext) -> str | None:
-    """What both agree on, after a handshake in memory."""
+    """Runs a handshake in memory and returns the protocol that both sides selected."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ours = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
-    theirs = server.wrap_bio(to_server, to_client, server_side=True)
+    client_side = client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1")
+    server_object = server.wrap_bio(to_server, to_client, server_side=True)
     done = 0
     while done < 2:
         done = 0
-        for side in (ours, theirs):
+        for side in (client_side, server_object):
             try:
                 side.do_handshake()
                 done += 1
             except ssl.SSLWantReadError:
                 pass
-    return ours.selected_alpn_protocol()
+    return client_side.selected_alpn_protocol()
 
 
-def test_http_1_1_is_what_is_spoken(ca: Pair, tmp_path: Path) -> None:
+def test_both_sides_select_http_1_1(ca: Pair, tmp_path: Path) -> None:
     server = server_side(signed(tmp_path, ca, "server"))
     server.set_alpn_protocols(["h2", "http/1.1"])
     assert protocol(Tls(TlsFiles(ca=ca.cert)).context(), server) == "http/1.1"
 
 
-def test_the_system_s_certificates_are_loaded_where_nobody_is_named_and_somebody_is_needed(
+def test_the_system_s_certificates_are_loaded_when_no_ca_is_configured_and_one_is_needed(
     ca: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[int] = []
@@ -57,7 +57,7 @@ def test_the_system_s_certificates_are_loaded_where_nobody_is_named_and_somebody
         assert not context.verify_flags & ssl.VERIFY_X509_STRICT
 
 
-def test_files_are_read_again_after_a_minute_and_at_once_where_they_are_others_or_were_refused(
+def test_files_are_read_again_after_a_minute_and_at_once_when_changed_or_rejected(
     ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0

@@ -1,4 +1,4 @@
-"""Which connection a request goes by, with wires that a test holds: none is lost, none is used twice, none is too many."""
+"""Which connection a request uses, with stub wires: the transport loses, duplicates and exceeds no connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 
 class Line(Wire):
-    """A wire to a server that gives ``replies``: bytes, or None for an end without a word. Without any it says nothing."""
+    """A wire to a server that sends ``replies``: bytes, or None to close. Without replies the server is silent."""
 
     def __init__(self, network: Network, connection: Connection, number: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -76,10 +76,10 @@ class Network:
         self.order: list[tuple[int, str]] = []
         self.replies: bytes | None = GOOD
         self.faults: list[Exception | None] = []
-        self.asked: list[tuple[Any, ...]] = []
+        self.connects: list[tuple[Any, ...]] = []
 
     async def connect(self, make: Callable[[], Connection], *where: Any) -> Connection:
-        self.asked.append(where)
+        self.connects.append(where)
         if self.faults and (fault := self.faults.pop(0)):
             raise fault
         connection = make()
@@ -92,26 +92,26 @@ class Network:
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = Network()
-    monkeypatch.setattr(module, "connect", made.connect)
-    yield made
-    for line in made.lines:
+    created = Network()
+    monkeypatch.setattr(module, "connect", created.connect)
+    yield created
+    for line in created.lines:
         line.near.close()
         line.far.close()
 
 
-def asking(transport: Transport, *names: str, method: str = "GET") -> list[asyncio.Task[Any]]:
+def start_requests(transport: Transport, *names: str, method: str = "GET") -> list[asyncio.Task[Any]]:
     return [asyncio.create_task(transport.request(method, f"/{n}", {})) for n in names]
 
 
-async def settled() -> None:
+async def run_pending_tasks() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
 
 
-async def done(tasks: list[asyncio.Task[Any]]) -> list[str]:
-    """What became of each: its status, its fault, or that it still waits."""
-    await settled()
+async def collect_results(tasks: list[asyncio.Task[Any]]) -> list[str]:
+    """Returns each task's result: its status, its error, or that it still waits."""
+    await run_pending_tasks()
     out = []
     for t in tasks:
         fault = t.exception() if t.done() and not t.cancelled() else None
@@ -125,19 +125,19 @@ async def done(tasks: list[asyncio.Task[Any]]) -> list[str]:
 async def test_eight_are_in_flight_and_the_others_wait_in_order(network: Network) -> None:
     network.replies = None
     transport = Transport("http://x")
-    tasks = asking(transport, *"abcdefghijk")
-    await settled()
+    tasks = start_requests(transport, *"abcdefghijk")
+    await run_pending_tasks()
     assert len(network.lines) == 8
     assert transport.load == "8 of 8 connections in use, 3 requests waiting"
     for number in (5, 2):
         network.lines[number].answer(GOOD)
-        await settled()
+        await run_pending_tasks()
     assert network.order[8:] == [(5, "/i"), (2, "/j")]
     assert transport.load == "8 of 8 connections in use, 1 requests waiting"
     network.replies = GOOD
     for line in network.lines:
         line.answer(GOOD)
-    assert await done(tasks) == ["200"] * 11
+    assert await collect_results(tasks) == ["200"] * 11
     assert (transport.load, len(network.lines)) == ("0 of 8 connections in use, 0 requests waiting", 8)
     await transport.close()
     assert [line.ended for line in network.lines] == ["closed"] * 8
@@ -145,45 +145,47 @@ async def test_eight_are_in_flight_and_the_others_wait_in_order(network: Network
 
 async def test_the_connection_that_was_used_last_is_used_next(network: Network) -> None:
     transport = Transport("http://x", connections=3)
-    await done(asking(transport, *"abc"))
-    await done(asking(transport, "d"))
-    await done(asking(transport, "e"))
+    await collect_results(start_requests(transport, *"abc"))
+    await collect_results(start_requests(transport, "d"))
+    await collect_results(start_requests(transport, "e"))
     assert network.order == [(0, "/a"), (1, "/b"), (2, "/c"), (2, "/d"), (2, "/e")]
     await transport.close()
 
 
 async def test_idle_connections_that_are_lost_give_their_places_back_once(network: Network) -> None:
     transport = Transport("http://x", connections=2)
-    await done(asking(transport, *"ab"))
+    await collect_results(start_requests(transport, *"ab"))
     for line in network.lines:
         line.lose()
     assert transport.load == "0 of 2 connections in use, 0 requests waiting"
     network.replies = None
-    tasks = asking(transport, *"cdefg")
-    await settled()
+    tasks = start_requests(transport, *"cdefg")
+    await run_pending_tasks()
     assert transport.load == "2 of 2 connections in use, 3 requests waiting"
     assert len(network.lines) == 4
     network.replies = GOOD
     for line in network.lines[2:]:
         line.answer(GOOD)
-    assert await done(tasks) == ["200"] * 5
+    assert await collect_results(tasks) == ["200"] * 5
     await transport.close()
-    assert [line.ended for line in network.lines] == ["", "", "closed", "closed"], "who is gone is forgotten"
+    assert [line.ended for line in network.lines] == ["", "", "closed", "closed"], (
+        "the transport forgets closed connections"
+    )
 
 
 async def test_a_connection_that_cannot_be_made_gives_its_place_back(network: Network) -> None:
     transport = Transport("http://x", connections=1)
     network.faults = [OSError("no route"), None]
-    assert await done(asking(transport, "a")) == ["OSError"]
+    assert await collect_results(start_requests(transport, "a")) == ["OSError"]
     assert transport.load == "0 of 1 connections in use, 0 requests waiting"
-    assert await done(asking(transport, *"bc")) == ["200", "200"]
+    assert await collect_results(start_requests(transport, *"bc")) == ["200", "200"]
     await transport.close()
 
 
-async def test_a_connection_that_may_not_be_kept_gives_its_place_to_who_waits(network: Network) -> None:
+async def test_a_connection_that_closes_passes_its_slot_to_a_waiting_request(network: Network) -> None:
     network.replies = GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     transport = Transport("http://x", connections=1)
-    assert await done(asking(transport, *"abc")) == ["200"] * 3
+    assert await collect_results(start_requests(transport, *"abc")) == ["200"] * 3
     assert network.order == [(0, "/a"), (1, "/b"), (2, "/c")]
     assert transport.load == "0 of 1 connections in use, 0 requests waiting"
     assert network.open() == []
@@ -207,25 +209,25 @@ async def test_what_a_kept_connection_never_answered_is_sent_again_if_it_changes
     method: str, replies: list[bytes | None], outcome: str, sent: int, network: Network
 ) -> None:
     transport = Transport("http://x", connections=1)
-    await done(asking(transport, "a"))
+    await collect_results(start_requests(transport, "a"))
     network.lines[0].replies = replies
-    tasks = asking(transport, "b", method=method)
-    assert await done(tasks) == [outcome]
+    tasks = start_requests(transport, "b", method=method)
+    assert await collect_results(tasks) == [outcome]
     assert [target for _, target in network.order] == ["/a"] + ["/b"] * sent
     for task in tasks:
         task.cancel()
-    await settled()
+    await run_pending_tasks()
     assert transport.load == "0 of 1 connections in use, 0 requests waiting"
     await transport.close()
 
 
-async def test_what_a_new_connection_did_not_answer_is_a_fault(network: Network) -> None:
+async def test_a_request_without_a_response_on_a_new_connection_fails(network: Network) -> None:
     transport = Transport("http://x")
-    tasks = asking(transport, "a")
+    tasks = start_requests(transport, "a")
     network.replies = None
-    await settled()
+    await run_pending_tasks()
     network.lines[0].answer(None)
-    assert await done(tasks) == ["ConnectionResetError"]
+    assert await collect_results(tasks) == ["ConnectionResetError"]
     assert len(network.lines) == 1
     await transport.close()
 
@@ -233,12 +235,12 @@ async def test_what_a_new_connection_did_not_answer_is_a_fault(network: Network)
 async def test_a_connection_that_is_handed_on_counts_as_kept(network: Network) -> None:
     network.replies = None
     transport = Transport("http://x", connections=1)
-    tasks = asking(transport, *"ab")
-    await settled()
+    tasks = start_requests(transport, *"ab")
+    await run_pending_tasks()
     network.lines[0].replies = [None]
     network.replies = GOOD
     network.lines[0].answer(GOOD)
-    assert await done(tasks) == ["200", "200"]
+    assert await collect_results(tasks) == ["200", "200"]
     assert network.order == [(0, "/a"), (0, "/b"), (1, "/b")]
     await transport.close()
 
@@ -248,18 +250,18 @@ async def test_a_fault_ends_the_idle_connections_too_unless_the_server_was_answe
     fault: str, network: Network
 ) -> None:
     transport = Transport("http://x", connections=3)
-    await done(asking(transport, *"abc"))
+    await collect_results(start_requests(transport, *"abc"))
     network.replies = None
-    (task,) = asking(transport, "d", method="POST")
-    await settled()
+    (task,) = start_requests(transport, "d", method="POST")
+    await run_pending_tasks()
     if fault == "loss":
         network.lines[2].answer(None)
     else:
         if fault == "cancelled in an answer":
             network.lines[2].answer(GOOD[:10])
-            await settled()
+            await run_pending_tasks()
         task.cancel()
-    await settled()
+    await run_pending_tasks()
     assert task.done()
     assert network.open() == ([0, 1] if fault == "cancelled in an answer" else [])
     assert transport.load == "0 of 3 connections in use, 0 requests waiting"
@@ -271,9 +273,9 @@ async def test_a_fault_ends_the_idle_connections_too_unless_the_server_was_answe
 
 async def test_an_idle_connection_that_ended_unseen_is_not_used(network: Network) -> None:
     transport = Transport("http://x", connections=1)
-    await done(asking(transport, "a"))
+    await collect_results(start_requests(transport, "a"))
     network.lines[0].far.close()
-    assert await done(asking(transport, "b")) == ["200"]
+    assert await collect_results(start_requests(transport, "b")) == ["200"]
     assert network.order == [(0, "/a"), (1, "/b")]
     assert network.lines[0].ended == "aborted"
     assert transport.load == "0 of 1 connections in use, 0 requests waiting"
@@ -281,33 +283,33 @@ async def test_an_idle_connection_that_ended_unseen_is_not_used(network: Network
 
 
 async def test_what_the_loop_reads_from_an_idle_connection_does_not_end_it(network: Network) -> None:
-    """As a TLS ticket, which is for the layer below."""
+    """For example a TLS session ticket, which the TLS layer consumes."""
     transport = Transport("http://x", connections=1)
-    await done(asking(transport, "a"))
+    await collect_results(start_requests(transport, "a"))
     line = network.lines[0]
     line.far.send(b"ticket")
     while not line.connection.unread():
         await asyncio.sleep(0.001)
-    tasks = asking(transport, "b")
+    tasks = start_requests(transport, "b")
     asyncio.get_running_loop().call_soon(line.near.recv, 100)
-    assert await done(tasks) == ["200"]
+    assert await collect_results(tasks) == ["200"]
     assert network.order == [(0, "/a"), (0, "/b")]
     await transport.close()
 
 
 async def test_a_request_that_is_cancelled_while_a_connection_is_looked_at_gives_it_back(network: Network) -> None:
     transport = Transport("http://x", connections=1)
-    await done(asking(transport, "a"))
+    await collect_results(start_requests(transport, "a"))
     line = network.lines[0]
     line.far.send(b"ticket")
     while not line.connection.unread():
         await asyncio.sleep(0.001)
-    (task,) = asking(transport, "b")
+    (task,) = start_requests(transport, "b")
     asyncio.get_running_loop().call_soon(task.cancel)
-    assert await done([task]) == ["cancelled"]
+    assert await collect_results([task]) == ["cancelled"]
     line.near.recv(100)
     assert transport.load == "0 of 1 connections in use, 0 requests waiting"
-    assert await done(asking(transport, "c")) == ["200"]
+    assert await collect_results(start_requests(transport, "c")) == ["200"]
     assert network.order == [(0, "/a"), (0, "/c")]
     await transport.close()
 
@@ -315,26 +317,26 @@ async def test_a_request_that_is_cancelled_while_a_connection_is_looked_at_gives
 # --- who waits ----------------------------------------------------------------------------------------------
 
 
-async def test_who_is_cancelled_while_waiting_is_passed_over(network: Network) -> None:
+async def test_a_request_cancelled_while_waiting_is_skipped(network: Network) -> None:
     network.replies = None
     transport = Transport("http://x", connections=1)
-    tasks = asking(transport, *"abcd")
-    await settled()
+    tasks = start_requests(transport, *"abcd")
+    await run_pending_tasks()
     tasks[1].cancel()
-    await settled()
+    await run_pending_tasks()
     assert transport.load == "1 of 1 connections in use, 2 requests waiting"
     network.replies = GOOD
     network.lines[0].answer(GOOD)
-    assert await done(tasks) == ["200", "cancelled", "200", "200"]
+    assert await collect_results(tasks) == ["200", "cancelled", "200", "200"]
     await transport.close()
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["a connection", "the right to make one"])
-async def test_what_is_handed_to_one_who_is_cancelled_at_once_goes_to_the_next(kept: bool, network: Network) -> None:
+async def test_a_connection_passed_to_a_cancelled_request_goes_to_the_next(kept: bool, network: Network) -> None:
     network.replies = None
     transport = Transport("http://x", connections=1)
-    tasks = asking(transport, *"abc")
-    await settled()
+    tasks = start_requests(transport, *"abc")
+    await run_pending_tasks()
     network.replies = GOOD
     # In one step: the answer, the end of the first request, and the second one's end before it wakes up.
     if kept:
@@ -342,7 +344,7 @@ async def test_what_is_handed_to_one_who_is_cancelled_at_once_goes_to_the_next(k
     else:
         network.lines[0].lose()
     asyncio.get_running_loop().call_soon(tasks[1].cancel)
-    assert await done(tasks) == ["200" if kept else "ConnectionResetError", "cancelled", "200"]
+    assert await collect_results(tasks) == ["200" if kept else "ConnectionResetError", "cancelled", "200"]
     assert network.order[-1] == ((0 if kept else 1), "/c")
     assert transport.load == "0 of 1 connections in use, 0 requests waiting"
     await transport.close()
@@ -363,7 +365,7 @@ async def test_a_stream_has_a_connection_of_its_own_that_ends_with_it(network: N
 
 
 class Clock:
-    """The time, and what is to be called later."""
+    """A stub clock with its scheduled callbacks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -375,16 +377,16 @@ class Clock:
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.get_running_loop().create_future()
 
-    def call_later(self, seconds: float, what: Callable[[], None]) -> Any:
-        timer = (self.now + seconds, what)
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
+        timer = (self.now + seconds, callback)
         self.timers.append(timer)
         return SimpleNamespace(cancel=lambda: self.timers.remove(timer))
 
     async def until(self, at: float) -> None:
         while self.timers and self.timers[0][0] <= at:
-            self.now, what = self.timers.pop(0)
-            what()
-            await settled()
+            self.now, callback = self.timers.pop(0)
+            callback()
+            await run_pending_tasks()
         self.now = at
 
 
@@ -394,14 +396,14 @@ async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
     clock = Clock(monkeypatch)
     network.replies = None
     transport = Transport("http://x", connections=4, idle_seconds=90)
-    tasks = asking(transport, *"abcd")
-    await settled()
+    tasks = start_requests(transport, *"abcd")
+    await run_pending_tasks()
     for number in (0, 1, 2, 3):  # at 1000, 1010, 1020, 1030
         network.lines[number].answer(GOOD)
-        await settled()
+        await run_pending_tasks()
         clock.now += 10
         assert [at for at, _ in clock.timers] == ([] if number == 0 else [1100]), "one timer, from two connections on"
-    assert await done(tasks) == ["200"] * 4
+    assert await collect_results(tasks) == ["200"] * 4
     for at, opened in ((1099.9, [0, 1, 2, 3]), (1100, [2, 3]), (1109.9, [2, 3]), (1110, [3]), (2000, [3])):
         await clock.until(at)
         assert network.open() == opened
@@ -409,7 +411,7 @@ async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
     assert clock.timers == []
     assert [line.ended for line in network.lines[:3]] == ["closed"] * 3
     network.replies = GOOD
-    assert await done(asking(transport, *"abcdefg")) == ["200"] * 7
+    assert await collect_results(start_requests(transport, *"abcdefg")) == ["200"] * 7
     assert len(clock.timers) == 1
     await transport.close()
     assert clock.timers == [], "nothing is left to happen after a close"
@@ -418,9 +420,9 @@ async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
 async def test_a_connection_that_is_used_meanwhile_is_kept(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     transport = Transport("http://x", connections=2, idle_seconds=90)
-    await done(asking(transport, *"ab"))
+    await collect_results(start_requests(transport, *"ab"))
     await clock.until(1050)
-    await done(asking(transport, *"cd"))
+    await collect_results(start_requests(transport, *"cd"))
     await clock.until(1139)
     assert network.open() == [0, 1]
     assert [at for at, _ in clock.timers] == [1140]
@@ -432,7 +434,7 @@ async def test_a_connection_that_is_used_meanwhile_is_kept(network: Network, mon
 async def test_a_close_waits_for_a_peer_and_not_for_ever(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CLOSING", 0.01)
     transport = Transport("http://x", connections=2)
-    await done(asking(transport, *"ab"))
+    await collect_results(start_requests(transport, *"ab"))
     network.lines[0].stubborn = True
     await transport.close()
     assert [line.ended for line in network.lines] == ["aborted", "aborted"]
@@ -472,22 +474,22 @@ class Files:
 
 
 @pytest.mark.parametrize(("contexts", "tries"), [(["old", "new"], ["old", "new"]), (["old"], ["old"])])
-async def test_a_refused_certificate_is_tried_again_where_there_is_another_by_now(
+async def test_a_rejected_certificate_is_retried_when_the_file_has_changed(
     contexts: list[str], tries: list[str], network: Network
 ) -> None:
     transport = Transport("https://x", cast(Tls, Files(*contexts)))
     network.faults = [ssl.SSLError("unknown ca")]
-    outcome = await done(asking(transport, "a"))
+    outcome = await collect_results(start_requests(transport, "a"))
     assert outcome == (["200"] if len(tries) == 2 else ["SSLError"])
-    assert network.asked == [("x", 443, context, "name", None) for context in tries]
+    assert network.connects == [("x", 443, context, "name", None) for context in tries]
     await transport.close()
 
 
 async def test_without_tls_there_are_no_certificates_to_look_at(network: Network) -> None:
     transport = Transport("http://x", cast(Tls, Files("old", "new")))
     network.faults = [ssl.SSLError("odd")]
-    assert await done(asking(transport, "a")) == ["SSLError"]
-    assert network.asked == [("x", 80, None, "", None)]
+    assert await collect_results(start_requests(transport, "a")) == ["SSLError"]
+    assert network.connects == [("x", 80, None, "", None)]
     with contextlib.suppress(asyncio.CancelledError):
         await transport.close()
 

@@ -1,4 +1,4 @@
-"""Our client against peers that do what they like: connections, TLS, proxies, and answers that are none."""
+"""The client with misbehaving peers: connections, TLS, proxies and malformed responses."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def get(client: KubeClient, **more: Any) -> Any:
     return await client.call("GET", "/x", **more)
 
 
-def soon(seconds: float = 0.01) -> Callable[[RawServer, bytes], Any]:
+def reply_after(seconds: float = 0.01) -> Callable[[RawServer, bytes], Any]:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         await asyncio.sleep(seconds)
         return OBJECT
@@ -58,7 +58,7 @@ def soon(seconds: float = 0.01) -> Callable[[RawServer, bytes], Any]:
 # --- connections ----------------------------------------------------------------------------------------
 
 
-async def test_32_gets_at_once_use_8_connections_and_a_warm_call_makes_none(ca: Pair, server_pair: Pair) -> None:
+async def test_32_concurrent_gets_use_8_connections_and_a_later_call_opens_none(ca: Pair, server_pair: Pair) -> None:
     async def once_there_are_8(peer: RawServer, request: bytes) -> bytes:
         while peer.most_at_once < 8:
             await asyncio.sleep(0.001)
@@ -73,7 +73,7 @@ async def test_32_gets_at_once_use_8_connections_and_a_warm_call_makes_none(ca: 
             assert (peer.accepted, peer.most_at_once) == (8, 8)
 
 
-async def test_waiters_are_served_in_the_order_they_came() -> None:
+async def test_waiting_requests_are_served_in_order() -> None:
     gate = asyncio.Event()
 
     async def reply(peer: RawServer, request: bytes) -> bytes:
@@ -91,7 +91,7 @@ async def test_waiters_are_served_in_the_order_they_came() -> None:
         assert [int(r.split(b"/")[1].split(b" ")[0]) for r in peer.requests] == list(range(20))
 
 
-async def test_a_watch_takes_no_connection_from_the_requests() -> None:
+async def test_a_watch_does_not_use_a_connection_of_the_request_pool() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\n{}\n\r\n" if b"watch" in request else OBJECT
 
@@ -105,18 +105,20 @@ async def test_a_watch_takes_no_connection_from_the_requests() -> None:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-async def test_a_connection_that_was_closed_while_idle_is_replaced(secure: bool, ca: Pair, server_pair: Pair) -> None:
+async def test_the_client_replaces_a_connection_that_was_closed_while_idle(
+    secure: bool, ca: Pair, server_pair: Pair
+) -> None:
     async with serve_replies(OBJECT, tls=server_side(server_pair) if secure else None) as peer:
         async with KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client:
             for method in ("GET", "POST", "GET"):
                 await client.call(method, "/x", None if method == "GET" else {})
                 served = list(peer.open)
                 peer.cut()
-                await asyncio.gather(*served, return_exceptions=True)  # its end is on the wire
+                await asyncio.gather(*served, return_exceptions=True)  # the client can see the end of the connection
         assert len(peer.requests) == 3
 
 
-async def test_a_get_is_sent_again_and_a_post_is_not_when_a_kept_connection_dies_with_the_request() -> None:
+async def test_the_client_resends_a_get_but_not_a_post_when_a_reused_connection_fails() -> None:
     async with (
         serve_replies(OBJECT, None, OBJECT, OBJECT, None, OBJECT) as peer,
         KubeClient(ApiConfig(peer.url)) as client,
@@ -131,7 +133,7 @@ async def test_a_get_is_sent_again_and_a_post_is_not_when_a_kept_connection_dies
         assert [r.partition(b"\r\n\r\n")[2] for r in peer.requests[3:]] == [b'{"a":1}', b'{"a":2}']
 
 
-async def test_an_answer_that_began_is_never_requested_again() -> None:
+async def test_the_client_never_resends_a_request_after_its_response_began() -> None:
     cut_short = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
 
     async def reply(peer: RawServer, request: bytes) -> bytes | None:
@@ -147,17 +149,17 @@ async def test_an_answer_that_began_is_never_requested_again() -> None:
         assert len(peer.requests) == 2
 
 
-async def test_waiting_for_a_connection_counts_into_the_timeout() -> None:
-    async with RawServer(soon(30)) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
+async def test_the_timeout_includes_waiting_for_a_connection() -> None:
+    async with RawServer(reply_after(30)) as peer, KubeClient(ApiConfig(peer.url), connections=1) as client:
         started = time.monotonic()
         results = await asyncio.gather(*(get(client, timeout=1) for _ in range(32)), return_exceptions=True)
         assert all(isinstance(r, ApiError) and r.unreachable for r in results), results
         assert "no response" in str(results[0])
         assert "1 of 1 connections in use" in str(results[-1]) or "requests waiting" in str(results[-1])
-        assert time.monotonic() - started < 16, "not one after the other"
+        assert time.monotonic() - started < 16, "the requests did not run concurrently"
 
 
-async def test_a_cancelled_request_gives_its_place_back() -> None:
+async def test_a_cancelled_request_releases_its_slot() -> None:
     quick = asyncio.Event()
 
     async def reply(peer: RawServer, request: bytes) -> bytes:
@@ -166,7 +168,7 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
         return OBJECT
 
     async with RawServer(reply) as peer, KubeClient(ApiConfig(peer.url), connections=2) as client:
-        for _ in range(3):  # some in flight, some waiting, some just handed a place
+        for _ in range(3):  # some in flight, some waiting, some that just received a connection slot
             tasks = [asyncio.create_task(get(client)) for _ in range(6)]
             while len(peer.requests) < 2:
                 await asyncio.sleep(0.01)
@@ -179,22 +181,22 @@ async def test_a_cancelled_request_gives_its_place_back() -> None:
         await asyncio.gather(*(get(client, timeout=30) for _ in range(6)))
 
 
-async def test_a_place_that_is_handed_to_a_request_as_it_is_cancelled_is_not_lost() -> None:
-    async with RawServer(soon(30)) as peer:
+async def test_a_slot_passed_to_a_request_during_its_cancellation_is_not_lost() -> None:
+    async with RawServer(reply_after(30)) as peer:
         transport = Transport(peer.url, connections=1)
         first, second = (asyncio.create_task(transport.request("GET", "/x", {})) for _ in range(2))
         while not peer.requests:
             await asyncio.sleep(0.01)
-        first.cancel()  # which hands its place on
-        asyncio.get_running_loop().call_soon(second.cancel)  # after that, and before the second wakes up
+        first.cancel()  # which passes its slot to the second
+        asyncio.get_running_loop().call_soon(second.cancel)  # after the slot is passed, and before the second wakes up
         await asyncio.gather(first, second, return_exceptions=True)
-        peer.reply = soon(0)
+        peer.reply = reply_after(0)
         async with asyncio.timeout(30):
             await transport.request("GET", "/x", {})
         await transport.close()
 
 
-async def test_a_connection_that_the_server_wants_no_more_is_not_used_again() -> None:
+async def test_the_client_does_not_reuse_a_connection_that_the_server_closes() -> None:
     last = http_response({"kind": "X"}, headers="Connection: close\r\n")
     async with serve_replies(last, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
         await get(client)
@@ -202,8 +204,8 @@ async def test_a_connection_that_the_server_wants_no_more_is_not_used_again() ->
         assert peer.accepted == 2
 
 
-async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
-    async with RawServer(soon()) as peer:
+async def test_the_client_closes_all_idle_connections_except_one() -> None:
+    async with RawServer(reply_after()) as peer:
         transport = Transport(peer.url, connections=4, idle_seconds=0.05)
         await asyncio.gather(*(transport.request("GET", "/x", {}) for _ in range(4)))
         while len(peer.open) > 1:
@@ -213,7 +215,7 @@ async def test_connections_that_nobody_uses_are_closed_but_for_one() -> None:
         await transport.close()
 
 
-async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_connection_enables_tcp_keepalive(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     async with serve_replies(OBJECT) as peer:
         transport = Transport(peer.url)
@@ -221,9 +223,9 @@ async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: p
         connect = loop.create_connection
 
         async def spied(*args: Any, **kwargs: Any) -> Any:
-            made = await connect(*args, **kwargs)
-            seen.append(made[0].get_extra_info("socket"))
-            return made
+            created = await connect(*args, **kwargs)
+            seen.append(created[0].get_extra_info("socket"))
+            return created
 
         monkeypatch.setattr(loop, "create_connection", spied)
         await transport.request("GET", "/x", {})
@@ -242,17 +244,19 @@ async def test_every_connection_asks_the_kernel_for_signs_of_life(monkeypatch: p
 # --- TLS ------------------------------------------------------------------------------------------------
 
 
-async def test_certificates_without_an_authority_key_identifier_are_fine(ca: Pair, server_pair: Pair) -> None:
+async def test_the_client_accepts_certificates_without_an_authority_key_identifier(ca: Pair, server_pair: Pair) -> None:
     async with serve_replies(OBJECT, tls=server_side(server_pair)) as peer:
         strict = ssl.create_default_context(cafile=ca.cert)
-        strict.verify_flags |= ssl.VERIFY_X509_STRICT  # what Python 3.13 asks for by default
+        strict.verify_flags |= ssl.VERIFY_X509_STRICT  # the default of Python 3.13
         with pytest.raises(ssl.SSLCertVerificationError, match="Authority Key Identifier"):
             await asyncio.open_connection("127.0.0.1", peer.port, ssl=strict)
         async with KubeClient(ApiConfig(peer.url, trusting(ca.cert))) as client:
             await get(client)
 
 
-async def test_a_stranger_a_wrong_name_and_old_tls_are_refused(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
+async def test_the_client_refuses_an_unknown_ca_a_wrong_name_and_old_tls(
+    ca: Pair, server_pair: Pair, tmp_path: Path
+) -> None:
     other = authority(tmp_path, "other")
     named = signed(tmp_path, ca, "named", "DNS:kubernetes.default")
     async with serve_replies(OBJECT, tls=server_side(server_pair)) as peer:
@@ -272,11 +276,11 @@ async def test_a_stranger_a_wrong_name_and_old_tls_are_refused(ca: Pair, server_
     assert trusting(ca.cert).context().minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def test_a_named_ca_is_the_only_one_and_the_systems_are_not_loaded(ca: Pair) -> None:
+def test_a_configured_ca_replaces_the_system_certificates(ca: Pair) -> None:
     assert len(trusting(ca.cert).context().get_ca_certs()) == 1
 
 
-async def test_a_new_ca_is_found_at_the_first_certificate_that_the_old_one_did_not_sign(
+async def test_the_client_reads_a_new_ca_at_the_first_certificate_that_the_old_ca_did_not_sign(
     ca: Pair, server_pair: Pair, tmp_path: Path
 ) -> None:
     file = tmp_path / "ca.crt"
@@ -291,7 +295,7 @@ async def test_a_new_ca_is_found_at_the_first_certificate_that_the_old_one_did_n
         await get(client)
 
 
-def test_files_are_looked_at_again_after_a_minute_and_their_content_counts(
+def test_the_client_reads_files_again_after_a_minute_and_compares_their_content(
     ca: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 1000.0
@@ -300,7 +304,7 @@ def test_files_are_looked_at_again_after_a_minute_and_their_content_counts(
     file.write_bytes(ca.cert.read_bytes())
     tls = trusting(file)
     first = tls.context()
-    file.write_bytes(ca.cert.read_bytes())  # touched, and the same
+    file.write_bytes(ca.cert.read_bytes())  # a new modification time with the same content
     clock += 61
     assert tls.context() is first
     file.write_bytes(authority(tmp_path, "next").cert.read_bytes())
@@ -310,7 +314,7 @@ def test_files_are_looked_at_again_after_a_minute_and_their_content_counts(
     assert tls.context() is not first
 
 
-async def test_a_new_client_certificate_is_used_after_a_401(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
+async def test_the_client_uses_a_new_certificate_after_a_401(ca: Pair, server_pair: Pair, tmp_path: Path) -> None:
     first, second = signed(tmp_path, ca, "first"), signed(tmp_path, ca, "second")
     cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
     cert.write_bytes(first.cert.read_bytes())
@@ -327,7 +331,7 @@ async def test_a_new_client_certificate_is_used_after_a_401(ca: Pair, server_pai
         assert peer.accepted == 2
 
 
-async def test_a_certificate_file_that_is_broken_for_a_moment_changes_nothing(ca: Pair, tmp_path: Path) -> None:
+async def test_a_temporarily_broken_certificate_file_has_no_effect(ca: Pair, tmp_path: Path) -> None:
     file = tmp_path / "ca.crt"
     file.write_bytes(ca.cert.read_bytes())
     tls = trusting(file)
@@ -345,7 +349,7 @@ async def test_a_certificate_file_that_is_broken_for_a_moment_changes_nothing(ca
 
 @contextlib.asynccontextmanager
 async def tunnelling(status: str = "200 Connection established") -> AsyncIterator[tuple[int, list[bytes]]]:
-    """An HTTP proxy that knows CONNECT."""
+    """An HTTP proxy that implements CONNECT."""
     heads: list[bytes] = []
     tasks: set[asyncio.Task[None]] = set()
 
@@ -385,7 +389,7 @@ async def tunnelling(status: str = "200 Connection established") -> AsyncIterato
 
 
 @pytest.mark.parametrize("secure", [True, False])
-async def test_a_proxy_makes_a_tunnel_to_the_server(secure: bool, ca: Pair, server_pair: Pair) -> None:
+async def test_the_client_reaches_the_server_through_a_proxy_tunnel(secure: bool, ca: Pair, server_pair: Pair) -> None:
     async with (
         serve_replies(OBJECT, tls=server_side(server_pair) if secure else None) as peer,
         tunnelling() as (port, heads),
@@ -400,7 +404,7 @@ async def test_a_proxy_makes_a_tunnel_to_the_server(secure: bool, ca: Pair, serv
         assert b"Proxy-Authorization: Basic eDp5" in heads[0]
 
 
-async def test_a_proxy_that_refuses_is_named(ca: Pair) -> None:
+async def test_the_error_names_a_proxy_that_refuses(ca: Pair) -> None:
     async with tunnelling("407 Proxy Authentication Required") as (port, _):
         config = ApiConfig("https://10.0.0.1:6443", trusting(ca.cert), proxy=Proxy("127.0.0.1", port))
         async with KubeClient(config) as client:
@@ -409,7 +413,7 @@ async def test_a_proxy_that_refuses_is_named(ca: Pair) -> None:
             assert e.value.unreachable
 
 
-async def test_a_proxy_that_hangs_up_without_an_answer_is_a_fault_at_once(ca: Pair) -> None:
+async def test_a_proxy_that_closes_without_a_response_is_an_error_at_once(ca: Pair) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
@@ -423,7 +427,7 @@ async def test_a_proxy_that_hangs_up_without_an_answer_is_a_fault_at_once(ca: Pa
                 await get(client)
 
 
-# --- answers that are none ----------------------------------------------------------------------------------
+# --- malformed responses ----------------------------------------------------------------------------------
 
 PAGE = b"<html>Gateway</html>"
 HTML = "Content-Type: text/html\r\n"
@@ -461,7 +465,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (None, 0, "cannot be reached"),
     ],
 )
-async def test_an_answer_that_is_none_is_an_api_error(bytes_: bytes | None, status: int, text: str) -> None:
+async def test_a_malformed_response_is_an_api_error(bytes_: bytes | None, status: int, text: str) -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes | None:
         asyncio.get_running_loop().call_later(0.05, peer.cut)
         return bytes_
@@ -475,7 +479,7 @@ async def test_an_answer_that_is_none_is_an_api_error(bytes_: bytes | None, stat
         assert e.value.unreachable == (status == 0 or status >= 500)
 
 
-async def test_an_answer_over_the_limit_is_refused_before_it_fills_the_memory() -> None:
+async def test_the_client_rejects_a_response_over_the_limit_before_it_fills_memory() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         return CHUNKED + (b"100000\r\n" + b" " * 2**20 + b"\r\n") * 4
 
@@ -486,7 +490,7 @@ async def test_an_answer_over_the_limit_is_refused_before_it_fills_the_memory() 
         await transport.close()
 
 
-async def test_text_that_fits_in_no_header_is_an_api_error(tmp_path: Path) -> None:
+async def test_text_that_is_invalid_in_a_header_is_an_api_error(tmp_path: Path) -> None:
     from dra_kubeletplugin.kube.credentials import TokenFile
 
     token = tmp_path / "token"
@@ -516,7 +520,7 @@ GOOD = http_response({"kind": "X", "metadata": {}, "items": []}, headers="Conten
 
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
-    """A good answer with some bytes changed, cut or repeated; or noise."""
+    """Draws a valid response with bytes changed, cut or repeated, or random bytes."""
     data = bytearray(draw(st.sampled_from([GOOD, CHUNKED + b"2\r\n{}\r\n0\r\n\r\n", http_response(PAGE, "302 Found")])))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, len(data)))
@@ -534,7 +538,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(first=mutated(), second=mutated())
-def test_whatever_bytes_come_only_api_errors_come_out(first: bytes, second: bytes) -> None:
+def test_arbitrary_bytes_raise_only_api_errors(first: bytes, second: bytes) -> None:
     async def one() -> None:
         async def reply(peer: RawServer, request: bytes) -> bytes:
             asyncio.get_running_loop().call_later(0.01, peer.cut)
@@ -555,7 +559,7 @@ def test_whatever_bytes_come_only_api_errors_come_out(first: bytes, second: byte
 # --- waits ----------------------------------------------------------------------------------------------
 
 
-async def test_a_wait_that_the_server_requests_stays_within_the_timeout() -> None:
+async def test_a_wait_requested_by_the_server_stays_within_the_timeout() -> None:
     later = http_response({"message": "slow down"}, "429 Too Many Requests", "Retry-After: 20\r\n")
     async with serve_replies(later) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
@@ -566,10 +570,10 @@ async def test_a_wait_that_the_server_requests_stays_within_the_timeout() -> Non
         assert len(peer.requests) == 1
 
 
-@pytest.mark.parametrize("asked", ["nan", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"])
-async def test_a_malformed_retry_after_is_a_second(asked: str) -> None:
-    odd = http_response({}, "503 Service Unavailable", f"Retry-After: {asked}\r\n")
-    async with serve_replies(odd, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
+@pytest.mark.parametrize("retry_after", ["nan", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"])
+async def test_a_malformed_retry_after_means_one_second(retry_after: str) -> None:
+    error_response = http_response({}, "503 Service Unavailable", f"Retry-After: {retry_after}\r\n")
+    async with serve_replies(error_response, OBJECT) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
         assert await get(client, timeout=60) == {"kind": "X"}
         assert 0.9 < time.monotonic() - started < 30
@@ -595,10 +599,10 @@ async def test_a_401_reads_the_token_again(
             await get(client)
 
 
-# --- which version there is ---------------------------------------------------------------------------------
+# --- served versions ---------------------------------------------------------------------------------
 
 
-async def test_one_question_for_versions_serves_all_who_wait() -> None:
+async def test_all_waiting_callers_share_one_version_request() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         await asyncio.sleep(0.05)
         return http_response({"versions": [{"version": "v1beta1"}, {"version": "v1"}, "odd", {}]})
@@ -609,22 +613,24 @@ async def test_one_question_for_versions_serves_all_who_wait() -> None:
         assert len(peer.requests) == 1
 
 
-async def test_a_silent_server_is_reported_to_all_who_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_waiting_callers_get_the_error_of_a_silent_server_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.client._DISCOVERY", 0.3)
-    async with RawServer(soon(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
+    async with RawServer(reply_after(30)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         started = time.monotonic()
         tasks = [asyncio.create_task(client.dra("resourceclaims")) for _ in range(64)]
         await asyncio.sleep(0)
-        tasks[0].cancel()  # who asked first may leave
+        tasks[0].cancel()  # the first caller may be cancelled
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(r, ApiError) and r.unreachable for r in results[1:]), results
         assert len({id(r) for r in results}) == 64
-        assert time.monotonic() - started < 64 * 0.3, "not one after the other"
-        assert len(peer.requests) <= 1, "all wait for one question, which may have been given up before it left"
+        assert time.monotonic() - started < 64 * 0.3, "the requests did not run concurrently"
+        assert len(peer.requests) <= 1, (
+            "all callers share one request, which may have been cancelled before it was sent"
+        )
 
 
 @pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": "v1"}, {"versions": {"v1": 1}}])
-async def test_malformed_answers_about_versions_are_api_errors(body: Any) -> None:
+async def test_malformed_version_responses_are_api_errors(body: Any) -> None:
     async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         with pytest.raises(ApiError, match="lists no versions") as e:
             await client.dra_version()
@@ -657,17 +663,17 @@ NO_OBJECTS: list[Any] = [
 
 
 @pytest.mark.parametrize("body", NO_OBJECTS)
-async def test_an_object_without_its_identity_is_none(body: Any) -> None:
+async def test_an_object_without_its_identity_is_rejected(body: Any) -> None:
     claim = {"metadata": {"name": "c", "namespace": "default"}}
     async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
-        for asked in (
+        for retry_after in (
             client.get(CLAIMS, "c", "default"),
             client.create(CLAIMS, claim),
             client.update(CLAIMS, claim),
             client.patch(CLAIMS, "c", {}, "default"),
         ):
             with pytest.raises(ApiError, match="not an object with name, UID and resourceVersion") as e:
-                await asked
+                await retry_after
             assert e.value.unreachable
 
 
@@ -682,21 +688,21 @@ async def test_an_object_without_its_identity_is_none(body: Any) -> None:
         *({"items": [o], "metadata": {"resourceVersion": "1"}} for o in (*NO_OBJECTS, None, "x")),
     ],
 )
-async def test_a_list_of_no_objects_is_none(body: Any) -> None:
+async def test_a_list_without_valid_objects_is_rejected(body: Any) -> None:
     async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         with pytest.raises(ApiError, match=r"GET /apis.*: the response is not") as e:
             await client.list(CLAIMS)
         assert e.value.unreachable
 
 
-async def test_a_list_of_nothing_may_be_null() -> None:
+async def test_an_empty_list_may_be_null() -> None:
     body = {"items": None, "metadata": {"resourceVersion": "1"}}
     async with serve_replies(http_response(body)) as peer, KubeClient(ApiConfig(peer.url)) as client:
         assert (await client.list(CLAIMS))["items"] == []
 
 
-async def test_a_peer_that_takes_connections_and_states_nothing_is_given_up_in_time(ca: Pair) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel connects, nobody accepts
+async def test_the_client_times_out_on_a_peer_that_accepts_but_never_responds(ca: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel connects, and no process accepts
         port = server.getsockname()[1]
         for config in (
             ApiConfig(f"https://127.0.0.1:{port}", trusting(ca.cert)),

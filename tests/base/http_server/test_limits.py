@@ -1,4 +1,4 @@
-"""Limits of the HTTP server: clients that do not finish, do not read, or are many, close nobody out."""
+"""Limits of the HTTP server: slow, silent or numerous clients never block other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The small HTTP server: probes are answered on both families of addresses, whoever else is connected."""
+"""The HTTP server: it serves probes on IPv4 and IPv6 while other clients are connected."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ async def test_a_client_that_goes_when_its_handshake_is_done_leaves_nothing_behi
         for _ in range(3):
             _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
             writer.transport.abort()
-    gc.collect()  # a task that nobody waits for, or a writer, complains when it goes
+    gc.collect()  # a task without a waiter, or an open writer, logs an error when it is collected
     assert told == []
 
 

@@ -1,4 +1,4 @@
-"""Log lines can be written whatever is in them."""
+"""The formatter writes every log line, also with malformed values."""
 
 from __future__ import annotations
 

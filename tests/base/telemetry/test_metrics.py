@@ -1,4 +1,4 @@
-"""/metrics is what Prometheus reads: its own parser gives back what was counted."""
+"""The Prometheus parser reads from /metrics the values that the plugin counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is counted has a name that /metrics knows: a name that nobody declared would end the task that counts."""
+"""Every counted metric is declared. An undeclared name raises an error in the task that counts it."""
 
 from __future__ import annotations
 
