@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -113,11 +114,21 @@ def _cell(text: str) -> str:
 def _shape(kind: type) -> Iterator[str]:
     yield from (f"### {kind.__name__}", "")
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):  # the default docstring of a dataclass
-        docstring = re.sub(r"``([^`]+)``", lambda m: f"`{camel(m[1])}`", _ROLE.sub(r"`\1`", kind.__doc__))
-        yield from (" ".join(docstring.partition("Args:")[0].split()), "")
-    yield from ("| field | |", "|---|---|")
-    hints = get_type_hints(kind)
-    yield from (f"| `{camel(f.name)}` | {_type(hints[f.name])} |" for f in fields(kind))
+        yield from (" ".join(_markdown(kind.__doc__).partition("Args:")[0].split()), "")
+    yield from ("| field | type | meaning |", "|---|---|---|")
+    hints, meanings = get_type_hints(kind), _meanings(kind)
+    yield from (f"| `{camel(f.name)}` | {_type(hints[f.name])} | {meanings.get(f.name, '')} |" for f in fields(kind))
+
+
+def _markdown(docstring: str) -> str:
+    return re.sub(r"``([^`]+)``", lambda m: f"`{camel(m[1])}`", _ROLE.sub(r"`\1`", docstring))
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """Returns the description of each field that the docstring lists under ``Args:``."""
+    section = re.search(r"^Args:\n((?: +.*\n?|\n)*)", inspect.getdoc(kind) or "", re.MULTILINE)
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section[1] if section else "", re.MULTILINE)
+    return {name: " ".join(_markdown(text).split()).replace("|", "\\|") for name, text in found}
 
 
 def _type(hint: Any) -> str:

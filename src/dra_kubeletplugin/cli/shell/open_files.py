@@ -9,7 +9,8 @@ import resource
 
 from ...errors import SettingsError
 
-_MIN_FILES = 256  # a plugin or webhook accepts up to half of the limit as client connections, at most 128; a local cluster with one driver needs 95
+# A plugin or webhook accepts up to half of the limit as client connections, at most 128. A local cluster with one driver needs 95 files.
+_MIN_FILES = 256
 _MAX_FILES = 1024  # with a higher limit, select() in a vendor's library may fail
 
 
