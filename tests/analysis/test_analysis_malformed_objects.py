@@ -1,4 +1,4 @@
-"""Objects from files may be anything: a question about them is answered, or refused with a sentence."""
+"""Objects from files may be malformed. The analysis returns a result or raises a QuestionError with one sentence."""
 
 from __future__ import annotations
 
@@ -17,37 +17,41 @@ from tests.analysis.simulation.test_simulate import TEMPLATE, cluster, workload
 
 JSON = dict[str, Any]
 CASES = [c[0] for c in OBSTACLES.values()]
-ODD = st.sampled_from([None, 0, -1, "", "x", [], {}, [None], [{}], {"x": None}, True, 2**70, "1e999", ["a", 1]])
+MALFORMED_VALUES = st.sampled_from(
+    [None, 0, -1, "", "x", [], {}, [None], [{}], {"x": None}, True, 2**70, "1e999", ["a", 1]]
+)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to everything inside."""
+def value_paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Returns the paths to all nested values."""
     found = [path] if path else []
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        found += places(inner, (*path, key))
+        found += value_paths(inner, (*path, key))
     return found
 
 
-def broken(objects: list[JSON], data: st.DataObject) -> list[JSON]:
-    """With one thing in them that is something else, or is gone."""
+def malformed_copy(objects: list[JSON], data: st.DataObject) -> list[JSON]:
+    """Returns a copy with one nested value replaced or deleted."""
     changed = copy.deepcopy(objects)
-    *way, last = data.draw(st.sampled_from(places(changed)))
-    at: Any = changed
-    for key in way:
-        at = at[key]
+    *parents, last = data.draw(st.sampled_from(value_paths(changed)))
+    parent: Any = changed
+    for key in parents:
+        parent = parent[key]
     if data.draw(st.booleans()):
-        at[last] = data.draw(ODD)
+        parent[last] = data.draw(MALFORMED_VALUES)
     else:
-        del at[last]
+        del parent[last]
     return changed
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(CASES), st.data())
-def test_an_explanation_is_one_or_a_sentence(objects: list[JSON], data: st.DataObject) -> None:
+def test_explain_of_malformed_objects_returns_a_result_or_raises_one_sentence(
+    objects: list[JSON], data: st.DataObject
+) -> None:
     try:
-        snapshot = Snapshot.of(broken(objects, data))
+        snapshot = Snapshot.of(malformed_copy(objects, data))
         text(explain(snapshot, "p"), Style(coloured=False))
         waiting(snapshot)
     except QuestionError as e:
@@ -56,14 +60,14 @@ def test_an_explanation_is_one_or_a_sentence(objects: list[JSON], data: st.DataO
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(["Deployment", "Job", "DaemonSet", "Pod"]), st.data())
-def test_a_simulation_is_one_or_a_sentence(kind: str, data: st.DataObject) -> None:
-    made = workload(kind, replicas=3)
+def test_simulate_of_malformed_objects_returns_a_result_or_raises_one_sentence(kind: str, data: st.DataObject) -> None:
+    manifest = workload(kind, replicas=3)
     if kind == "Pod":
-        made["spec"] = made["spec"]["template"]["spec"]
-    objects = broken([*cluster(), TEMPLATE, made], data)
-    number = len(cluster())
+        manifest["spec"] = manifest["spec"]["template"]["spec"]
+    objects = malformed_copy([*cluster(), TEMPLATE, manifest], data)
+    cluster_size = len(cluster())
     try:
-        simulate(Snapshot.of(objects[:number]), objects[number:], fill=True)
+        simulate(Snapshot.of(objects[:cluster_size]), objects[cluster_size:], fill=True)
     except QuestionError as e:
         assert "\n" not in str(e)
 
@@ -85,7 +89,7 @@ def test_an_empty_namespace_is_the_default_namespace() -> None:
     assert simulate(Snapshot.of([*cluster(), template]), [workload("Deployment")]).fits
 
 
-def test_an_amount_that_no_float_can_hold_is_shown() -> None:
+def test_simulate_shows_an_amount_beyond_the_range_of_floats() -> None:
     large = {"containers": [{"name": "c", "image": "x", "resources": {"requests": {"zz": "9" * 400}}}]}
     (fit,) = simulate(Snapshot.of(cluster()), [TEMPLATE, workload("Deployment", spec=large)]).workloads
     assert fit.stopped is not None

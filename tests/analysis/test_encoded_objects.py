@@ -1,4 +1,4 @@
-"""Objects are decoded with the fields that the analysis reads; an object of another form is decoded whole."""
+"""ObjectDecoder decodes objects with the fields that the analysis reads. It decodes an object of another form completely."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ POD = {
 }
 
 
-def decoded(resource: Resource, obj: JSON, attributes: frozenset[str] | None = None) -> JSON:
+def decode_object(resource: Resource, obj: JSON, attributes: frozenset[str] | None = None) -> JSON:
     return ObjectDecoder(resource, attributes).decode(msgspec.Raw(json.dumps(obj).encode()))
 
 
-def test_of_a_pod_that_runs_only_what_it_takes_from_its_node_is_read() -> None:
-    found = decoded(PODS, POD)
+def test_a_running_pod_is_decoded_with_only_its_node_and_resources() -> None:
+    found = decode_object(PODS, POD)
     assert found == {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -47,49 +47,49 @@ def test_of_a_pod_that_runs_only_what_it_takes_from_its_node_is_read() -> None:
 @pytest.mark.parametrize(
     "change", [{"status": {"phase": "Pending"}}, {"metadata": {**META, "deletionTimestamp": "now"}}, {"status": None}]
 )
-def test_a_pod_that_waits_or_is_deleted_is_read_whole(change: JSON) -> None:
-    found = decoded(PODS, POD | change)
+def test_a_waiting_or_deleted_pod_is_decoded_completely(change: JSON) -> None:
+    found = decode_object(PODS, POD | change)
     assert found["spec"] == POD["spec"]
     assert "managedFields" not in found["metadata"]
 
 
-def test_of_a_node_the_status_has_only_its_resources() -> None:
+def test_a_node_is_decoded_with_only_the_resources_of_its_status() -> None:
     obj = {"metadata": META, "spec": {"taints": []}, "status": {"allocatable": {"cpu": "8"}, "images": [{"names": []}]}}
-    found = decoded(NODES, obj)
+    found = decode_object(NODES, obj)
     assert (found["spec"], found["status"]) == ({"taints": []}, {"allocatable": {"cpu": "8"}})
 
 
-def test_of_an_allocated_claim_the_parameters_are_not_read() -> None:
+def test_an_allocated_claim_is_decoded_without_its_parameters() -> None:
     result = {"request": "r", "driver": "d", "pool": "p", "device": "x", "shareID": "s"}
     allocation = {
         "devices": {"results": [result], "config": [{"opaque": {}}]},
         "nodeSelector": {"nodeSelectorTerms": []},
     }
-    found = decoded(CLAIMS, {"metadata": META, "spec": {"devices": {}}, "status": {"allocation": allocation}})
+    found = decode_object(CLAIMS, {"metadata": META, "spec": {"devices": {}}, "status": {"allocation": allocation}})
     assert found["status"]["allocation"] == {
         "devices": {"results": [result]},
         "nodeSelector": {"nodeSelectorTerms": []},
     }
 
 
-def test_a_device_has_only_the_attributes_that_are_wanted_and_all_its_other_fields() -> None:
-    known = shapes.named("resource.v1.Device")
-    assert isinstance(known, Struct)
-    device: JSON = dict.fromkeys(known.fields, "value") | {
+def test_a_device_is_decoded_with_only_the_requested_attributes_and_all_other_fields() -> None:
+    device_type = shapes.named("resource.v1.Device")
+    assert isinstance(device_type, Struct)
+    device: JSON = dict.fromkeys(device_type.fields, "value") | {
         "name": "d",
         "attributes": {"a": {"int": 1}, "b": {"int": 2}},
     }
     obj = {"metadata": META, "spec": {"driver": "d", "devices": [device]}}
-    [found] = decoded(SLICES, obj, frozenset({"a"}))["spec"]["devices"]
+    [found] = decode_object(SLICES, obj, frozenset({"a"}))["spec"]["devices"]
     assert found == device | {"attributes": {"a": {"int": 1}}}
 
 
 @pytest.mark.parametrize("spec", [{"containers": "none"}, {}, {"containers": [{"name": "\ud800"}]}])
-def test_an_object_of_another_form_is_decoded_whole(spec: JSON) -> None:
-    assert decoded(PODS, {**POD, "spec": spec})["spec"].keys() == spec.keys()
+def test_an_object_of_another_form_is_decoded_completely(spec: JSON) -> None:
+    assert decode_object(PODS, {**POD, "spec": spec})["spec"].keys() == spec.keys()
 
 
-def test_what_is_not_an_object_is_an_error() -> None:
+def test_a_value_that_is_no_object_raises_an_error() -> None:
     with pytest.raises(ApiError):
         ObjectDecoder(PODS).decode(msgspec.Raw(b"[1]"))
 
@@ -104,11 +104,11 @@ def test_an_older_version_is_converted() -> None:
             "devices": [{"name": "x", "basic": {"attributes": {"a": {"int": 1}}}}],
         },
     }
-    [device] = decoded(older, obj, frozenset({"b"}))["spec"]["devices"]
+    [device] = decode_object(older, obj, frozenset({"b"}))["spec"]["devices"]
     assert device["attributes"] == {"a": {"int": 1}}
 
 
-def test_equal_parts_of_a_watch_that_runs_for_days_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_equal_parts_stays_limited_during_a_long_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoded_objects, "_MAX_EQUAL", 10)
     decoder = ObjectDecoder(PODS)
     for i in range(100):

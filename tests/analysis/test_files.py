@@ -1,4 +1,4 @@
-"""Files that `kubectl get` wrote: a kind that they lack is not taken for absent."""
+"""Files of `kubectl get`: a kind that the files do not contain is unknown, not absent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def template(name: str) -> JSON:
     }  # fmt: skip
 
 
-def test_without_any_template_it_is_not_known_whether_the_pods_template_exists() -> None:
+def test_without_any_template_the_existence_of_the_pods_template_is_unknown() -> None:
     found = explain(snapshot_of(objects()), "p")
     assert found.kinds == {ReasonKind.CLAIM_NOT_CREATED}
     assert "the files contain no resourceclaimtemplates" in found.gaps[0].why
@@ -38,6 +38,6 @@ def test_with_other_templates_the_pods_template_does_not_exist() -> None:
 
 
 def test_without_a_pod_that_needs_a_template_there_is_no_gap() -> None:
-    made = objects()
-    made[0]["status"] = {"resourceClaimStatuses": [{"name": "d", "resourceClaimName": "p-d"}]}
-    assert not snapshot_of(made).gaps
+    pod_and_node = objects()
+    pod_and_node[0]["status"] = {"resourceClaimStatuses": [{"name": "d", "resourceClaimName": "p-d"}]}
+    assert not snapshot_of(pod_and_node).gaps

@@ -1,4 +1,7 @@
-"""Reading a cluster: with only the fields that are read, in few requests, and with the results of the whole objects."""
+"""The reader requests a cluster's objects in few requests and with the necessary fields only.
+
+The results equal those of complete objects.
+"""
 
 from __future__ import annotations
 
@@ -40,43 +43,41 @@ async def client(server: ApiServer) -> AsyncIterator[KubeClient]:
         yield client
 
 
-def whole() -> Snapshot:
+def complete_snapshot() -> Snapshot:
     return Snapshot.of([obj for _, obj in OBJECTS], live=True)
 
 
-async def test_each_waiting_pod_is_explained_as_from_whole_objects(client: KubeClient) -> None:
+async def test_the_explanation_of_each_waiting_pod_equals_that_from_complete_objects(client: KubeClient) -> None:
     found = await take(client, find_selectors=objects_with_selectors)
     assert len(fleet_cluster.WAITING) == 20
-    assert waiting(found) == waiting(whole())
+    assert waiting(found) == waiting(complete_snapshot())
     for name in fleet_cluster.WAITING:
-        assert explain(found, name, "research") == explain(whole(), name, "research")
+        assert explain(found, name, "research") == explain(complete_snapshot(), name, "research")
 
 
 @pytest.mark.parametrize("name", ["all-held-two", "one-serial", "unknown-attribute", "alternatives"])
-async def test_a_pod_is_explained_from_the_attributes_that_its_own_selectors_name(
-    client: KubeClient, name: str
-) -> None:
+async def test_the_reader_reads_only_the_attributes_of_the_pods_own_selectors(client: KubeClient, name: str) -> None:
     found = await take(client, find_selectors=lambda snapshot: objects_of(snapshot, "pod", name, "research"))
-    assert explain(found, name, "research") == explain(whole(), name, "research")
+    assert explain(found, name, "research") == explain(complete_snapshot(), name, "research")
     named = {n for sl in found.slices for d in sl["spec"]["devices"] for n in d["attributes"]}
     assert named == {"model", *(["serial"] if name == "one-serial" else [])}
 
 
-async def test_a_pod_that_runs_has_its_devices(client: KubeClient) -> None:
+async def test_the_explanation_of_a_running_pod_shows_its_devices(client: KubeClient) -> None:
     found = await take(client, find_selectors=objects_with_selectors)
     pod = next(p["metadata"] for p in found.pods if p["metadata"]["name"].startswith("train-"))
-    expected = explain(whole(), pod["name"], pod["namespace"])
+    expected = explain(complete_snapshot(), pod["name"], pod["namespace"])
     assert explain(found, pod["name"], pod["namespace"]) == expected
     assert expected.claims[0].devices
 
 
 async def test_an_overview_has_all_attributes(client: KubeClient) -> None:
     found = overview(await take(client))
-    assert found == overview(whole())
+    assert found == overview(complete_snapshot())
     assert len(found.devices[0].attributes) == 10
 
 
-async def test_each_page_is_requested_once(
+async def test_the_reader_requests_each_page_once(
     server: ApiServer, client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(paging.read_all.__kwdefaults__, "limit", 50)
@@ -89,23 +90,23 @@ async def test_each_page_is_requested_once(
     }  # fmt: skip
 
 
-async def test_equal_parts_are_one_object_in_memory(client: KubeClient) -> None:
+async def test_equal_parts_share_one_object_in_memory(client: KubeClient) -> None:
     found = await take(client, find_selectors=lambda snapshot: snapshot.classes)
     devices = {id(d) for sl in found.slices for d in sl["spec"]["devices"]}
     assert len(devices) == 8 * len(fleet_cluster.MODELS)
     assert len({id(p["spec"]["containers"]) for p in found.pods if p["status"]["phase"] == "Running"}) == 2
 
 
-async def test_the_reason_of_bad_health_is_always_read(server: ApiServer, client: KubeClient) -> None:
+async def test_the_reader_always_reads_the_reason_of_bad_health(server: ApiServer, client: KubeClient) -> None:
     stored = server.storage.list("resourceslices.resource.k8s.io")[0]
     device = stored["spec"]["devices"][0]
-    sick = {**device, "attributes": {**device["attributes"], ATTRIBUTE: {"string": "fan"}}}
-    server.storage.put("resourceslices.resource.k8s.io", {**stored, "spec": {**stored["spec"], "devices": [sick]}})
+    unhealthy = {**device, "attributes": {**device["attributes"], ATTRIBUTE: {"string": "fan"}}}
+    server.storage.put("resourceslices.resource.k8s.io", {**stored, "spec": {**stored["spec"], "devices": [unhealthy]}})
     found = await take(client, find_selectors=objects_with_selectors)
     assert found.slices[0]["spec"]["devices"][0]["attributes"][ATTRIBUTE] == {"string": "fan"}
 
 
-async def test_all_attributes_are_read_if_a_selector_may_read_any(client: KubeClient) -> None:
+async def test_the_reader_reads_all_attributes_if_a_selector_may_read_any(client: KubeClient) -> None:
     any_attribute = [{"cel": {"expression": 'device.attributes["a"].exists(k, true)'}}]
     await client.create(CLASSES, {"metadata": {"name": "any"}, "spec": {"selectors": any_attribute}})
     found = await take(client, find_selectors=objects_with_selectors)
@@ -116,7 +117,7 @@ RULE = {"spec": {"deviceSelector": {"pool": "node-0001"}, "taint": {"key": "dc/r
 
 
 @pytest.mark.parametrize(("release", "version"), [("1.37", "v1"), ("1.36", "v1beta2")])
-async def test_device_taint_rules_are_read_in_the_version_that_the_server_has(release: str, version: str) -> None:
+async def test_the_reader_reads_device_taint_rules_in_the_version_of_the_server(release: str, version: str) -> None:
     server = ApiServer(features=Features.of(release, runtime_config={f"resource.k8s.io/{version}": True}))
     for resource, obj in OBJECTS:
         server.storage.put(resource, obj)
@@ -132,7 +133,7 @@ async def test_device_taint_rules_are_read_in_the_version_that_the_server_has(re
     assert tainted == {"node-0001"}
 
 
-async def test_device_taint_rules_that_the_server_does_not_have_are_no_gap(client: KubeClient) -> None:
-    """A user without permission for them would get 403 for a list."""
+async def test_device_taint_rules_that_the_server_does_not_serve_are_no_gap(client: KubeClient) -> None:
+    """A list request for the rules would return 403 to a user without permission, so the reader must not send one."""
     found = await take(client)
     assert (found.rules, found.gaps) == ((), ())

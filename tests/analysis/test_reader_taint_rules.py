@@ -1,4 +1,4 @@
-"""DeviceTaintRules of an API server: read and watched in the version that it serves, by accounts that may and that may not list them."""
+"""The analysis reads and watches DeviceTaintRules in the version that the API server serves, with and without permission to list them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ RELEASES = {
 
 
 @contextlib.asynccontextmanager
-async def serving(version: str) -> AsyncIterator[KubeClient]:
+async def running_server(version: str) -> AsyncIterator[KubeClient]:
     server = ApiServer(features=RELEASES[version])
     await server.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.close)
         client = await stack.enter_async_context(KubeClient(server.config))
-        server.storage.put("nodes", NODE)  # a node that is created has the taint not-ready
+        server.storage.put("nodes", NODE)  # the server adds the not-ready taint to a node that a client creates
         objects: list[tuple[Resource, JSON]] = [(CLASSES, device_class()), (SLICES, slice_of("node-1", ["d0"]))]
         objects += [(CLAIMS, claim("c", claim_spec())), (PODS, pod("p", claims=["c"]))]
         for resource, obj in objects:
@@ -50,54 +50,54 @@ async def serving(version: str) -> AsyncIterator[KubeClient]:
         yield client
 
 
-async def rule(client: KubeClient, version: str) -> None:
+async def create_rule(client: KubeClient, version: str) -> None:
     resource = Resource(TAINT_RULES.group, version, TAINT_RULES.plural)
     await client.create(resource, {"kind": "DeviceTaintRule", "metadata": {"name": "recall"}, "spec": SPEC})
 
 
 @pytest.mark.parametrize("version", RELEASES)
-async def test_rules_are_read_in_the_version_that_the_cluster_serves(version: str) -> None:
-    async with serving(version) as client:
+async def test_take_reads_rules_in_the_version_that_the_cluster_serves(version: str) -> None:
+    async with running_server(version) as client:
         served = await served_rules(client)
         assert (served.version if served else "") == version
         assert explain(await take(client), "p").state is ExplanationState.FITS
         if version:
-            await rule(client, version)
+            await create_rule(client, version)
             assert "example.com/recall" in explain(await take(client), "p").summary
         assert not (await take(client)).gaps
 
 
-async def test_a_rule_that_comes_and_goes_changes_a_live_overview() -> None:
-    async with serving("v1beta2") as client:
+async def test_a_live_overview_follows_the_creation_and_deletion_of_a_rule() -> None:
+    async with running_server("v1beta2") as client:
         watcher = ClusterWatcher(client)
         await watcher.start()
         task = asyncio.create_task(watcher.run())
 
-        def use() -> DeviceUse:
+        def device_use() -> DeviceUse:
             return overview(watcher.snapshot()).devices[0].use
 
         try:
             await watcher.wait_listed()
-            assert use() is DeviceUse.FREE
-            await rule(client, "v1beta2")
-            await wait_until(lambda: use() is DeviceUse.UNAVAILABLE, "the rule to apply")
+            assert device_use() is DeviceUse.FREE
+            await create_rule(client, "v1beta2")
+            await wait_until(lambda: device_use() is DeviceUse.UNAVAILABLE, "the rule to apply")
             await client.delete(Resource(TAINT_RULES.group, "v1beta2", TAINT_RULES.plural), "recall")
-            await wait_until(lambda: use() is DeviceUse.FREE, "the rule to end")
+            await wait_until(lambda: device_use() is DeviceUse.FREE, "the rule to end")
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_without_the_permission_a_pod_may_wait_for_a_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving("v1") as client:
+async def test_without_permission_to_list_rules_the_state_of_a_pod_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_server("v1") as client:
         page = client.page
 
-        async def refused(resource: Resource, *args: Any, **kwargs: Any) -> Any:
+        async def refuse_rules(resource: Resource, *args: Any, **kwargs: Any) -> Any:
             if resource.plural == TAINT_RULES.plural:
                 raise ForbiddenError("403")
             return await page(resource, *args, **kwargs)
 
-        monkeypatch.setattr(client, "page", refused)
+        monkeypatch.setattr(client, "page", refuse_rules)
         with pytest.raises(ApiError):
             await client.page(TAINT_RULES)
         found = explain(await take(client), "p")
@@ -105,18 +105,18 @@ async def test_without_the_permission_a_pod_may_wait_for_a_rule(monkeypatch: pyt
         assert "cannot list devicetaintrules" in found.gaps[0].why
 
 
-async def test_a_template_of_another_namespace_is_found_for_a_list_of_all_pods() -> None:
-    async with serving("") as client:
+async def test_take_reads_templates_of_all_namespaces() -> None:
+    async with running_server("") as client:
         await client.create(Resource("", "v1", "namespaces"), {"metadata": {"name": "other"}})
-        made = template("t")
-        made["metadata"].pop("namespace", None)
-        await client.create(TEMPLATES, made, "other")
+        template_object = template("t")
+        template_object["metadata"].pop("namespace", None)
+        await client.create(TEMPLATES, template_object, "other")
         (found,) = (await take(client, "default")).templates
         assert found["metadata"]["namespace"] == "other"
 
 
 async def test_the_doctor_names_the_rule_of_a_taint() -> None:
-    async with serving("v1beta2") as client:
-        await rule(client, "v1beta2")
+    async with running_server("v1beta2") as client:
+        await create_rule(client, "v1beta2")
         (found,) = [f async for f in published.look(client)]
         assert "d0 of toy.example.com has example.com/recall:NoSchedule of DeviceTaintRule recall" in found.text

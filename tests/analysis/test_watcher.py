@@ -1,4 +1,4 @@
-"""A watched cluster: an object whose change is not read stays the same object, and starts no work."""
+"""The cluster watcher keeps an object if only its unread fields change, and then does not increase its version."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def client() -> AsyncIterator[KubeClient]:
 
 
 @contextlib.asynccontextmanager
-async def watching(client: KubeClient) -> AsyncIterator[ClusterWatcher]:
+async def running_watcher(client: KubeClient) -> AsyncIterator[ClusterWatcher]:
     watcher = ClusterWatcher(client)
     await watcher.start()
     task = asyncio.create_task(watcher.run())
@@ -47,8 +47,8 @@ async def watching(client: KubeClient) -> AsyncIterator[ClusterWatcher]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_heartbeat_of_a_node_changes_nothing(client: KubeClient) -> None:
-    async with watching(client) as watcher:
+async def test_a_heartbeat_of_a_node_does_not_change_the_snapshot(client: KubeClient) -> None:
+    async with running_watcher(client) as watcher:
         before, version = watcher.snapshot(), watcher.version
         heartbeat = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-02T00:00:00Z"}
         for i in range(10):
@@ -62,10 +62,10 @@ async def test_a_heartbeat_of_a_node_changes_nothing(client: KubeClient) -> None
         assert changed == ["node-0003"]
 
 
-async def test_the_overview_is_that_of_the_whole_objects(client: KubeClient) -> None:
-    whole = Snapshot.of([obj for _, obj in OBJECTS], live=True)
-    async with watching(client) as watcher:
-        assert overview(watcher.snapshot()) == overview(whole)
+async def test_the_overview_equals_that_of_complete_objects(client: KubeClient) -> None:
+    complete = Snapshot.of([obj for _, obj in OBJECTS], live=True)
+    async with running_watcher(client) as watcher:
+        assert overview(watcher.snapshot()) == overview(complete)
 
 
 async def test_a_rule_taints_devices_until_it_is_deleted() -> None:
@@ -75,7 +75,7 @@ async def test_a_rule_taints_devices_until_it_is_deleted() -> None:
     await server.start()
     taint = {"key": "dc/repair", "effect": "NoExecute"}
     rule = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "repair"}}
-    async with KubeClient(server.config) as client, watching(client) as watcher:
+    async with KubeClient(server.config) as client, running_watcher(client) as watcher:
         before = overview(watcher.snapshot())
         assert before.count.free
         await client.create(TAINT_RULES, {**rule, "spec": {"deviceSelector": {}, "taint": taint}})
@@ -85,8 +85,8 @@ async def test_a_rule_taints_devices_until_it_is_deleted() -> None:
     await server.close()
 
 
-async def test_an_object_that_cannot_be_read_is_named_until_it_can_be_read(client: KubeClient) -> None:
-    async with watching(client) as watcher:
+async def test_an_unreadable_object_is_noted_until_it_is_readable(client: KubeClient) -> None:
+    async with running_watcher(client) as watcher:
         kind = next(k for k in watcher._kinds if k.resource is NODES)
         uid, obj = next(iter(kind.objects.items()))
         name = obj["metadata"]["name"]
@@ -96,33 +96,33 @@ async def test_an_object_that_cannot_be_read_is_named_until_it_can_be_read(clien
         assert kind.objects[uid]["metadata"]["annotations"] == {"a": "b"}
 
 
-async def test_devices_and_waiting_pods_are_known_before_running_pods_are_listed(
+async def test_the_snapshot_has_devices_and_waiting_pods_before_running_pods_are_listed(
     client: KubeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follow, may_list = ClusterWatcher._follow, asyncio.Event()
 
-    async def held(self: ClusterWatcher, kind: Any) -> None:
+    async def follow_when_allowed(self: ClusterWatcher, kind: Any) -> None:
         if kind.is_last:
             await may_list.wait()
         await follow(self, kind)
 
-    monkeypatch.setattr(ClusterWatcher, "_follow", held)
-    whole = Snapshot.of([obj for _, obj in OBJECTS], live=True)
+    monkeypatch.setattr(ClusterWatcher, "_follow", follow_when_allowed)
+    complete = Snapshot.of([obj for _, obj in OBJECTS], live=True)
     watcher = ClusterWatcher(client)
     await watcher.start()
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         task = tasks.create_task(watcher.run())
         await watcher.wait_devices()
-        assert overview(watcher.snapshot()) == overview(whole)
-        assert len(watcher.snapshot().pods) < len(whole.pods)
+        assert overview(watcher.snapshot()) == overview(complete)
+        assert len(watcher.snapshot().pods) < len(complete.pods)
         may_list.set()
         await watcher.wait_listed()
-        assert len(watcher.snapshot().pods) == len(whole.pods)
+        assert len(watcher.snapshot().pods) == len(complete.pods)
         task.cancel()
 
 
-async def test_a_pod_that_starts_is_in_the_snapshot_once(client: KubeClient) -> None:
-    async with watching(client) as watcher:
+async def test_the_snapshot_contains_a_starting_pod_once(client: KubeClient) -> None:
+    async with running_watcher(client) as watcher:
         pods = {p["metadata"]["uid"]: p for p in watcher.snapshot().pods}
         uid, pod = next((uid, p) for uid, p in pods.items() if p["status"]["phase"] == "Pending")
         meta = pod["metadata"]

@@ -24,7 +24,7 @@ from dra_kubeletplugin.claims import Record
 from dra_kubeletplugin.claims.store.journal_file import new_header
 from dra_kubeletplugin.claims.store.lines import encode
 from dra_kubeletplugin.cli import main
-from tests.analysis.explanation.test_explain import CLASS, claim, gpu, held, node, pod, pool
+from tests.analysis.explanation.test_explain import CLASS, allocated_claim, claim, gpu, node, pod, pool
 from tests.analysis.simulation.test_simulate import TEMPLATE, workload
 from tests.helpers.crash.record_stores import DRIVER, append_body, make_record
 
@@ -48,7 +48,7 @@ STRICT = {"apiVersion", "kind", "resourceVersion", "phase", "effect", "operator"
 def cluster() -> list[JSON]:
     """A pod that runs with a device, one that waits for a selector, one whose device is gone, and what was written about them."""
     selector = {"selectors": [{"cel": {"expression": 'device.attributes["gpu.example.com"].model == "wanted"'}}]}
-    running = held("has", "a", "g0", users=("runs",))
+    running = allocated_claim("has", "a", "g0", users=("runs",))
     data = {"interfaceName": "eth0", "hardwareAddress": "00:00", "ips": ["10.0.0.1/24"]}
     condition = {"type": "Ready", "status": "False", "reason": "Broken", "message": "it is broken"}
     running["status"]["devices"] = [

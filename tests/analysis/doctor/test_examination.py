@@ -1,4 +1,4 @@
-"""What ``dra doctor`` says of folders, configurations and objects that are laid out here, and what ``dra gather`` takes out."""
+"""The findings of ``dra doctor`` for test folders, configurations and objects, and the redaction of ``dra gather``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ JSON = dict[str, Any]
 CDI = Path("/var/run/cdi")
 
 
-def shown(findings: Any) -> str:
+def findings_text(findings: Any) -> str:
     return "\n".join(f"{f.level}: {f.text} -> {f.todo}" for f in findings)
 
 
-def configured(root: Path, text: str, name: str = "etc/containerd/config.toml", cdi: Path = CDI) -> Finding:
+def examine_config(root: Path, text: str, name: str = "etc/containerd/config.toml", cdi: Path = CDI) -> Finding:
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -37,7 +37,7 @@ def configured(root: Path, text: str, name: str = "etc/containerd/config.toml", 
 
 
 @pytest.mark.parametrize(
-    ("config", "level", "says"),
+    ("config", "level", "expected"),
     [
         ("version = 2", Level.FAILURE, "CDI off"),
         ('version = 2\n[plugins."io.containerd.grpc.v1.cri"]\nenable_cdi = true', Level.OK, "/etc/cdi, /var/run/cdi"),
@@ -53,20 +53,20 @@ def configured(root: Path, text: str, name: str = "etc/containerd/config.toml", 
         ("version = 9", Level.UNKNOWN, "version 9"),
     ],
 )
-def test_a_runtime_resolves_devices_as_its_configuration_states(
-    tmp_path: Path, config: str, level: Level, says: str
+def test_the_finding_for_a_runtime_follows_its_configuration(
+    tmp_path: Path, config: str, level: Level, expected: str
 ) -> None:
-    found = configured(tmp_path, config)
+    found = examine_config(tmp_path, config)
     assert found.level is level
-    assert says in found.text
+    assert expected in found.text
 
 
-def test_var_run_and_run_are_one_folder_and_crio_has_cdi_on(tmp_path: Path) -> None:
+def test_var_run_and_run_are_the_same_folder_and_crio_enables_cdi_by_default(tmp_path: Path) -> None:
     folders = '[crio.runtime]\ncdi_spec_dirs = ["/run/cdi"]'
-    assert configured(tmp_path, folders, "etc/crio/crio.conf.d/10.conf").level is Level.OK
+    assert examine_config(tmp_path, folders, "etc/crio/crio.conf.d/10.conf").level is Level.OK
 
 
-def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_distinguished(tmp_path: Path) -> None:
+def test_doctor_distinguishes_conflicting_specs_from_an_unreadable_spec(tmp_path: Path) -> None:
     low, high = tmp_path / "low", tmp_path / "high"
     device = {"name": "d", "containerEdits": {"env": ["A=1"]}}
     for folder, names in ((low, "ab"), (high, "c")):
@@ -76,37 +76,43 @@ def test_two_specs_for_one_name_and_one_that_cannot_be_read_are_distinguished(tm
             (folder / f"{name}.json").write_text(json.dumps({"cdiVersion": "0.6.0", "kind": kind, "devices": [device]}))
     (low / "c.json").write_text((high / "c.json").read_text())
     (high / "bad.json").write_text("{")
-    said = shown(specs.look([low, high]))
-    assert said.count('conflicting device "v.com/twice=d"') == 2
-    assert "bad.json" in said
-    assert "warning: v.com/other=d is in" in said
+    text = findings_text(specs.look([low, high]))
+    assert text.count('conflicting device "v.com/twice=d"') == 2
+    assert "bad.json" in text
+    assert "warning: v.com/other=d is in" in text
 
 
-def test_a_socket_that_nobody_listens_at_is_named_and_one_that_states_nothing_too(tmp_path: Path) -> None:
+def test_doctor_names_a_socket_without_a_listener_and_a_socket_that_does_not_respond(tmp_path: Path) -> None:
     for name in ("plugins", "plugins_registry"):
         (tmp_path / name).mkdir()
-    dead, driver_errors = tmp_path / "plugins_registry/dead-reg.sock", tmp_path / "plugins_registry/mute-reg.sock"
+    dead_socket, silent_socket = (
+        tmp_path / "plugins_registry/dead-reg.sock",
+        tmp_path / "plugins_registry/mute-reg.sock",
+    )
     with socket.socket(socket.AF_UNIX) as a, socket.socket(socket.AF_UNIX) as b:
-        a.bind(str(dead))
+        a.bind(str(dead_socket))
         a.listen()
         a.close()
-        b.bind(str(driver_errors))
+        b.bind(str(silent_socket))
         b.listen()
-        said = shown(kubelet.drivers(Path("/"), tmp_path))
-    assert f"failure: no process listens at {dead} -> its driver was killed or uninstalled: rm {dead}" in said
-    assert f"{driver_errors}, of process" in said
-    assert "does not respond to GetInfo" in said
+        text = findings_text(kubelet.drivers(Path("/"), tmp_path))
+    assert (
+        f"failure: no process listens at {dead_socket} -> its driver was killed or uninstalled: rm {dead_socket}"
+        in text
+    )
+    assert f"{silent_socket}, of process" in text
+    assert "does not respond to GetInfo" in text
 
 
-def test_a_kubelet_with_another_root_is_found_by_its_process(tmp_path: Path) -> None:
+def test_doctor_finds_a_kubelet_with_another_root_by_its_process(tmp_path: Path) -> None:
     (tmp_path / "proc/7").mkdir(parents=True)
     (tmp_path / "proc/7/comm").write_text("kubelet\n")
     (tmp_path / "proc/7/cmdline").write_bytes(b"/usr/bin/kubelet\0--root-dir\0/data/kubelet\0")
-    seen = list(running(tmp_path))
-    assert seen == [Process(7, "kubelet", ("/usr/bin/kubelet", "--root-dir", "/data/kubelet"))]
-    said = shown(kubelet.look(tmp_path, tmp_path / "var/lib/kubelet", seen))
-    assert "use --kubelet-root /data/kubelet" in said
-    assert "has no folder plugins and no folder plugins_registry" in said
+    processes = list(running(tmp_path))
+    assert processes == [Process(7, "kubelet", ("/usr/bin/kubelet", "--root-dir", "/data/kubelet"))]
+    text = findings_text(kubelet.look(tmp_path, tmp_path / "var/lib/kubelet", processes))
+    assert "use --kubelet-root /data/kubelet" in text
+    assert "has no folder plugins and no folder plugins_registry" in text
 
 
 def test_a_machine_without_pci_or_kernel_is_reported_as_unknown(tmp_path: Path) -> None:
@@ -125,7 +131,7 @@ def slice_of(pool: str, *devices: str, generation: int = 1, count: int = 1, node
 
 
 @pytest.mark.parametrize(
-    ("slices", "says"),
+    ("slices", "expected"),
     [
         ([slice_of("p", "a", count=2)], "pool p of d.example.com: 1 of 2 slices of generation 1"),
         ([slice_of("p", "a"), slice_of("p", "b", generation=2)], "1 slice of older generations"),
@@ -133,13 +139,13 @@ def slice_of(pool: str, *devices: str, generation: int = 1, count: int = 1, node
         ([slice_of("p", "a", node="gone")], "nodes that do not exist: gone"),
     ],
 )
-def test_pools_that_the_scheduler_cannot_use_are_named(slices: list[JSON], says: str) -> None:
-    assert says in shown(published.faults(slices, {"n"}))
+def test_doctor_names_pools_that_the_scheduler_cannot_use(slices: list[JSON], expected: str) -> None:
+    assert expected in findings_text(published.faults(slices, {"n"}))
 
 
 @pytest.mark.parametrize("exists", [True, False])
-async def test_a_slice_without_a_node_completes_a_pool_of_the_node_that_is_checked(exists: bool) -> None:
-    """Counters may be in a slice for all nodes. A slice of another pool of the driver completes nothing."""
+async def test_a_slice_without_a_node_completes_the_pool_of_the_examined_node(exists: bool) -> None:
+    """A slice for all nodes may contain the counters of a pool. A slice of another pool does not complete the pool."""
     server = ApiServer()
     own = slice_of("p", "a", count=2)
     counters = slice_of("p" if exists else "q", "counters", count=2)
@@ -156,24 +162,26 @@ async def test_a_slice_without_a_node_completes_a_pool_of_the_node_that_is_check
             found = [f async for f in published.look(client, own["spec"]["nodeName"])]
     finally:
         await server.close()
-    says = "1 device in 1 slice of d.example.com" if exists else "1 of 2 slices of generation 1"
-    assert says in shown(found)
+    expected = "1 device in 1 slice of d.example.com" if exists else "1 of 2 slices of generation 1"
+    assert expected in findings_text(found)
     assert [f.level for f in found] == [Level.OK if exists else Level.FAILURE]
 
 
-def test_a_whole_pool_has_no_faults() -> None:
+def test_a_complete_pool_has_no_faults() -> None:
     assert list(published.faults([slice_of("p", "a", count=2), slice_of("p", "b", count=2)], {"n"})) == []
 
 
-def test_tainted_devices_are_named_with_their_node_and_a_command_that_shows_why() -> None:
-    sick = {"key": "d.example.com/ecc", "value": "fatal", "effect": "NoExecute"}
+def test_doctor_names_tainted_devices_with_their_node_and_a_command_that_shows_the_reason() -> None:
+    unhealthy = {"key": "d.example.com/ecc", "value": "fatal", "effect": "NoExecute"}
     slices = [slice_of(f"p{i}", "a", "b", node=f"n{i}") for i in range(10)]
     for s in slices:
-        s["spec"]["devices"][0]["taints"] = [sick]
-        s["spec"]["devices"][1]["taints"] = [{"key": "d.example.com/note", "effect": "None"}]  # keeps nobody away
+        s["spec"]["devices"][0]["taints"] = [unhealthy]
+        s["spec"]["devices"][1]["taints"] = [
+            {"key": "d.example.com/note", "effect": "None"}
+        ]  # the effect None does not affect scheduling
     slices[1]["spec"]["devices"][0]["attributes"] = {ATTRIBUTE: {"string": "the fan stands still"}}
     old = slice_of("p0", "c", generation=0, node="n0")
-    old["spec"]["devices"][0]["taints"] = [sick]
+    old["spec"]["devices"][0]["taints"] = [unhealthy]
     first, *others, last = [f for f in published.faults([*slices, old], None) if "taint" in f.text]
     assert first.text == (
         "node n0: 1 device with a taint, so no new pod gets it: a of d.example.com has d.example.com/ecc=fatal:NoExecute"
@@ -187,7 +195,7 @@ def test_tainted_devices_are_named_with_their_node_and_a_command_that_shows_why(
     )
 
 
-def test_the_parts_of_a_tainted_card_are_named_once_with_their_taint() -> None:
+def test_doctor_names_the_partitions_of_a_tainted_card_once_with_their_taint() -> None:
     parts = slice_of("p", *(f"card-{i}" for i in range(12)), "other", node="n")
     for i, device in enumerate(parts["spec"]["devices"]):
         device["taints"] = [{"key": "d.example.com/ecc" if i < 12 else "d.example.com/worn", "effect": "NoSchedule"}]
@@ -198,10 +206,10 @@ def test_the_parts_of_a_tainted_card_are_named_once_with_their_taint() -> None:
     )
 
 
-SECRET = "s3cr3t-hunter2"  # noqa: S105 it is what must not be found
-_TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJl"  # noqa: S105 as above
+SECRET = "s3cr3t-hunter2"  # noqa: S105 a test value that redaction must remove
+_TOKEN = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJrdWJlcm5ldGVzIn0.c2lnbmF0dXJl"  # noqa: S105 a test value that redaction must remove
 _keys = st.sampled_from(["password", "apiKey", "token", "MY_SECRET", "clientSecret", "private_key", "Authorization"])
-_places = st.recursive(
+_objects_with_secret = st.recursive(
     _keys.map(lambda k: {k: SECRET})
     | st.just({"env": [{"name": "X", "value": SECRET}]})
     | st.just({"env": [f"X={SECRET}"]})
@@ -213,25 +221,25 @@ _places = st.recursive(
 )
 
 
-@given(_places)
-def test_no_secret_is_left_wherever_it_stands(obj: Any) -> None:
+@given(_objects_with_secret)
+def test_redaction_removes_a_secret_at_every_place_in_an_object(obj: Any) -> None:
     assert SECRET not in json.dumps(redact_object(obj))
 
 
-def test_a_log_keeps_its_words_and_loses_tokens_keys_and_passwords() -> None:
+def test_redaction_of_a_log_keeps_its_text_and_removes_tokens_keys_and_passwords() -> None:
     log = (
         f"prepared gpu-1 with Authorization: Bearer {_TOKEN}\nhttps://user:{SECRET}@host/x password={SECRET}\n"
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----\nend"
     )
-    said = redact_text(log)
-    assert SECRET not in said
-    assert "eyJ" not in said
-    assert "abc" not in said
-    assert said.startswith("prepared gpu-1 with ")
-    assert said.endswith("end")
+    redacted = redact_text(log)
+    assert SECRET not in redacted
+    assert "eyJ" not in redacted
+    assert "abc" not in redacted
+    assert redacted.startswith("prepared gpu-1 with ")
+    assert redacted.endswith("end")
 
 
-def test_what_only_refers_to_a_secret_stays() -> None:
+def test_redaction_keeps_references_to_secrets() -> None:
     obj = {"secretName": "tls", "tokenExpirationSeconds": 3600, "volumes": [{"secret": {"secretName": "x"}}]}
     assert redact_object(obj)["secretName"] == "tls"
     assert redact_object(obj)["volumes"] == obj["volumes"]
@@ -240,7 +248,7 @@ def test_what_only_refers_to_a_secret_stays() -> None:
     )
 
 
-def test_the_driver_s_own_checks_are_findings_also_if_its_devices_fail(
+def test_doctor_reports_the_drivers_own_checks_even_if_its_devices_method_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -270,23 +278,23 @@ def test_the_driver_s_own_checks_are_findings_also_if_its_devices_fail(
     assert "checked.example.com: checks: the driver's checks raised OSError: odd" in capsys.readouterr().out
 
 
-def test_a_driver_that_is_sick_is_a_finding_and_the_others_are_looked_at(
+def test_doctor_reports_a_failing_driver_and_continues_with_other_topics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    sick = tmp_path / "sick.py"
-    sick.write_text(
+    unhealthy = tmp_path / "sick.py"
+    unhealthy.write_text(
         "from dra_kubeletplugin import Driver\n"
         "class Sick(Driver):\n"
         "    name = 'sick.example.com'\n"
         "    def devices(self): raise OSError('the bus is gone')\n"
         "    def prepare(self, claim): return []\n"
     )
-    assert main(["doctor", "--no-host", "--driver", str(sick), "-o", "json"]) == 1
+    assert main(["doctor", "--no-host", "--driver", str(unhealthy), "-o", "json"]) == 1
     findings = {f["topic"]: f for f in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["driver"]["level"] == "failure"
     assert findings["driver"]["text"].startswith(
         "sick.example.com: the driver's devices raised OSError: the bus is gone"
     )
-    assert findings["API server"]["level"] == "unknown"  # and it was asked
+    assert findings["API server"]["level"] == "unknown"  # the examination continued to the API server

@@ -1,4 +1,4 @@
-"""The archive of ``dra gather`` has the records without the data that only the driver reads."""
+"""The archive of ``dra gather`` contains the records without the driver's private data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dra_kubeletplugin.analysis.doctor.gathering import _row
 from dra_kubeletplugin.claims import Record, State
 
 
-def test_steps_and_shared_steps_are_gathered_without_their_data() -> None:
+def test_gather_writes_steps_and_shared_steps_without_their_data() -> None:
     doc = {
         "devices": [{"pool": "p", "device": "d", "data": {"password": "x"}}],
         "undo": [{"step": "cut", "data": {"password": "x"}}],

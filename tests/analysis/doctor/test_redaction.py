@@ -1,4 +1,4 @@
-"""What ``dra gather`` takes out: passwords as they really stand in objects, arguments, logs and files; and files that want to break it."""
+"""``dra gather`` removes passwords from objects, arguments, logs and files, and reads malformed files without failing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dra_kubeletplugin.analysis.doctor.examination import Examination
 from dra_kubeletplugin.analysis.doctor.gathering import Archive, gather
 from dra_kubeletplugin.analysis.doctor.redaction import redact_object, redact_text
 
-SECRET = "hunter2Hunter2"  # noqa: S105 nobody's
+SECRET = "hunter2Hunter2"  # noqa: S105 a test value
 PEM = "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t" + SECRET
 
 
@@ -35,7 +35,7 @@ PEM = "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0t" + SECRET
         {"message": json.dumps({"inner": json.dumps({"secret": SECRET})})},
     ],
 )
-def test_no_secret_of_an_object_is_left(obj: Any) -> None:
+def test_redaction_removes_each_secret_of_an_object(obj: Any) -> None:
     assert SECRET not in json.dumps(redact_object(obj))
 
 
@@ -65,11 +65,11 @@ def test_no_secret_of_an_object_is_left(obj: Any) -> None:
         f"pwd={SECRET}",
     ],
 )
-def test_no_secret_of_a_text_is_left(line: str) -> None:
+def test_redaction_removes_each_secret_of_a_text(line: str) -> None:
     assert SECRET not in redact_text(line)
 
 
-def test_what_else_is_reported_stays() -> None:
+def test_redaction_keeps_text_and_objects_without_secrets() -> None:
     log = (
         "prepared claim default/a\nunix:///run/x.sock, https://example.com:8080/v1@sha256:0123, basic checks\n[1] list"
     )
@@ -87,17 +87,17 @@ def test_what_else_is_reported_stays() -> None:
 @pytest.mark.parametrize(
     "piece", ["a", "-", "token", "://", "://a:", "token='", "token ", "\\", "--token ", "basic a", "eyJaaaaaaaaa"]
 )
-def test_a_line_without_end_is_read_in_the_time_of_its_length(piece: str) -> None:
-    redact_text("token=" + piece * (300_000 // len(piece)))  # hours, where it is the square of it
+def test_the_redaction_time_of_a_long_line_is_linear_in_its_length(piece: str) -> None:
+    redact_text("token=" + piece * (300_000 // len(piece)))  # takes hours if the time is quadratic in the length
 
 
-def bomb() -> str:
+def alias_bomb() -> str:
     pairs = zip("abcdefgh", "bcdefghi", strict=True)
     return "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(f"{c}: &{c} [{','.join(['*' + p] * 9)}]\n" for p, c in pairs)
 
 
-ODD: dict[str, Any] = {
-    "aliases.yaml": bomb(),
+MALFORMED_FILES: dict[str, Any] = {
+    "aliases.yaml": alias_bomb(),
     "itself.yaml": "a: &a [*a]\n",
     "deep.json": "[" * 10_000 + "]" * 10_000,
     "date.yaml": "2020-01-01: x\nb: 2020-99-99\n",
@@ -106,29 +106,29 @@ ODD: dict[str, Any] = {
 }
 
 
-async def test_no_file_of_a_node_ends_what_is_gathered(tmp_path: Path) -> None:
+async def test_gather_continues_after_each_malformed_or_unreadable_file(tmp_path: Path) -> None:
     folder = tmp_path / "etc/cdi"
     folder.mkdir(parents=True)
-    for name, content in ODD.items():
+    for name, content in MALFORMED_FILES.items():
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     os.mkfifo(folder / "pipe.json")
     (folder / "endless.json").symlink_to("/dev/zero")
     (folder / "loop.json").symlink_to("loop.json")
     with (folder / "huge.json").open("wb") as f:
         f.truncate(1 << 40)
-    await _gathered(tmp_path)
+    await _gather(tmp_path)
     with tarfile.open(tmp_path / "out.tar.gz") as tar:
         names = {Path(n).name for n in tar.getnames()}
     prefix = str(folder).lstrip("/").replace("/", "_")
     refused = ("pipe.json", "endless.json", "loop.json", "huge.json")
-    assert {f"{prefix}_{n}" for n in ODD} | {f"{prefix}_{n}.error" for n in refused} <= names
+    assert {f"{prefix}_{n}" for n in MALFORMED_FILES} | {f"{prefix}_{n}.error" for n in refused} <= names
 
 
-async def _gathered(root: Path) -> None:
-    what = Examination(
+async def _gather(root: Path) -> None:
+    examination = Examination(
         host_root=root, kubelet_root=root / "kubelet", cdi_root=root / "run/cdi", sysfs_root=root / "sys",
         dev_root=root / "dev", api="no API server", node="", devices=(), permissions=(), timeout=1, host=True,
     )  # fmt: skip
     archive = Archive(root / "out.tar.gz")
-    await gather(what, [], archive, lambda _: None)
+    await gather(examination, [], archive, lambda _: None)
     archive.close()

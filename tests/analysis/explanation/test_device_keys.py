@@ -1,4 +1,4 @@
-"""Nodes with equal devices are examined once, and the explanation is the same as if each were examined."""
+"""Explain examines only one of several nodes with equal devices. The explanation equals that of an examination of each node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def node(name: str, **spec: Any) -> JSON:
 
 
 def device(node_name: str, number: int, model: str, **more: Any) -> JSON:
-    """A device whose name and serial number no other device has."""
+    """Returns a device with a unique name and serial number."""
     attributes = {
         "model": {"string": model},
         "serial": {"string": f"{node_name}-{number}"},
@@ -68,7 +68,7 @@ def request(count: int = 1, *expressions: str, **more: Any) -> JSON:
     return {"name": "r", "exactly": {"deviceClassName": "gpu", "count": count, "selectors": selectors, **more}}
 
 
-def held(name: str, node_name: str, names: list[str]) -> JSON:
+def allocated_claim(name: str, node_name: str, names: list[str]) -> JSON:
     results = [{"request": "r", "driver": DRIVER, "pool": node_name, "device": d} for d in names]
     allocation = {"devices": {"results": results}, "allocationTimestamp": "2026-01-01T00:00:00Z"}
     return {**claim(name, [request(len(names))]), "status": {"allocation": allocation}}
@@ -81,49 +81,53 @@ def pod(*claims: str, **spec: Any) -> JSON:
 
 
 @pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[cel.Device]:
-    """Gets the device of each evaluation of a selector."""
-    found: list[cel.Device] = []
+def evaluated_devices(monkeypatch: pytest.MonkeyPatch) -> list[cel.Device]:
+    """Collects the device of each evaluation of a selector."""
+    devices: list[cel.Device] = []
     matches = cel.Selector.matches
 
-    def counting(self: cel.Selector, of: cel.Device) -> bool:
-        found.append(of)
-        return matches(self, of)
+    def counting(self: cel.Selector, device: cel.Device) -> bool:
+        devices.append(device)
+        return matches(self, device)
 
     monkeypatch.setattr(cel.Selector, "matches", counting)
-    return found
+    return devices
 
 
-def test_selectors_are_evaluated_on_one_of_5000_nodes_with_equal_devices(evaluated: list[cel.Device]) -> None:
+def test_explain_evaluates_selectors_on_one_of_5000_nodes_with_equal_devices(
+    evaluated_devices: list[cel.Device],
+) -> None:
     names = [f"n-{i}" for i in range(5000)]
     objects = [o for n in names for o in (node(n), *slices(n, [device(n, k, "small") for k in range(2)], []))]
     found = explain(Snapshot.of([*objects, device_class(MODEL), claim("c", [request()]), pod("c")]), "p")
     assert [len(g.nodes) for g in found.groups] == [5000]
     assert found.groups[0].requests[0].devices == 10_000
-    assert len(set(map(id, evaluated))) == 2
-    assert len(evaluated) == 4  # by the allocator, and for the reasons
+    assert len(set(map(id, evaluated_devices))) == 2
+    assert len(evaluated_devices) == 4  # once by the allocator and once for the reasons
 
 
-def test_an_attribute_that_a_selector_reads_separates_nodes(evaluated: list[cel.Device]) -> None:
+def test_nodes_that_differ_in_an_attribute_of_a_selector_are_examined_separately(
+    evaluated_devices: list[cel.Device],
+) -> None:
     names = [f"n-{i}" for i in range(20)]
     objects = [o for n in names for o in (node(n), *slices(n, [device(n, 0, "small")], []))]
     serial = f'device.attributes["{DRIVER}"].serial == "none"'
     found = explain(Snapshot.of([*objects, device_class(), claim("c", [request(1, serial)]), pod("c")]), "p")
     assert [len(g.nodes) for g in found.groups] == [20]
-    assert len(set(map(id, evaluated))) == 20
+    assert len(set(map(id, evaluated_devices))) == 20
 
 
-def test_different_claims_on_nodes_with_equal_devices_are_separate_examples() -> None:
+def test_claims_on_nodes_with_equal_devices_are_separate_examples() -> None:
     names = [f"n-{i}" for i in range(9)]
     objects = [o for n in names for o in (node(n), *slices(n, [device(n, 0, "small")], []))]
-    holders = [held(f"c-{n}", n, [f"d-{n}-0"]) for n in names]
+    holders = [allocated_claim(f"c-{n}", n, [f"d-{n}-0"]) for n in names]
     found = explain(Snapshot.of([*objects, *holders, device_class(), claim("c", [request()]), pod("c")]), "p")
     [reason] = found.groups[0].requests[0].reasons
     assert reason.devices == 9
     assert len({e.detail for e in reason.examples}) == 3
 
 
-def test_equal_taints_of_a_rule_and_of_the_driver_are_different_reasons() -> None:
+def test_equal_taints_of_a_rule_and_of_the_driver_are_separate_reasons() -> None:
     taint = {"key": "a", "effect": "NoSchedule"}
     rule = {
         "apiVersion": API, "kind": "DeviceTaintRule", "metadata": {"name": "repair"},
@@ -144,7 +148,7 @@ def test_equal_taints_of_a_rule_and_of_the_driver_are_different_reasons() -> Non
 
 
 def cluster(draw: random.Random) -> Iterator[JSON]:
-    """Nodes of few kinds, so that many are equal but for one detail."""
+    """Yields nodes of few kinds, so that many are equal except for one detail."""
     yield device_class(*draw.choice([(), (MODEL,), (f'device.driver == "{DRIVER}"',)]))
     taint = {"taints": [{"key": "a", "effect": draw.choice(["NoSchedule", "None"])}]}
     kinds: list[list[JSON]] = [
@@ -165,14 +169,14 @@ def cluster(draw: random.Random) -> Iterator[JSON]:
             for one in devices:
                 one["consumesCounters"] = [{"counterSet": f"set-{name}", "counters": {"memory": {"value": "80Gi"}}}]
         if draw.random() < 0.05:
-            devices += devices[:1]  # a pool with a name that is not unique
+            devices += devices[:1]  # a pool with a duplicate device name
         yield from list(slices(name, devices, counters))[: 1 if draw.random() < 0.05 else 2]
         whole = [d["name"] for d in devices if not d.get("allowMultipleAllocations")]
         if whole and draw.random() < 0.4:
-            yield held(f"c-{name}", name, whole[:1])
+            yield allocated_claim(f"c-{name}", name, whole[:1])
 
 
-def asked(draw: random.Random) -> list[JSON]:
+def waiting_pod(draw: random.Random) -> list[JSON]:
     compared = draw.choice(["", "serial", "numa", "link", "link"])
     constraints = [{"matchAttribute": f"{DRIVER}/{compared}"}] if compared else []
     selectors = draw.choice([(), (MODEL,), (f'device.capacity["{DRIVER}"].memory.compareTo(quantity("81Gi")) > 0',)])
@@ -183,8 +187,8 @@ def asked(draw: random.Random) -> list[JSON]:
     return [claim("c", [one], constraints), pod("c")]
 
 
-def shown(found: Explanation) -> object:
-    """All of an explanation but the examples, which are of any of the nodes."""
+def comparable(found: Explanation) -> object:
+    """Returns the explanation in comparable form, without the examples, because each node of a group can be the example."""
     groups = [
         (g.nodes, g.fits, [(r.kind, r.text, r.change) for r in g.reasons], [
             (q.request, q.wanted, q.usable, q.devices, {(r.kind, r.text, r.change, r.devices) for r in q.reasons}) for q in g.requests
@@ -195,10 +199,10 @@ def shown(found: Explanation) -> object:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_an_explanation_is_the_same_as_if_each_node_were_examined(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explanation_equals_one_that_examines_each_node(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
-    snapshot = Snapshot.of([*cluster(draw), *asked(draw)])
+    snapshot = Snapshot.of([*cluster(draw), *waiting_pod(draw)])
     assert not snapshot.unread
-    once = explain(snapshot, "p")
+    explanation = explain(snapshot, "p")
     monkeypatch.setattr(DeviceKeys, "of", lambda self, node: None)
-    assert shown(once) == shown(explain(snapshot, "p"))
+    assert comparable(explanation) == comparable(explain(snapshot, "p"))

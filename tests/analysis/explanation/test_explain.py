@@ -1,4 +1,4 @@
-"""``explain`` on plain objects: each thing that can stand in a pod's way is named, with what would have to change."""
+"""``explain`` on plain objects names each obstacle of a pod and the change that removes it."""
 
 from __future__ import annotations
 
@@ -55,24 +55,30 @@ def claim(name: str = "c", constraints: list[JSON] | None = None, **exactly: Any
     return dra("ResourceClaim", name, {"devices": {"requests": [request], "constraints": constraints or []}})
 
 
-def held(name: str, node_name: str, *devices: str, users: tuple[str, ...] = ("holder",), **result: Any) -> JSON:
+def allocated_claim(
+    name: str, node_name: str, *devices: str, users: tuple[str, ...] = ("holder",), **result: Any
+) -> JSON:
     results = [{"request": "r", "driver": DRIVER, "pool": node_name, "device": d, **result} for d in devices]
-    where = {
+    node_selector = {
         "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node_name]}]}]
     }
-    allocation = {"devices": {"results": results}, "nodeSelector": where, "allocationTimestamp": "2026-01-01T00:00:00Z"}
+    allocation = {
+        "devices": {"results": results},
+        "nodeSelector": node_selector,
+        "allocationTimestamp": "2026-01-01T00:00:00Z",
+    }
     reserved = [{"resource": "pods", "name": u, "uid": u} for u in users]
     return claim(name) | {"status": {"allocation": allocation, "reservedFor": reserved}}
 
 
-def failed_binding(why: str) -> JSON:
-    """A claim that its scheduler gives back next."""
-    out = held(
+def failed_binding(message: str) -> JSON:
+    """Returns a claim that the scheduler will deallocate because its binding failed."""
+    claim_object = allocated_claim(
         "c", "a", "g0", users=("pods/default/p",), bindingConditions=["Attached"], bindingFailureConditions=["Off"]
     )
-    condition = {"type": "Off", "status": "True", "reason": "BindingFailed", "message": why}
-    out["status"]["devices"] = [{"driver": DRIVER, "pool": "a", "device": "g0", "conditions": [condition]}]
-    return out
+    condition = {"type": "Off", "status": "True", "reason": "BindingFailed", "message": message}
+    claim_object["status"]["devices"] = [{"driver": DRIVER, "pool": "a", "device": "g0", "conditions": [condition]}]
+    return claim_object
 
 
 def pod(*claims: str, name: str = "p", **spec: Any) -> JSON:
@@ -83,8 +89,8 @@ def pod(*claims: str, name: str = "p", **spec: Any) -> JSON:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec, "status": status}
 
 
-def asked(*objects: JSON, gaps: tuple[Gap, ...] = (), what: str = "p") -> Explanation:
-    return explain(Snapshot.of([CLASS, *objects], gaps=gaps), what)
+def explain_objects(*objects: JSON, gaps: tuple[Gap, ...] = (), subject: str = "p") -> Explanation:
+    return explain(Snapshot.of([CLASS, *objects], gaps=gaps), subject)
 
 
 SELECTS = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}" && {MEMORY}'}}]}
@@ -92,21 +98,21 @@ UNHEALTHY = {"key": "gpu.example.com/unhealthy", "effect": "NoSchedule"}
 COUNTERS = {"sharedCounters": [{"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}}]}
 
 
-def part(name: str, amount: str) -> JSON:
+def partition(name: str, amount: str) -> JSON:
     return gpu(name, consumesCounters=[{"counterSet": "gpu-0", "counters": {"memory": {"value": amount}}}])
 
 
-def shared(name: str) -> JSON:
+def shared_device(name: str) -> JSON:
     return gpu(name, allowMultipleAllocations=True)
 
 
 ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 LABELLED = {"numa": {"int": 1}}
-OF_THE_POD = {
+POD_REASONS = {
     ReasonKind.CLASS_MISSING, ReasonKind.CLAIM_MISSING, ReasonKind.TEMPLATE_MISSING, ReasonKind.ADMIN_LABEL, ReasonKind.CLAIM_ON_OTHER_NODE, ReasonKind.RESERVATION,
     ReasonKind.BINDING, ReasonKind.TOO_MANY, ReasonKind.GATED, ReasonKind.SCHEDULER_NAME, ReasonKind.NODE_GIVEN, ReasonKind.EXTENDED, ReasonKind.SELECTOR_ERROR,
 }  # fmt: skip
-# What is in the way: the objects, its kind, words of its text or examples, words of what would have to change.
+# Each obstacle has the objects, the reason's kind, a part of its text or an example, and a part of the suggested change.
 OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     "the false part of a selector, with the value": (
         [node("a"), pool("a", gpu("g0", "16Gi")), claim(**SELECTS), pod("c")],
@@ -121,20 +127,20 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         "class gpu",
     ),
     "no slice at all": ([node("a"), claim(), pod("c")], ReasonKind.NO_DEVICES, "no device is published", "a driver"),
-    "fewer devices than asked for": (
+    "fewer devices than requested": (
         [node("a"), pool("a", gpu("g0")), claim(count=2), pod("c")],
         ReasonKind.TOO_FEW,
         "each node has at most 1 usable",
         "ask for 1 instead of 2 in request r",
     ),
     "a claim of another pod": (
-        [node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c")],
+        [node("a"), pool("a", gpu("g0")), allocated_claim("h", "a", "g0"), claim(), pod("c")],
         ReasonKind.HELD,
         "claim default/h of pod default/holder",
         "delete the pods of these claims, or a claim that no pod uses (on a: claim default/h of pod default/holder)",
     ),
-    "a claim that nobody uses": (
-        [node("a"), pool("a", gpu("g0")), held("h", "a", "g0", users=()), claim(), pod("c")],
+    "a claim without users": (
+        [node("a"), pool("a", gpu("g0")), allocated_claim("h", "a", "g0", users=()), claim(), pod("c")],
         ReasonKind.HELD,
         "claim default/h that no pod uses",
         "or a claim that no pod uses (on a: claim default/h that no pod uses)",
@@ -148,7 +154,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
     "a counter": (
         [
             node("a"),
-            pool("a", part("half", "40Gi"), part("whole", "80Gi"), count=2),
+            pool("a", partition("half", "40Gi"), partition("whole", "80Gi"), count=2),
             dra(
                 "ResourceSlice",
                 "counters",
@@ -159,7 +165,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
                     **COUNTERS,
                 },
             ),
-            held("h", "a", "half"),
+            allocated_claim("h", "a", "half"),
             claim(selectors=[{"cel": {"expression": "true"}}]),
             pod("c"),
         ],
@@ -173,11 +179,11 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         "its memory is less than 40Gi (a/g0: it has 16Gi)",
         "ask for at most 16Gi of memory (on a)",
     ),
-    "capacity that others took": (
+    "capacity that another claim consumes": (
         [
             node("a"),
-            pool("a", shared("g0")),
-            held("h", "a", "g0", shareID="s", consumedCapacity={"memory": "60Gi"}),
+            pool("a", shared_device("g0")),
+            allocated_claim("h", "a", "g0", shareID="s", consumedCapacity={"memory": "60Gi"}),
             claim(capacity={"requests": {"memory": "40Gi"}}),
             pod("c"),
         ],
@@ -202,13 +208,13 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         "not for all of them together",
         "",
     ),
-    "a pool that is not all there": (
+    "an incomplete pool": (
         [node("a"), pool("a", gpu("g0"), generation=3, count=2), claim(), pod("c")],
         ReasonKind.POOL_INCOMPLETE,
         f"pool {DRIVER}/a, generation 3: 1 of 2 slices",
         "",
     ),
-    "a pool that contradicts itself": (
+    "a pool with a duplicate device name": (
         [node("a"), pool("a", gpu("g0"), gpu("g0")), claim(), pod("c")],
         ReasonKind.POOL_INVALID,
         "duplicate device name g0",
@@ -225,19 +231,19 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         "no such key: uuid",
         f'a selector that checks first: "uuid" in device.attributes["{DRIVER}"] && ...',
     ),
-    "a class that is not there": (
+    "a missing class": (
         [node("a"), claim(deviceClassName="gpus"), pod("c")],
         ReasonKind.CLASS_MISSING,
         "DeviceClass gpus does not exist",
         "similar name: gpu",
     ),
-    "a claim that is not there": (
+    "a missing claim": (
         [node("a"), claim("cc"), pod("c")],
         ReasonKind.CLAIM_MISSING,
         "claim default/c does not exist",
         "similar name: cc",
     ),
-    "a template that is not there": (
+    "a missing template": (
         [
             node("a"),
             pod()
@@ -264,20 +270,24 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         "does not have the label resource.kubernetes.io/admin-access=true",
         "kubectl label namespace default",
     ),
-    "a claim that is allocated elsewhere": (
-        [node("a"), node("b", unschedulable=True), held("c", "b", "g0"), pod("c")],
+    "a claim that is allocated on another node": (
+        [node("a"), node("b", unschedulable=True), allocated_claim("c", "b", "g0"), pod("c")],
         ReasonKind.CLAIM_ON_OTHER_NODE,
         "allocated for other nodes, and pod default/holder uses it there",
         "",
     ),
-    "a claim with all the users that it may have": (
-        [node("a"), held("c", "a", "g0", users=tuple(f"u{i}" for i in range(256))), pod("c")],
+    "a claim with the maximum number of users": (
+        [node("a"), allocated_claim("c", "a", "g0", users=tuple(f"u{i}" for i in range(256))), pod("c")],
         ReasonKind.RESERVATION,
         "reserved for 256 pods",
         "one of these pods has to end",
     ),
     "binding conditions": (
-        [node("a"), held("c", "a", "g0", users=("pods/default/p",), bindingConditions=["Attached"]), pod("c")],
+        [
+            node("a"),
+            allocated_claim("c", "a", "g0", users=("pods/default/p",), bindingConditions=["Attached"]),
+            pod("c"),
+        ],
         ReasonKind.BINDING,
         f"waits for binding conditions: Attached of {DRIVER}/a/g0",
         f"the controller of {DRIVER}",
@@ -288,7 +298,7 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         'device binding failed: claim=c, reason=BindingFailed, message="the switch is off"',
         f"see the log of the controller of {DRIVER}; the scheduler releases the devices and tries again",
     ),
-    "more devices than a claim gets": (
+    "more devices than a claim may request": (
         [node("a"), claim(count=33), pod("c")],
         ReasonKind.TOO_MANY,
         "asks for 33 devices",
@@ -300,13 +310,13 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
         "x/y",
         "the component that set them must remove them",
     ),
-    "a scheduler that nobody is": (
+    "an unknown scheduler": (
         [node("a"), pool("a", gpu("g0")), claim(), pod("c", schedulerName="mine")],
         ReasonKind.SCHEDULER_NAME,
         "the scheduler mine",
         "start a scheduler named mine",
     ),
-    "a node that was given": (
+    "a pod with a node name": (
         [node("a"), claim(), pod("c", nodeName="a")],
         ReasonKind.NODE_GIVEN,
         "never allocated",
@@ -352,47 +362,53 @@ OBSTACLES: Mapping[str, tuple[list[JSON], ReasonKind, str, str]] = {
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=name) for name, c in OBSTACLES.items()])
-def test_what_stands_in_the_way_is_named_with_what_would_help(case: tuple[list[JSON], ReasonKind, str, str]) -> None:
-    objects, kind, said, change = case
-    found = asked(*objects)
-    shown = " ".join(" ".join(text(found, Style(coloured=False))).split())
-    assert found.state is ExplanationState.WAITS, shown
-    assert kind in found.kinds, shown
-    assert said in shown
-    assert change in shown
+def test_explain_names_each_obstacle_with_a_change_that_helps(case: tuple[list[JSON], ReasonKind, str, str]) -> None:
+    objects, kind, expected_text, expected_change = case
+    found = explain_objects(*objects)
+    output = " ".join(" ".join(text(found, Style(coloured=False))).split())
+    assert found.state is ExplanationState.WAITS, output
+    assert kind in found.kinds, output
+    assert expected_text in output
+    assert expected_change in output
 
 
 @pytest.mark.parametrize(
     "case", [pytest.param(c, id=name) for name, c in OBSTACLES.items() if c[1] not in {ReasonKind.NO_NODES}]
 )
-def test_with_a_node_that_has_everything_only_what_concerns_the_pod_is_left(
+def test_with_a_suitable_node_only_the_pods_own_obstacles_remain(
     case: tuple[list[JSON], ReasonKind, str, str],
 ) -> None:
-    plenty = pool("z", *(gpu(f"z{i}") for i in range(4)))
-    nodes = [*case[0], node("z", labels={"disk": "ssd"}), plenty]
+    free_pool = pool("z", *(gpu(f"z{i}") for i in range(4)))
+    nodes = [*case[0], node("z", labels={"disk": "ssd"}), free_pool]
     if case[1] is ReasonKind.RESOURCES:
         nodes[-2]["status"]["allocatable"]["cpu"] = "64"
-    found = asked(*nodes)
-    if case[1] in OF_THE_POD:
+    found = explain_objects(*nodes)
+    if case[1] in POD_REASONS:
         assert found.state is ExplanationState.WAITS
         assert case[1] in found.kinds
     else:
         assert (found.state, found.nodes) == (ExplanationState.FITS, ("z",))
 
 
-def test_nodes_that_state_the_same_are_one_group_whoever_holds_their_devices() -> None:
-    nodes = [x for i in range(300) for x in (node(f"n{i}"), pool(f"n{i}", gpu("g0")), held(f"h{i}", f"n{i}", "g0"))]
-    found = asked(*nodes, claim(), pod("c"))
+def test_nodes_with_equal_reasons_are_one_group_for_different_claims() -> None:
+    nodes = [
+        x
+        for i in range(300)
+        for x in (node(f"n{i}"), pool(f"n{i}", gpu("g0")), allocated_claim(f"h{i}", f"n{i}", "g0"))
+    ]
+    found = explain_objects(*nodes, claim(), pod("c"))
     assert [len(g.nodes) for g in found.groups] == [300]
     [reason] = found.groups[0].requests[0].reasons
     assert (reason.devices, len(reason.examples)) == (300, 3)
     assert len(text(found, Style(coloured=False))) < 25
 
 
-def test_a_change_is_reported_for_the_nodes_where_it_was_tried_with_success_alone() -> None:
-    """On b the taint is not the only thing."""
+def test_a_change_is_reported_only_for_nodes_where_it_suffices() -> None:
+    """On node b the taint is not the only obstacle."""
     tainted = gpu("g0", taints=[UNHEALTHY])
-    found = asked(node("a"), node("b"), pool("a", tainted), pool("b", tainted), held("h", "b", "g0"), claim(), pod("c"))
+    found = explain_objects(
+        node("a"), node("b"), pool("a", tainted), pool("b", tainted), allocated_claim("h", "b", "g0"), claim(), pod("c")
+    )
     assert [(c.nodes, c.example) for c in found.changes if "tolerate" in c.text] == [(1, "a")]
 
 
@@ -408,62 +424,62 @@ def test_a_change_is_reported_for_the_nodes_where_it_was_tried_with_success_alon
         (f"{ATTRIBUTES}.numa > 'a'", "a selector that can be evaluated for every device"),
     ],
 )
-def test_a_selector_that_fails_is_to_request_what_the_device_has_not(expression: str, change: str) -> None:
+def test_the_change_for_a_failing_selector_checks_the_missing_key_first(expression: str, change: str) -> None:
     selectors = [{"cel": {"expression": expression}}]
-    found = asked(node("a"), pool("a", gpu("g0")), claim(selectors=selectors), pod("c"))
+    found = explain_objects(node("a"), pool("a", gpu("g0")), claim(selectors=selectors), pod("c"))
     [reason] = found.reasons
     assert reason.kind is ReasonKind.SELECTOR_ERROR and change in reason.change
 
 
-def test_a_pod_that_runs_reports_which_devices_it_has_and_where_from() -> None:
+def test_explain_shows_the_devices_of_a_running_pod_with_their_slices() -> None:
     running = pod("c", nodeName="a", status={"phase": "Running"})
-    found = asked(node("a"), pool("a", gpu("g0")), held("c", "a", "g0", users=("p",)), running)
+    found = explain_objects(node("a"), pool("a", gpu("g0")), allocated_claim("c", "a", "g0", users=("p",)), running)
     assert (found.state, found.node) == (ExplanationState.RUNS, "a")
     [device] = found.claims[0].devices
     assert (device.device, device.node, device.slice) == ("g0", "a", "a-slice")
 
 
-def test_a_pod_that_is_placed_and_does_not_start_reports_what_the_kubelet_stated() -> None:
+def test_explain_shows_the_kubelets_event_for_a_bound_pod_that_does_not_start() -> None:
     event = {
         "apiVersion": "v1", "kind": "Event", "metadata": {"name": "e"}, "type": "Warning", "reason": "FailedPrepareDynamicResources",
         "message": "NodePrepareResources failed", "involvedObject": {"uid": "pods/default/p"},
     }  # fmt: skip
-    found = asked(node("a"), held("c", "a", "g0", users=("p",)), pod("c", nodeName="a"), event)
+    found = explain_objects(node("a"), allocated_claim("c", "a", "g0", users=("p",)), pod("c", nodeName="a"), event)
     assert [r.kind for r in found.reasons] == [ReasonKind.KUBELET]
     assert "NodePrepareResources failed" in found.summary
 
 
-def test_a_running_pod_shows_no_message_from_before_its_start_and_a_later_one_with_its_age() -> None:
+def test_explain_hides_events_before_the_start_of_a_running_pod_and_shows_later_ones() -> None:
     running = {"state": {"running": {"startedAt": "2026-01-01T00:05:00Z"}}}
-    runs = pod("c", nodeName="a", status={"phase": "Running", "containerStatuses": [running]})
+    running_pod = pod("c", nodeName="a", status={"phase": "Running", "containerStatuses": [running]})
 
-    def warned(seen: str, message: str) -> JSON:
-        meta = {"name": f"e{seen}", "namespace": "default"}
+    def warning_event(timestamp: str, message: str) -> JSON:
+        meta = {"name": f"e{timestamp}", "namespace": "default"}
         return {
             "apiVersion": "v1", "kind": "Event", "metadata": meta, "type": "Warning", "reason": "FailedPrepareDynamicResources",
-            "message": message, "lastTimestamp": seen, "involvedObject": {"uid": "pods/default/p"},
+            "message": message, "lastTimestamp": timestamp, "involvedObject": {"uid": "pods/default/p"},
         }  # fmt: skip
 
-    there = [node("a"), held("c", "a", "g0", users=("pods/default/p",)), runs]
-    before = warned("2026-01-01T00:01:00Z", "the firmware is not loaded")
-    found = asked(*there, before)
+    objects = [node("a"), allocated_claim("c", "a", "g0", users=("pods/default/p",)), running_pod]
+    before = warning_event("2026-01-01T00:01:00Z", "the firmware is not loaded")
+    found = explain_objects(*objects, before)
     assert (found.state, found.message, found.message_time) == (ExplanationState.RUNS, "", "")
-    later = asked(*there, before, warned("2026-01-02T00:00:00Z", "the device is unhealthy"))
+    later = explain_objects(*objects, before, warning_event("2026-01-02T00:00:00Z", "the device is unhealthy"))
     assert (later.message, later.message_time) == ("the device is unhealthy", "2026-01-02T00:00:00Z")
     assert re.search(
         r"Kubernetes says, \d+d ago: the device is unhealthy", "\n".join(text(later, Style(coloured=False)))
     )
 
 
-def test_the_summary_names_the_cause_on_the_nodes_that_the_pod_means() -> None:
-    """Most nodes have no device of the class, or other labels. They are not the cause that the devices are held."""
+def test_the_summary_names_the_cause_on_the_nodes_with_matching_devices() -> None:
+    """Most nodes have no device of the class, or other labels. The summary must not name this as the cause."""
     others = [o for n in "bcd" for o in (node(n), pool(n, gpu("g0"), driver="net.example.com"))]
-    there = [*others, node("e"), node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c")]
+    objects = [*others, node("e"), node("a"), pool("a", gpu("g0")), allocated_claim("h", "a", "g0"), claim(), pod("c")]
     first = "too few devices for request r (another claim holds it)"
-    assert asked(*there).summary == f"{first}, on 1 of 5 nodes; the other 4 have no such device"
+    assert explain_objects(*objects).summary == f"{first}, on 1 of 5 nodes; the other 4 have no such device"
     two = [node("f"), pool("f", gpu("g0"), gpu("g1", attributes=LABELLED))]
     pair = claim(count=2, constraints=[{"matchAttribute": f"{DRIVER}/numa"}])
-    found = asked(*others, *two, *there[-4:-2], pair, pod("c"))
+    found = explain_objects(*others, *two, *objects[-4:-2], pair, pod("c"))
     assert found.summary.startswith(f"no choice of devices satisfies matchAttribute {DRIVER}/numa, on 1 of ")
     selected = [
         node("a", labels={"disk": "ssd"}, unschedulable=True),
@@ -472,54 +488,62 @@ def test_the_summary_names_the_cause_on_the_nodes_that_the_pod_means() -> None:
         claim(),
         pod("c", nodeSelector={"disk": "ssd"}),
     ]
-    assert asked(*(pool(n, gpu("g0")) for n in "abc"), *selected).summary.startswith(
+    assert explain_objects(*(pool(n, gpu("g0")) for n in "abc"), *selected).summary.startswith(
         "the node is unschedulable, on 1 of 3 nodes; on 2 more: nodeSelector"
     )
 
 
-def test_of_several_numbers_that_would_fit_on_some_node_only_the_largest_is_suggested() -> None:
-    there = [
+def test_explain_suggests_only_the_largest_count_that_fits_on_some_node() -> None:
+    objects = [
         o
-        for n, have in (("a", 1), ("b", 3), ("c", 2))
-        for o in (node(n), pool(n, *(gpu(f"g{i}") for i in range(have))))
+        for n, count in (("a", 1), ("b", 3), ("c", 2))
+        for o in (node(n), pool(n, *(gpu(f"g{i}") for i in range(count))))
     ]
-    found = asked(*there, claim(count=4), pod("c"))
+    found = explain_objects(*objects, claim(count=4), pod("c"))
     assert [(c.text, c.example) for c in found.changes] == [("ask for 3 instead of 4 in request r", "b")]
 
 
-def test_a_search_that_takes_too_long_is_reported_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_reports_a_timeout_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_feasibility, "LIMIT", 0.0)
-    found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
+    found = explain_objects(node("a"), pool("a", gpu("g0")), claim(), pod("c"))
     assert (found.state, found.kinds) == (ExplanationState.UNKNOWN, {ReasonKind.TIMEOUT})
     assert "the scheduler stops after 10 s" in found.summary
 
 
-def test_all_pods_that_wait_for_devices_are_explained_together_as_they_are_alone() -> None:
-    far = pod("c", name="far")
-    far["metadata"]["namespace"] = "other"
-    placed, ended = pod("c", name="placed", nodeName="a"), pod("c", name="ended", status={"phase": "Succeeded"})
-    odd = pod("c", name="odd") | {"spec": {"containers": 3, "resourceClaims": [{"name": "e"}]}}
-    there = [CLASS, node("a"), pool("a", gpu("g0")), held("h", "a", "g0"), claim(), pod("c"), pod(name="bare")]
-    snapshot = Snapshot.of([*there, far, placed, ended, odd])
+def test_explanations_of_all_waiting_pods_equal_the_explanation_of_each_pod() -> None:
+    other_namespace = pod("c", name="far")
+    other_namespace["metadata"]["namespace"] = "other"
+    placed, finished = pod("c", name="placed", nodeName="a"), pod("c", name="ended", status={"phase": "Succeeded"})
+    malformed = pod("c", name="odd") | {"spec": {"containers": 3, "resourceClaims": [{"name": "e"}]}}
+    objects = [
+        CLASS,
+        node("a"),
+        pool("a", gpu("g0")),
+        allocated_claim("h", "a", "g0"),
+        claim(),
+        pod("c"),
+        pod(name="bare"),
+    ]
+    snapshot = Snapshot.of([*objects, other_namespace, placed, finished, malformed])
     found = waiting(snapshot)
     assert [e.subject for e in found] == ["pod default/p", "pod default/placed", "pod other/far"]
     assert [e.subject for e in waiting(snapshot, "other")] == ["pod other/far"]
-    alone = explain(snapshot, "p")
-    assert found[0] == dataclasses.replace(alone, changes=())
-    assert alone.changes
+    single = explain(snapshot, "p")
+    assert found[0] == dataclasses.replace(single, changes=())
+    assert single.changes
 
 
-def test_a_claim_is_explained_by_itself() -> None:
-    there = [node("a"), pool("a", gpu("g0"))]
-    assert asked(*there, claim(), what="claim/c").state is ExplanationState.FITS
-    assert asked(*there, held("c", "a", "g0"), what="claim/c").state is ExplanationState.RUNS
-    waits = asked(*there, held("h", "a", "g0"), claim(), pod("c"), what="claim/c")
-    assert waits.state is ExplanationState.WAITS and ReasonKind.HELD in waits.kinds
-    assert any("default/p" in note for note in waits.notes)
+def test_explain_explains_a_single_claim() -> None:
+    objects = [node("a"), pool("a", gpu("g0"))]
+    assert explain_objects(*objects, claim(), subject="claim/c").state is ExplanationState.FITS
+    assert explain_objects(*objects, allocated_claim("c", "a", "g0"), subject="claim/c").state is ExplanationState.RUNS
+    explanation = explain_objects(*objects, allocated_claim("h", "a", "g0"), claim(), pod("c"), subject="claim/c")
+    assert explanation.state is ExplanationState.WAITS and ReasonKind.HELD in explanation.kinds
+    assert any("default/p" in note for note in explanation.notes)
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("subject", "sentence"),
     [
         ("trian", "there is no pod trian in namespace default; similar name: train"),
         ("pod/web", "pod default/web asks for no devices"),
@@ -529,17 +553,17 @@ def test_a_claim_is_explained_by_itself() -> None:
         ("far", "it exists in namespace other (use -n)"),
     ],
 )
-def test_what_cannot_be_asked_gets_one_sentence(what: str, sentence: str) -> None:
-    far = pod(name="far")
-    far["metadata"]["namespace"] = "other"
+def test_an_invalid_subject_is_refused_with_one_sentence(subject: str, sentence: str) -> None:
+    other_namespace = pod(name="far")
+    other_namespace["metadata"]["namespace"] = "other"
     with pytest.raises(QuestionError) as e:
-        asked(node("a"), claim(), pod("c", name="train"), pod(name="web"), far, what=what)
+        explain_objects(node("a"), claim(), pod("c", name="train"), pod(name="web"), other_namespace, subject=subject)
     assert sentence in str(e.value)
     assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize(
-    ("gone", "state"),
+    ("unreadable", "state"),
     [
         ("nodes", ExplanationState.UNKNOWN),
         ("deviceclasses", ExplanationState.UNKNOWN),
@@ -550,25 +574,25 @@ def test_what_cannot_be_asked_gets_one_sentence(what: str, sentence: str) -> Non
         ("resourceclaimtemplates", ExplanationState.FITS),
     ],
 )
-def test_what_may_not_be_read_is_not_taken_to_be_absent(gone: str, state: ExplanationState) -> None:
+def test_unreadable_kinds_are_not_treated_as_absent(unreadable: str, state: ExplanationState) -> None:
     kinds = {
         "nodes": "Node",
         "deviceclasses": "DeviceClass",
         "resourceslices": "ResourceSlice",
         "resourceclaims": "ResourceClaim",
     }
-    there = [CLASS, node("a"), pool("a", gpu("g0")), claim(), pod("c")]
-    known = [o for o in there if o["kind"] != kinds.get(gone)]
+    objects = [CLASS, node("a"), pool("a", gpu("g0")), claim(), pod("c")]
+    readable = [o for o in objects if o["kind"] != kinds.get(unreadable)]
     found = (
-        explain(Snapshot.of(known, gaps=[Gap(gone, f"cannot list {gone}")]), "p")
-        if gone != "pods"
-        else asked(*there[1:], gaps=(Gap(gone, "cannot list pods"),))
+        explain(Snapshot.of(readable, gaps=[Gap(unreadable, f"cannot list {unreadable}")]), "p")
+        if unreadable != "pods"
+        else explain_objects(*objects[1:], gaps=(Gap(unreadable, "cannot list pods"),))
     )
     assert found.state is state, found.summary
-    assert f"cannot list {gone}" in " ".join(text(found, Style(coloured=False)))
+    assert f"cannot list {unreadable}" in " ".join(text(found, Style(coloured=False)))
 
 
-def test_objects_of_older_versions_are_the_same_objects() -> None:
+def test_explain_converts_objects_of_older_versions() -> None:
     old = json.loads(json.dumps([claim(), pool("a", gpu("g0")), CLASS]).replace("/v1", "/v1beta1"))
     old[0]["spec"]["devices"]["requests"] = [{"name": "r", "deviceClassName": "gpu"}]
     device = old[1]["spec"]["devices"][0]
@@ -576,9 +600,9 @@ def test_objects_of_older_versions_are_the_same_objects() -> None:
     assert explain(Snapshot.of([*old, node("a"), pod("c")]), "p").state is ExplanationState.FITS
 
 
-def test_an_object_without_an_objects_form_is_left_out_and_reported() -> None:
-    odd = pod("c", name="odd", nodeName="a")
-    odd["spec"]["containers"] = [{"resources": 3}]
-    found = asked(node("a"), pool("a", gpu("g0")), claim(), pod("c"), odd)
+def test_explain_skips_and_reports_a_malformed_object() -> None:
+    malformed = pod("c", name="odd", nodeName="a")
+    malformed["spec"]["containers"] = [{"resources": 3}]
+    found = explain_objects(node("a"), pool("a", gpu("g0")), claim(), pod("c"), malformed)
     assert found.state is ExplanationState.FITS
     assert any("Pod default/odd cannot be read" in n for n in found.notes)

@@ -1,5 +1,7 @@
-"""What an operator reads about each pod of one cluster, word for word. ``waiting_cluster.yaml`` was recorded on a local cluster:
-four cards of one driver on each of two nodes, published whole, as halves and as quarters; node-2 is cordoned.
+"""The exact text of ``explain`` for each pod of one recorded cluster.
+
+``waiting_cluster.yaml`` was recorded on a local cluster with two nodes. Each node has four cards of one driver, published as whole cards,
+halves and quarters. Node-2 is cordoned.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ JSON = dict[str, Any]
 FILE = Path(__file__).with_name("waiting_cluster.yaml")
 EXTENDED = "nimbus.example.com/n4"
 
-READ = {
+EXPECTED_TEXT = {
     "by-hand": """
         pod default/by-hand waits: the pod was created with nodeName node-1, so no scheduler looks at it, and claim
           default/by-hand-c-bgdv7 is never allocated
@@ -118,57 +120,57 @@ def with_pod(name: str, count: str) -> Snapshot:
     return Snapshot.of([*cluster(), pod])
 
 
-def read(found: Explanation) -> str:
+def rendered(found: Explanation) -> str:
     return "\n".join(text(found, Style(coloured=False)))
 
 
-@pytest.mark.parametrize("name", READ)
-def test_a_pod_is_explained_in_these_words(name: str) -> None:
-    assert read(explain(Snapshot.of(cluster()), name)) == textwrap.dedent(READ[name]).strip()
+@pytest.mark.parametrize("name", EXPECTED_TEXT)
+def test_the_explanation_of_a_pod_has_the_expected_text(name: str) -> None:
+    assert rendered(explain(Snapshot.of(cluster()), name)) == textwrap.dedent(EXPECTED_TEXT[name]).strip()
 
 
-def test_the_list_and_top_name_the_same_pods_with_the_same_cause() -> None:
+def test_the_list_and_top_show_the_same_pods_with_the_same_cause() -> None:
     snapshot = Snapshot.of(cluster())
     listed = waiting(snapshot)
-    assert {e.subject.rpartition("/")[2] for e in listed} == READ.keys() - {"whole"}
+    assert {e.subject.rpartition("/")[2] for e in listed} == EXPECTED_TEXT.keys() - {"whole"}
     assert [f"pod {p.namespace}/{p.name}" for p in overview(snapshot).waiting] == [e.subject for e in listed]
-    assert all(read(e).startswith(f"{e.subject} waits: {e.summary[:40]}") for e in listed)
+    assert all(rendered(e).startswith(f"{e.subject} waits: {e.summary[:40]}") for e in listed)
 
 
-def test_an_extended_resource_is_named_as_the_pod_names_it() -> None:
+def test_explain_uses_the_pods_name_for_an_extended_resource() -> None:
     found = explain(with_pod("five", "5"), "five")
     assert found.summary.startswith(
         f"the node has fewer than 5 devices for {EXTENDED} in container main, on all 2 nodes"
     )
-    said = " ".join(read(found).split())
-    assert f"{EXTENDED}: 5 in container main, of class n4.nimbus.example.com; each node has at most 3 usable" in said
-    assert f"ask for 3 instead of 5 of {EXTENDED} in container main (on node-1)" in said
-    assert "container-0-request" not in said
+    output = " ".join(rendered(found).split())
+    assert f"{EXTENDED}: 5 in container main, of class n4.nimbus.example.com; each node has at most 3 usable" in output
+    assert f"ask for 3 instead of 5 of {EXTENDED} in container main (on node-1)" in output
+    assert "container-0-request" not in output
 
 
-def test_a_cordoned_node_that_would_do_is_uncordoned_with_a_line_to_paste() -> None:
+def test_explain_shows_the_command_that_uncordons_a_suitable_node() -> None:
     found = explain(with_pod("four", "4"), "four")
     change = next(c for c in found.changes if c.command)
     assert (change.text, change.example) == ("make the node schedulable again", "node-2")
-    assert "      kubectl uncordon node-2" in read(found).splitlines()
+    assert "      kubectl uncordon node-2" in rendered(found).splitlines()
 
 
-def test_cards_and_devices_are_counted_by_what_a_request_could_get() -> None:
+def test_the_overview_counts_cards_and_devices_by_their_availability_for_requests() -> None:
     found = overview(Snapshot.of(cluster()))
     uses = {(d.node, d.name): d.use for d in found.devices}
     assert {use for (node, _), use in uses.items() if node == "node-2"} == {DeviceUse.UNAVAILABLE}
-    of_card = {name: use for (node, name), use in uses.items() if node == "node-1" and "0000-17-00-0" in name}
-    assert of_card.pop("n4-0000-17-00-0") is DeviceUse.HELD
-    assert set(of_card.values()) == {DeviceUse.BLOCKED}
-    assert len(of_card) == 6
+    card_uses = {name: use for (node, name), use in uses.items() if node == "node-1" and "0000-17-00-0" in name}
+    assert card_uses.pop("n4-0000-17-00-0") is DeviceUse.HELD
+    assert set(card_uses.values()) == {DeviceUse.BLOCKED}
+    assert len(card_uses) == 6
     assert [(n.name, n.occupancy) for n in found.nodes] == [
         ("node-1", Occupancy(4, 1.0)),
         ("node-2", Occupancy(4, 0.0)),
     ]
 
 
-def test_quarters_that_fill_the_node_leave_nothing_free() -> None:
-    """The 16 quarters of four cards: the halves and whole cards are blocked, and not free."""
+def test_quarters_that_use_all_cards_leave_no_device_free() -> None:
+    """When the 16 quarters of four cards are allocated, the halves and whole cards are blocked."""
     objects = [o for o in cluster() if o["kind"] not in {"Pod", "ResourceClaim"}]
     selector = 'device.attributes["nimbus.example.com"].profile == "quarter"'
     quarter = {"deviceClassName": "n4-part.nimbus.example.com", "selectors": [{"cel": {"expression": selector}}]}
@@ -179,14 +181,14 @@ def test_quarters_that_fill_the_node_leave_nothing_free() -> None:
         "metadata": {"name": "q"},
         "spec": {"spec": spec},
     }
-    pods = {
+    pod_spec = {
         "containers": [{"name": "c", "image": "i", "resources": {"claims": [{"name": "q"}]}}],
         "resourceClaims": [{"name": "q", "resourceClaimTemplateName": "q"}],
     }
     labels = {"app": "q"}
     deployment = {
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "q"},
-        "spec": {"replicas": 16, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pods}},
+        "spec": {"replicas": 16, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod_spec}},
     }  # fmt: skip
     found = simulate(Snapshot.of(objects), [template, deployment])
     assert found.fits

@@ -1,4 +1,4 @@
-"""Nodes that are equal for a pod are examined once, and the explanation is the same as if each node were examined."""
+"""Explain examines only one of several nodes that are equal for a pod. The explanation equals that of an examination of each node."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from dra_kubeletplugin.scheduling.framework.node_info import NodeInfo
 from tests.analysis.explanation.test_device_keys import (
     JSON,
     MODEL,
+    allocated_claim,
     claim,
+    comparable,
     device,
     device_class,
-    held,
     node,
     pod,
     request,
-    shown,
     slices,
 )
 
 
 def _node(draw: random.Random, name: str) -> JSON:
     taint = {"key": "a", "value": draw.choice("xy"), "effect": draw.choice(["NoSchedule", "PreferNoSchedule"])}
-    made = node(name, unschedulable=draw.random() < 0.1, taints=[taint] if draw.random() < 0.2 else [])
-    made["metadata"]["labels"] = {"host": name, **draw.choice([{"zone": "x"}, {"zone": "y"}, {}])}
+    obj = node(name, unschedulable=draw.random() < 0.1, taints=[taint] if draw.random() < 0.2 else [])
+    obj["metadata"]["labels"] = {"host": name, **draw.choice([{"zone": "x"}, {"zone": "y"}, {}])}
     if draw.random() < 0.2:
-        made["status"]["allocatable"] |= {draw.choice(["pods", "example.com/plugin"]): "1"}
-    return made
+        obj["status"]["allocatable"] |= {draw.choice(["pods", "example.com/plugin"]): "1"}
+    return obj
 
 
-def _placed(draw: random.Random, name: str, where: str) -> JSON:
-    """A pod that takes CPU, sometimes a port, and sometimes keeps the pod p away from its node or zone."""
+def _placed(draw: random.Random, name: str, node_name: str) -> JSON:
+    """Returns a pod that takes CPU, sometimes a port, and sometimes excludes the pod p from its node or zone by anti-affinity."""
     ports = [{"hostPort": 80, "containerPort": 80}] if draw.random() < 0.3 else []
     container = {"name": "main", "resources": {"requests": {"cpu": draw.choice("135")}}, "ports": ports}
-    spec: JSON = {"nodeName": where, "containers": [container]}
+    spec: JSON = {"nodeName": node_name, "containers": [container]}
     if draw.random() < 0.1:
         spec["affinity"] = {"podAntiAffinity": _required(draw.choice(["host", "zone"]), "p")}
     meta = {"name": name, "labels": {"app": draw.choice("pq")}}
@@ -64,11 +64,11 @@ def cluster(draw: random.Random) -> Iterator[JSON]:
         for k in range(draw.choice([0, 0, 1, 2])):
             yield _placed(draw, f"p-{i}-{k}", name)
         if draw.random() < 0.2:
-            yield held(f"c-{name}", name, [f"d-{name}-0"])
+            yield allocated_claim(f"c-{name}", name, [f"d-{name}-0"])
 
 
 def _waiting(draw: random.Random) -> Iterator[JSON]:
-    """The pod p with its claim, with some of all requirements that a node may fail to meet."""
+    """Yields the pod p with its claim, and a random selection of requirements that a node may fail to meet."""
     container: JSON = {"name": "main", "resources": {"requests": {"cpu": draw.choice(["1", "4", "6"])}}}
     spec: JSON = {"containers": [container]}
     if draw.random() < 0.2:
@@ -87,46 +87,46 @@ def _waiting(draw: random.Random) -> Iterator[JSON]:
         kind = draw.choice(["podAffinity", "podAntiAffinity"])
         spec["affinity"] = {kind: _required(draw.choice(["host", "zone"]), "q")}
     if draw.random() < 0.2:
-        chosen = {"matchLabels": {"app": "q"}}
-        constraint = {"maxSkew": 1, "topologyKey": draw.choice(["host", "zone"]), "labelSelector": chosen}
+        selector = {"matchLabels": {"app": "q"}}
+        constraint = {"maxSkew": 1, "topologyKey": draw.choice(["host", "zone"]), "labelSelector": selector}
         spec["topologySpreadConstraints"] = [constraint]
     if draw.random() < 0.2:
         yield {**_placed(draw, "rival", ""), "status": {"phase": "Pending", "nominatedNodeName": "n-4"}}
     if draw.random() < 0.2:
-        own = held("own", "n-2", ["d-n-2-1"])
+        own = allocated_claim("own", "n-2", ["d-n-2-1"])
         terms = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
         own["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": terms}
         yield own
-        made = pod("own", "c", **spec)
+        waiting_pod = pod("own", "c", **spec)
     else:
-        made = pod("c", **spec)
-    made["metadata"]["labels"] = {"app": "p"}
-    yield made
+        waiting_pod = pod("c", **spec)
+    waiting_pod["metadata"]["labels"] = {"app": "p"}
+    yield waiting_pod
     yield claim("c", [request(draw.choice([1, 2, 3]))])
 
 
 def _with_examples(found: Explanation) -> Any:
-    """All of an explanation. The examples of nodes' reasons are the same too: they have the names of the nodes."""
-    return shown(found), [[(r.text, r.examples, r.command) for r in g.reasons] for g in found.groups]
+    """Returns all of an explanation. The examples of nodes' reasons are included, because they contain the names of the nodes."""
+    return comparable(found), [[(r.text, r.examples, r.command) for r in g.reasons] for g in found.groups]
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_an_explanation_is_the_same_as_if_each_node_were_examined(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_explanation_equals_one_that_examines_each_node(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
     snapshot = Snapshot.of([*cluster(draw), *_waiting(draw)])
     assert not snapshot.unread
-    once = explain(snapshot, "p")
+    explanation = explain(snapshot, "p")
     monkeypatch.setattr(NodeKeys, "of", lambda self, node: node.name)
-    assert _with_examples(once) == _with_examples(explain(snapshot, "p"))
+    assert _with_examples(explanation) == _with_examples(explain(snapshot, "p"))
 
 
-def test_the_filters_examine_few_of_500_nodes_that_have_the_same_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_filters_examine_few_of_500_nodes_with_the_same_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     examined: list[str] = []
     faults = NodeFilters.faults
 
-    def counting(self: NodeFilters, of: NodeInfo) -> Any:
-        examined.append(of.name)
-        return faults(self, of)
+    def counting(self: NodeFilters, node_info: NodeInfo) -> Any:
+        examined.append(node_info.name)
+        return faults(self, node_info)
 
     monkeypatch.setattr(NodeFilters, "faults", counting)
     objects = []

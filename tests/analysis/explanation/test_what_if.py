@@ -18,7 +18,7 @@ from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.resourceapi.quantity import parse
 from dra_kubeletplugin.scheduling.cel.parts import without
 from dra_kubeletplugin.scheduling.framework.device_taint_rules import taints_of
-from tests.analysis.explanation.test_explain import CLASS, DRIVER, JSON, claim, dra, held, node, pod, pool
+from tests.analysis.explanation.test_explain import CLASS, DRIVER, JSON, allocated_claim, claim, dra, node, pod, pool
 
 EXTENDED = "example.com/gpu"
 AWAY = "node.kubernetes.io/not-ready"
@@ -32,7 +32,7 @@ PARTS = [
 
 
 def cluster(r: Random) -> list[JSON]:
-    """Up to three nodes with devices of all sorts, some of them held, and the pod p with the claims c0 and c1."""
+    """Returns up to three nodes with various devices, some of them allocated, and the pod p with the claims c0 and c1."""
     objects: list[JSON] = [CLASS, GPUS]
     for name in ("a", "b", "c")[: r.randint(1, 3)]:
         cordoned = r.random() < 0.2
@@ -52,7 +52,7 @@ def cluster(r: Random) -> list[JSON]:
         everywhere["spec"]["allNodes"] = True
         objects.append(everywhere)
     claims = ["c0", "c1"][: r.randint(1, 2)]
-    objects += [dra("ResourceClaim", name, {"devices": _wanted(r)}) for name in claims]
+    objects += [dra("ResourceClaim", name, {"devices": _claim_devices(r)}) for name in claims]
     objects += _pods(r)
     more: JSON = {"nodeSelector": {"zone": "x"}} if r.random() < 0.2 else {}
     more |= {"schedulingGates": [{"name": "queue"}]} if r.random() < 0.1 else {}
@@ -62,7 +62,7 @@ def cluster(r: Random) -> list[JSON]:
         more["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     if r.random() < 0.1:
         claims = [*claims, "placed"]
-        objects.append(held("placed", r.choice("abc"), "g9", users=()))
+        objects.append(allocated_claim("placed", r.choice("abc"), "g9", users=()))
     requests = {"cpu": r.choice(["1", "1", "9"])}
     if r.random() < 0.3:
         requests[r.choice([EXTENDED, EXTENDED, "example.com/typo"])] = r.choice("123")
@@ -71,7 +71,7 @@ def cluster(r: Random) -> list[JSON]:
 
 
 def _rules(r: Random) -> Iterator[JSON]:
-    """DeviceTaintRules. Devices may have the same taint already."""
+    """Yields DeviceTaintRules. Devices may already have the same taint."""
     for name in ("rule-0", "rule-1")[: r.choice([0, 0, 0, 0, 1, 2])]:
         selector = r.choice([None, {}, {"driver": DRIVER}, {"driver": "other"}, {"pool": "a"}, {"device": "g1"}])
         spec = {"taint": {"key": r.choice("tv"), "effect": r.choice(["NoSchedule", "NoSchedule", "None"])}}
@@ -79,7 +79,7 @@ def _rules(r: Random) -> Iterator[JSON]:
 
 
 def _pods(r: Random) -> Iterator[JSON]:
-    """Pods that take the CPU of a node, and pods that wait for the same devices."""
+    """Yields pods that take the CPU of a node, and pods that wait for the same devices."""
     for name in ("a", "b", "c"):
         if r.random() < 0.2:
             other = pod(name=f"cpu-{name}", nodeName=name, resources={"requests": {"cpu": r.choice("48")}})
@@ -116,15 +116,15 @@ def _devices(r: Random, name: str) -> Iterator[JSON]:
             share = {}
             if device.get("allowMultipleAllocations"):
                 share = {"shareID": str(number), "consumedCapacity": {"memory": "8Gi"}}
-            yield held(f"h-{name}-{number}", name, device["name"], **share)
+            yield allocated_claim(f"h-{name}-{number}", name, device["name"], **share)
 
 
-def _wanted(r: Random) -> JSON:
+def _claim_devices(r: Random) -> JSON:
     requests: list[JSON] = []
     for k in range(r.randint(1, 2)):
-        one = {"name": f"r{k}", "exactly": _one(r)}
-        subs = [{"name": f"s{i}", **_one(r)} for i in range(r.randint(1, 2))]
-        requests.append(one if r.random() < 0.8 else {"name": f"r{k}", "firstAvailable": subs})
+        exact_request = {"name": f"r{k}", "exactly": _device_request(r)}
+        subs = [{"name": f"s{i}", **_device_request(r)} for i in range(r.randint(1, 2))]
+        requests.append(exact_request if r.random() < 0.8 else {"name": f"r{k}", "firstAvailable": subs})
     constraints = []
     for _ in range(r.choice([0, 0, 0, 1, 1, 2])):
         kind = "matchAttribute" if r.random() < 0.7 else "distinctAttribute"
@@ -132,15 +132,15 @@ def _wanted(r: Random) -> JSON:
     return {"requests": requests, "constraints": constraints}
 
 
-def _one(r: Random) -> JSON:
+def _device_request(r: Random) -> JSON:
     out: JSON = {"deviceClassName": "gpu"}
     if r.random() < 0.5:
         out["selectors"] = [{"cel": {"expression": " && ".join(r.sample(PARTS, r.randint(1, 2)))}}]
     if r.random() < 0.4:
         out |= r.choice([{"count": 2}, {"count": 3}, {"allocationMode": "All"}])
     if r.random() < 0.4:
-        asked = {"memory": r.choice(["10Gi", "40Gi", "100Gi"]), "cores": r.choice(["5", "15"])}
-        out["capacity"] = {"requests": asked}
+        amounts = {"memory": r.choice(["10Gi", "40Gi", "100Gi"]), "cores": r.choice(["5", "15"])}
+        out["capacity"] = {"requests": amounts}
     if r.random() < 0.2:
         out["adminAccess"] = True
     if r.random() < 0.2:
@@ -148,46 +148,46 @@ def _one(r: Random) -> JSON:
     return out
 
 
-def changed(objects: list[JSON], change: SuggestedChange) -> list[list[JSON]]:
-    """The objects as someone would leave them who reads a change; several where its words leave a choice."""
+def apply_change(objects: list[JSON], change: SuggestedChange) -> list[list[JSON]]:
+    """Returns the object lists that the change allows. It returns several lists if the text of the change is ambiguous."""
     place, _, example = change.example.partition(": ")
     found = [copy.deepcopy(objects)]
     for part in change.text.split("; and "):
-        found = [after for before in found for after in _changed(before, part, place, example)]
+        found = [after for before in found for after in _apply_part(before, part, place, example)]
     return found
 
 
-def _changed(objects: list[JSON], wanted: str, place: str, example: str) -> Iterator[list[JSON]]:
-    """Yields the objects with one change made; several where its words leave a choice."""
-    if wanted == FREEING:
-        gone = re.findall(r"claim default/(\S+)", example)
-        yield [o for o in objects if o["metadata"]["name"] not in gone]
-    elif m := re.fullmatch(r"ask for (\d) instead of \d in request (r\d)", wanted):
+def _apply_part(objects: list[JSON], change_text: str, place: str, example: str) -> Iterator[list[JSON]]:
+    """Yields the objects after one change. It yields several lists if the text of the change is ambiguous."""
+    if change_text == FREEING:
+        removed = re.findall(r"claim default/(\S+)", example)
+        yield [o for o in objects if o["metadata"]["name"] not in removed]
+    elif m := re.fullmatch(r"ask for (\d) instead of \d in request (r\d)", change_text):
         yield from _with_count(objects, m[2], int(m[1]))
     else:
-        if not _change_requests(objects, wanted) and not _change_pod(objects, wanted):
-            _change_cluster(objects, wanted, place)
+        if not _change_requests(objects, change_text) and not _change_pod(objects, change_text):
+            _change_cluster(objects, change_text, place)
         yield objects
 
 
-def _change_requests(objects: list[JSON], wanted: str) -> bool:
-    every = [r for c in _claims(objects) for r in c["spec"]["devices"]["requests"]]
-    asked = [one for r in every for one in r.get("firstAvailable") or [r["exactly"]]]
-    if m := re.match(r"the request has to tolerate (\w):NoSchedule", wanted):
-        for one in asked:
+def _change_requests(objects: list[JSON], change_text: str) -> bool:
+    requests = [r for c in _claims(objects) for r in c["spec"]["devices"]["requests"]]
+    device_requests = [one for r in requests for one in r.get("firstAvailable") or [r["exactly"]]]
+    if m := re.match(r"the request has to tolerate (\w):NoSchedule", change_text):
+        for one in device_requests:
             one.setdefault("tolerations", []).append({"key": m[1], "operator": "Exists"})
-    elif m := re.fullmatch(r"a selector without (.*), or devices that match", wanted):
-        for one in asked:
+    elif m := re.fullmatch(r"a selector without (.*), or devices that match", change_text):
+        for one in device_requests:
             for s in one.get("selectors") or []:
                 s["cel"]["expression"] = without(s["cel"]["expression"], m[1])
-    elif m := re.fullmatch(r"ask for (?:no|at most (?P<most>\S+) of) (?P<name>\w+)", wanted):
-        for one in asked:
+    elif m := re.fullmatch(r"ask for (?:no|at most (?P<most>\S+) of) (?P<name>\w+)", change_text):
+        for one in device_requests:
             amounts = one.setdefault("capacity", {"requests": {}})["requests"]
             if not m["most"]:
                 amounts.pop(m["name"], None)
             elif m["name"] not in amounts or parse(amounts[m["name"]]) > parse(m["most"]):
                 amounts[m["name"]] = m["most"]
-    elif m := re.fullmatch(r"remove the constraint (\w+) (\S+) from claim (\S+)", wanted):
+    elif m := re.fullmatch(r"remove the constraint (\w+) (\S+) from claim (\S+)", change_text):
         for devices in (c["spec"]["devices"] for c in _claims(objects) if c["metadata"]["name"] == m[3]):
             devices["constraints"] = [k for k in devices["constraints"] if k.get(m[1]) != m[2]]
     else:
@@ -195,41 +195,44 @@ def _change_requests(objects: list[JSON], wanted: str) -> bool:
     return True
 
 
-def _change_pod(objects: list[JSON], wanted: str) -> bool:
+def _change_pod(objects: list[JSON], change_text: str) -> bool:
     spec = objects[-1]["spec"]
     requests = spec["containers"][0]["resources"]["requests"]
-    if m := re.fullmatch(r"ask for (\d) instead of \d of (\S+) in container \w+", wanted):
+    if m := re.fullmatch(r"ask for (\d) instead of \d of (\S+) in container \w+", change_text):
         requests[m[2]] = m[1]
-    elif m := re.match(r"the pod has to tolerate (\S+):No\w+, or the taint", wanted):
+    elif m := re.match(r"the pod has to tolerate (\S+):No\w+, or the taint", change_text):
         spec["tolerations"] = [{"key": m[1], "operator": "Exists"}]
-    elif wanted == "other affinity terms, or other pods on the node":
+    elif change_text == "other affinity terms, or other pods on the node":
         del spec["affinity"]
-    elif wanted.startswith("another nodeSelector"):
+    elif change_text.startswith("another nodeSelector"):
         del spec["nodeSelector"]
-    elif wanted.startswith("less cpu"):
+    elif change_text.startswith("less cpu"):
         requests["cpu"] = "0"
     else:
         return False
     return True
 
 
-def _change_cluster(objects: list[JSON], wanted: str, place: str) -> None:
-    if wanted == "make the node schedulable again":  # the node controller removes the taint too
-        at = next(o for o in objects if o["kind"] == "Node" and o["metadata"]["name"] == place)
-        at["spec"] |= {"unschedulable": False, "taints": [t for t in at["spec"]["taints"] if t["key"] == "k"]}
-    elif m := re.fullmatch(r"the driver has to remove the taint (\w):NoSchedule", wanted):
+def _change_cluster(objects: list[JSON], change_text: str, place: str) -> None:
+    if change_text == "make the node schedulable again":  # the node controller removes the taint too
+        node_object = next(o for o in objects if o["kind"] == "Node" and o["metadata"]["name"] == place)
+        node_object["spec"] |= {
+            "unschedulable": False,
+            "taints": [t for t in node_object["spec"]["taints"] if t["key"] == "k"],
+        }
+    elif m := re.fullmatch(r"the driver has to remove the taint (\w):NoSchedule", change_text):
         for device in (d for o in objects if o["kind"] == "ResourceSlice" for d in o["spec"].get("devices") or []):
             device["taints"] = [t for t in device.get("taints") or [] if t["key"] != m[1]]
-    elif m := re.fullmatch(r"delete DeviceTaintRule (\S+)", wanted):
+    elif m := re.fullmatch(r"delete DeviceTaintRule (\S+)", change_text):
         objects[:] = [o for o in objects if o["metadata"]["name"] != m[1]]
-    elif wanted == "delete pods":
+    elif change_text == "delete pods":
         objects[:] = [o for o in objects if o["kind"] != "Pod" or o["metadata"]["name"] == "p"]
     else:
-        raise AssertionError(f"the test does not know how to make this change: {wanted}")
+        raise AssertionError(f"the test does not know how to make this change: {change_text}")
 
 
 def _with_count(objects: list[JSON], name: str, count: int) -> Iterator[list[JSON]]:
-    """The request of either claim may be meant."""
+    """The change may refer to the request of either claim."""
     for number in range(len(_claims(objects))):
         other = copy.deepcopy(objects)
         for request in _claims(other)[number]["spec"]["devices"]["requests"]:
@@ -244,9 +247,9 @@ def _claims(objects: list[JSON]) -> list[JSON]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32))
-@example(506)  # a request for an extended resource competes for the tainted device, and cannot tolerate the taint
-@example(177108)  # tolerations of two taints are not enough, and their removal is
-def test_each_change_alone_lets_its_node_take_the_pod(seed: int) -> None:
+@example(506)  # a request for an extended resource competes for the tainted device and cannot tolerate the taint
+@example(177108)  # tolerations of two taints are not enough, but the removal of both taints is
+def test_each_change_alone_makes_the_pod_fit_its_node(seed: int) -> None:
     objects = cluster(Random(seed))
     found = explain(Snapshot.of(objects), "p")
     assert not (found.reasons and found.changes), (
@@ -254,19 +257,19 @@ def test_each_change_alone_lets_its_node_take_the_pod(seed: int) -> None:
     )
     for change in found.changes:
         place = change.example.partition(":")[0]
-        assert any(_takes(others, place) for others in changed(objects, change)), change
+        assert any(_fits(others, place) for others in apply_change(objects, change)), change
 
 
-def _takes(objects: list[JSON], place: str) -> bool:
-    """Returns whether explain and simulate both place the pod, and whether the node is one of those that take it."""
-    *others, asking = objects
+def _fits(objects: list[JSON], place: str) -> bool:
+    """Returns whether explain and simulate both place the pod, and whether explain lists the node."""
+    *others, waiting_pod = objects
     found = explain(Snapshot.of(objects), "p")
-    return place in found.nodes and simulate(Snapshot.of(others), [asking]).fits
+    return place in found.nodes and simulate(Snapshot.of(others), [waiting_pod]).fits
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_a_command_of_a_change_is_a_line_to_paste(seed: int) -> None:
+def test_the_command_of_a_change_is_a_complete_command_line(seed: int) -> None:
     objects = cluster(Random(seed))
     found = explain(Snapshot.of(objects), "p")
     nodes = "|".join(o["metadata"]["name"] for o in objects if o["kind"] == "Node")
@@ -280,87 +283,105 @@ def test_a_command_of_a_change_is_a_line_to_paste(seed: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_what_explain_and_simulate_state_of_a_pod_agrees_and_a_node_that_refuses_it_reports_why(seed: int) -> None:
-    *objects, asking = cluster(Random(seed))
-    found = explain(Snapshot.of([*objects, asking]), "p")
-    placed = simulate(Snapshot.of(objects), [asking])
-    if not found.reasons:  # simulate ignores gates and the name of the scheduler
+def test_explain_and_simulate_agree_and_each_unsuitable_node_has_a_reason(seed: int) -> None:
+    *objects, waiting_pod = cluster(Random(seed))
+    found = explain(Snapshot.of([*objects, waiting_pod]), "p")
+    placed = simulate(Snapshot.of(objects), [waiting_pod])
+    if not found.reasons:  # simulate ignores scheduling gates and the scheduler's name
         assert placed.fits == (found.state is ExplanationState.FITS)
         assert {p.node for w in placed.workloads for p in w.placed} <= set(found.nodes)
     for group in found.groups:
         assert group.fits or group.reasons or any(q.reasons for q in group.requests) or found.reasons
 
 
-def test_of_several_claims_all_are_named_that_have_to_go() -> None:
+def test_a_change_names_all_claims_that_must_be_deleted() -> None:
     gpus = [{"name": name} for name in ("g0", "g1")]
-    objects = [CLASS, node("a"), pool("a", *gpus), held("h", "a", "g0"), held("i", "a", "g1"), claim(count=2), pod("c")]
+    objects = [
+        CLASS,
+        node("a"),
+        pool("a", *gpus),
+        allocated_claim("h", "a", "g0"),
+        allocated_claim("i", "a", "g1"),
+        claim(count=2),
+        pod("c"),
+    ]
     (change,) = explain(Snapshot.of(objects), "p").changes
     assert change.example == "a: claim default/h of pod default/holder and claim default/i of pod default/holder"
 
 
-def test_a_claim_that_the_pod_has_itself_makes_no_room_for_it() -> None:
-    mine = held("own", "a", "g0", users=("p",))
-    found = explain(Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), mine, claim(), pod("own", "c")]), "p")
+def test_explain_does_not_suggest_deletion_of_the_pods_own_claim() -> None:
+    own_claim = allocated_claim("own", "a", "g0", users=("p",))
+    found = explain(
+        Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), own_claim, claim(), pod("own", "c")]), "p"
+    )
     assert found.state is ExplanationState.WAITS
     assert not found.changes
 
 
-def test_a_device_that_is_held_and_has_no_counters_left_is_had_when_its_claim_goes() -> None:
-    part = {"name": "g0", "consumesCounters": [{"counterSet": "s", "counters": {"m": {"value": "1"}}}]}
+def test_deletion_of_a_claim_frees_its_device_and_its_counters() -> None:
+    partition = {"name": "g0", "consumesCounters": [{"counterSet": "s", "counters": {"m": {"value": "1"}}}]}
     counters = pool("a", count=2, suffix="-counters")
     del counters["spec"]["devices"]
     counters["spec"]["sharedCounters"] = [{"name": "s", "counters": {"m": {"value": "1"}}}]
-    objects = [CLASS, node("a"), pool("a", part, count=2), counters, held("h", "a", "g0"), claim(), pod("c")]
+    objects = [
+        CLASS,
+        node("a"),
+        pool("a", partition, count=2),
+        counters,
+        allocated_claim("h", "a", "g0"),
+        claim(),
+        pod("c"),
+    ]
     (change,) = explain(Snapshot.of(objects), "p").changes
     assert change.example == "a: claim default/h of pod default/holder"
 
 
-def test_a_node_that_is_cordoned_has_to_be_uncordoned_and_nothing_else() -> None:
+def test_the_only_change_for_a_cordoned_node_is_uncordon() -> None:
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     cordoned = node("a", unschedulable=True, taints=[taint])
     found = explain(Snapshot.of([CLASS, cordoned, pool("a", {"name": "g0"}), claim(), pod("c")]), "p")
     assert [c.text for c in found.changes] == ["make the node schedulable again"]
 
 
-def test_a_node_that_is_too_small_is_not_helped_by_pods_that_go() -> None:
-    asking = pod("c", resources={"requests": {"cpu": "4000"}})
-    found = explain(Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), claim(), asking]), "p")
+def test_explain_does_not_suggest_deletion_of_pods_on_a_node_that_is_too_small() -> None:
+    waiting_pod = pod("c", resources={"requests": {"cpu": "4000"}})
+    found = explain(Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), claim(), waiting_pod]), "p")
     assert [c.text for c in found.changes] == ["less cpu"]
 
 
-def test_more_devices_than_a_node_has_are_reported_to_be_so_whoever_holds_them() -> None:
-    objects = [CLASS, node("a"), pool("a", {"name": "g0"}), held("h", "a", "g0"), claim(count=2), pod("c")]
+def test_explain_reports_a_request_for_more_devices_than_a_node_has() -> None:
+    objects = [CLASS, node("a"), pool("a", {"name": "g0"}), allocated_claim("h", "a", "g0"), claim(count=2), pod("c")]
     found = explain(Snapshot.of(objects), "p")
     assert "the node has fewer than 2 devices for request r" in found.summary
 
 
-def test_of_a_pod_whose_node_is_gone_nobody_reports_that_it_runs() -> None:
+def test_explain_reports_a_pod_on_a_deleted_node_as_waiting() -> None:
     lost = pod("c", nodeName="gone", status={"phase": "Running"})
     found = explain(Snapshot.of([CLASS, node("a"), claim(), lost]), "p")
     assert found.state is ExplanationState.WAITS
     assert "does not exist" in found.summary
 
 
-def test_less_cpu_is_not_enough_if_the_scheduler_then_reaches_a_pool_that_is_updated() -> None:
-    """A request for all devices ends in an error at such a pool. Without CPU the scheduler never came to it."""
-    asking = pod("c", resources={"requests": {"cpu": "9"}})
-    there = [CLASS, node("a"), pool("a", {"name": "g0"}), claim(allocationMode="All"), asking]
-    assert [c.text for c in explain(Snapshot.of(there), "p").changes] == ["less cpu"]
-    updated = [node("b"), pool("b", {"name": "g0"}, count=2)]
-    assert not explain(Snapshot.of([*updated, *there]), "p").changes
+def test_explain_does_not_suggest_less_cpu_if_an_incomplete_pool_then_fails_the_request() -> None:
+    """A request for all devices fails at an incomplete pool. Without enough CPU the scheduler does not reach this pool."""
+    waiting_pod = pod("c", resources={"requests": {"cpu": "9"}})
+    objects = [CLASS, node("a"), pool("a", {"name": "g0"}), claim(allocationMode="All"), waiting_pod]
+    assert [c.text for c in explain(Snapshot.of(objects), "p").changes] == ["less cpu"]
+    incomplete = [node("b"), pool("b", {"name": "g0"}, count=2)]
+    assert not explain(Snapshot.of([*incomplete, *objects]), "p").changes
 
 
-def test_a_pod_that_is_nominated_to_a_node_takes_its_cpu() -> None:
+def test_the_summary_counts_the_cpu_of_a_pod_that_is_nominated_to_the_node() -> None:
     rival = pod(name="rival", status={"nominatedNodeName": "a"}, resources={"requests": {"cpu": "5"}})
-    asking = pod("c", resources={"requests": {"cpu": "4"}})
-    found = explain(Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), claim(), rival, asking]), "p")
+    waiting_pod = pod("c", resources={"requests": {"cpu": "4"}})
+    found = explain(Snapshot.of([CLASS, node("a"), pool("a", {"name": "g0"}), claim(), rival, waiting_pod]), "p")
     assert found.summary == (
         "the node has too little cpu, counting pod default/rival, which the scheduler has nominated to it, on the only node"
     )
 
 
-def test_several_shares_of_one_device_are_tried_as_the_scheduler_does() -> None:
-    def wants(memory: str, **more: Any) -> Snapshot:
+def test_explain_tries_several_shares_of_one_device_as_the_scheduler_does() -> None:
+    def snapshot_with_claims(memory: str, **more: Any) -> Snapshot:
         shared = {"name": "g0", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi"}}}
         device = {**shared, "taints": [{"key": "t", "effect": "NoSchedule"}]}
         requests = {"capacity": {"requests": {"memory": memory}}}
@@ -368,12 +389,12 @@ def test_several_shares_of_one_device_are_tried_as_the_scheduler_does() -> None:
         return Snapshot.of([CLASS, node("a"), pool("a", device), *claims, pod("c0", "c1")])
 
     change = "the request has to tolerate t:NoSchedule, or the driver has to remove the taint"
-    assert [c.text for c in explain(wants("40Gi"), "p").changes] == [change]
-    assert change not in [c.text for c in explain(wants("41Gi"), "p").changes]
-    assert change not in [c.text for c in explain(wants("41Gi", adminAccess=True), "p").changes]
+    assert [c.text for c in explain(snapshot_with_claims("40Gi"), "p").changes] == [change]
+    assert change not in [c.text for c in explain(snapshot_with_claims("41Gi"), "p").changes]
+    assert change not in [c.text for c in explain(snapshot_with_claims("41Gi", adminAccess=True), "p").changes]
 
 
-def test_a_device_under_a_rule_is_had_when_the_rule_goes() -> None:
+def test_deletion_of_a_rule_frees_its_devices() -> None:
     spec = {"deviceSelector": {"pool": "a"}, "taint": {"key": "dc/repair", "value": "7", "effect": "NoSchedule"}}
     rule = dra("DeviceTaintRule", "repair", spec)
     objects = [CLASS, node("a"), pool("a", {"name": "g0"}), rule, claim("c0"), pod("c0")]
@@ -386,7 +407,7 @@ def test_a_device_under_a_rule_is_had_when_the_rule_goes() -> None:
 
 
 def test_a_rule_with_the_selector_of_an_old_alpha_version_taints_nothing() -> None:
-    """It selects by class or CEL, which is not evaluated: other devices must not look tainted."""
+    """The rule selects by class or CEL, which the analysis does not evaluate. Other devices must not look tainted."""
     spec = {"deviceSelector": {"deviceClassName": "gpu"}, "taint": {"key": "k", "effect": "NoSchedule"}}
     rule = {**dra("DeviceTaintRule", "old", spec), "apiVersion": "resource.k8s.io/v1alpha3"}
     snapshot = Snapshot.of([pool("a", {"name": "g0"}), rule])
@@ -394,4 +415,4 @@ def test_a_rule_with_the_selector_of_an_old_alpha_version_taints_nothing() -> No
     assert [str(u) for u in snapshot.unread] == [
         "DeviceTaintRule old cannot be read, and is left out: ValueError: deviceClassName of its deviceSelector is not known"
     ]
-    assert taints_of([rule], DRIVER, "a", "g0") == []  # as an API server sends it
+    assert taints_of([rule], DRIVER, "a", "g0") == []  # as an API server sends the rule

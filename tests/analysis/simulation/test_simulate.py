@@ -1,4 +1,4 @@
-"""``simulate`` on plain objects: workloads become pods, pods fill the cluster up, and what stops the rest is said."""
+"""``simulate`` on plain objects creates the pods of workloads, fills the cluster and reports why no more pods fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dra_kubeletplugin.analysis import ReasonKind, Simulation, Snapshot, explain
 from dra_kubeletplugin.cli.explain_text import text
 from dra_kubeletplugin.cli.shell.style import Style
 from dra_kubeletplugin.errors import QuestionError
-from tests.analysis.explanation.test_explain import CLASS, DRIVER, claim, dra, gpu, held, node, pod, pool
+from tests.analysis.explanation.test_explain import CLASS, DRIVER, allocated_claim, claim, dra, gpu, node, pod, pool
 
 JSON = dict[str, Any]
 TEMPLATE = dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
@@ -31,11 +31,11 @@ def cluster(nodes: int = 2, devices: int = 2) -> list[JSON]:
     return [CLASS, *(node(n) for n in names), *(pool(n, *(gpu(f"g{k}") for k in range(devices))) for n in names)]
 
 
-def run(*manifests: JSON, there: list[JSON] | None = None, fill: bool = False) -> Simulation:
-    return simulate(Snapshot.of(cluster() if there is None else there), [TEMPLATE, *manifests], fill=fill)
+def run(*manifests: JSON, objects: list[JSON] | None = None, fill: bool = False) -> Simulation:
+    return simulate(Snapshot.of(cluster() if objects is None else objects), [TEMPLATE, *manifests], fill=fill)
 
 
-def test_pods_that_fit_have_nodes_and_devices_and_the_rest_an_explanation() -> None:
+def test_pods_that_fit_have_nodes_and_devices_and_the_next_pod_has_an_explanation() -> None:
     found = run(workload("Deployment", replicas=5))
     [fit] = found.workloads
     assert (fit.pods, len(fit.placed), found.fits, found.free) == (5, 4, False, 0)
@@ -72,20 +72,20 @@ CRON = {
     ],
     ids=lambda v: v["kind"] if isinstance(v, dict) else str(v),
 )
-def test_a_workload_becomes_as_many_pods_as_would_run_at_once(obj: JSON, pods: int) -> None:
+def test_a_workload_creates_the_pods_that_run_at_the_same_time(obj: JSON, pods: int) -> None:
     [fit] = run(obj).workloads
     assert (fit.pods, len(fit.placed)) == (pods, pods)
 
 
-def test_the_pods_of_a_daemon_set_go_to_their_nodes_and_one_that_cannot_keeps_no_other_away() -> None:
-    there = [*cluster(), held("h", "n0", "g0", "g1")]
-    [fit] = run(workload("DaemonSet"), there=there).workloads
+def test_a_daemon_set_pod_that_does_not_fit_does_not_stop_the_pods_of_other_nodes() -> None:
+    objects = [*cluster(), allocated_claim("h", "n0", "g0", "g1")]
+    [fit] = run(workload("DaemonSet"), objects=objects).workloads
     assert [p.node for p in fit.placed] == ["n1"]
     assert fit.stopped is not None
     assert fit.stopped.subject == "pod default/w-n0"
 
 
-def test_how_many_more_would_fit_is_counted_for_each_workload_alone() -> None:
+def test_fill_counts_further_pods_for_each_workload_separately() -> None:
     found = run(workload("Deployment", "a"), workload("Deployment", "b"), fill=True)
     assert [(f.more, f.limited) for f in found.workloads] == [(2, False), (2, False)]
     assert found.free == 2
@@ -97,14 +97,14 @@ def test_how_many_more_would_fit_is_counted_for_each_workload_alone() -> None:
         assert fit.no_more.changes == ()
 
 
-def test_the_important_come_first() -> None:
+def test_simulate_places_pods_of_higher_priority_first() -> None:
     low = workload("Deployment", "low", replicas=4)
     high = workload("Deployment", "high", spec={"priority": 10}, replicas=4)
     placed = {f.workload: len(f.placed) for f in run(low, high).workloads}
     assert placed == {"Deployment default/high": 4, "Deployment default/low": 0}
 
 
-def test_a_priority_class_among_the_manifests_counts() -> None:
+def test_simulate_uses_a_priority_class_of_the_manifests() -> None:
     low, high = workload("Deployment", "low", replicas=4), workload("Deployment", "high", replicas=4)
     high["spec"]["template"]["spec"]["priorityClassName"] = "urgent"
     urgent = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": 7}
@@ -113,13 +113,13 @@ def test_a_priority_class_among_the_manifests_counts() -> None:
     assert not found.notes
 
 
-def test_what_is_not_looked_at_is_noted() -> None:
+def test_simulate_notes_volumes_that_it_does_not_examine() -> None:
     volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
     found = run(workload("Deployment", spec={"volumes": [volume]}))
     assert found.notes == ("not examined: volume data of kind persistentVolumeClaim",)
 
 
-def test_pods_of_one_claim_go_where_it_is() -> None:
+def test_pods_of_one_claim_go_to_the_node_of_the_claim() -> None:
     shared = {"resourceClaims": [{"name": "e", "resourceClaimName": "c"}]}
     found = run(claim(), workload("Deployment", spec=shared, replicas=4), fill=True)
     [fit] = found.workloads
@@ -128,7 +128,7 @@ def test_pods_of_one_claim_go_where_it_is() -> None:
     assert found.free == 3
 
 
-def test_extended_resources_are_had_as_devices() -> None:
+def test_simulate_allocates_devices_for_extended_resources() -> None:
     by_name = {**CLASS, "spec": {**CLASS["spec"], "extendedResourceName": "example.com/gpu"}}
     spec = {
         "containers": [{"name": "main", "image": "x", "resources": {"limits": {"example.com/gpu": "1"}}}],
@@ -139,7 +139,7 @@ def test_extended_resources_are_had_as_devices() -> None:
     assert all(len(p.devices) == 1 for p in fit.placed)
 
 
-def test_what_stops_a_pod_need_not_be_a_device() -> None:
+def test_simulate_reports_a_cause_that_is_not_a_device() -> None:
     spec = {
         "containers": [{"name": "main", "image": "x", "resources": {"requests": {"cpu": "9"}}}],
         "resourceClaims": [],
@@ -149,10 +149,10 @@ def test_what_stops_a_pod_need_not_be_a_device() -> None:
     assert fit.stopped.kinds == {ReasonKind.RESOURCES}
 
 
-def _spec(change: Callable[[JSON], Any]) -> JSON:
-    made = dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
-    change(made["spec"]["spec"]["devices"]["requests"][0]["exactly"])
-    return made
+def _changed_template(change: Callable[[JSON], Any]) -> JSON:
+    template = dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]})
+    change(template["spec"]["spec"]["devices"]["requests"][0]["exactly"])
+    return template
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,14 @@ def _spec(change: Callable[[JSON], Any]) -> JSON:
         ([TEMPLATE, CLASS], "the manifests have no pods"),
         ([{"kind": "Pod"}], "an object without apiVersion, kind or metadata.name"),
         (
-            [_spec(lambda r: r.update(count=-1)), BARE],
+            [_changed_template(lambda r: r.update(count=-1)), BARE],
             "ResourceClaimTemplate t: spec.spec.devices.requests[0].exactly.count",
         ),
-        ([_spec(lambda r: r.update(kount=1)), BARE], "ResourceClaimTemplate t: "),
-        ([_spec(lambda r: r.update(selectors=[{"cel": {"expression": "device.x"}}])), BARE], "undefined field 'x'"),
+        ([_changed_template(lambda r: r.update(kount=1)), BARE], "ResourceClaimTemplate t: "),
+        (
+            [_changed_template(lambda r: r.update(selectors=[{"cel": {"expression": "device.x"}}])), BARE],
+            "undefined field 'x'",
+        ),
         ([{**BARE, "spec": {"containers": 3}}], "Pod default/w: its pods cannot be read"),
         (
             [workload("Deployment", replicas=10**9)],
@@ -180,14 +183,16 @@ def _spec(change: Callable[[JSON], Any]) -> JSON:
         ),
     ],
 )
-def test_what_a_server_would_refuse_gets_one_sentence(manifests: list[JSON], sentence: str) -> None:
+def test_manifests_that_a_server_would_reject_are_refused_with_one_sentence(
+    manifests: list[JSON], sentence: str
+) -> None:
     with pytest.raises(QuestionError) as e:
         simulate(Snapshot.of(cluster()), manifests)
     assert sentence in str(e.value)
 
 
 def partitions(name: str) -> list[JSON]:
-    """A card of four slices: a pool of its parts, and the counters that they share."""
+    """Returns a node with a card of four slices: the pool of its partitions and the counters that they share."""
     parts = [
         gpu(
             f"part-{i}",
@@ -202,17 +207,21 @@ def partitions(name: str) -> list[JSON]:
     return [node(name), pool(name, *parts, count=2), counters]
 
 
-def test_of_partitions_it_is_reported_once_who_holds_them_and_once_that_counters_are_exhausted() -> None:
-    there = [
+def test_simulate_reports_the_holders_of_partitions_once_and_exhausted_counters_once() -> None:
+    objects = [
         CLASS,
         *partitions("a"),
         *partitions("b"),
-        held("h", "a", "part-0", "part-1"),
-        held("i", "b", "part-0", "part-1"),
+        allocated_claim("h", "a", "part-0", "part-1"),
+        allocated_claim("i", "b", "part-0", "part-1"),
     ]
-    one = claim()["spec"]["devices"]["requests"][0]
-    template = dra("ResourceClaimTemplate", "t", {"spec": {"devices": {"requests": [one, {**one, "name": "s"}]}}})
-    [fit] = simulate(Snapshot.of(there), [template, BARE]).workloads
+    device_request = claim()["spec"]["devices"]["requests"][0]
+    template = dra(
+        "ResourceClaimTemplate",
+        "t",
+        {"spec": {"devices": {"requests": [device_request, {**device_request, "name": "s"}]}}},
+    )
+    [fit] = simulate(Snapshot.of(objects), [template, BARE]).workloads
     assert fit.stopped is not None
     [group] = fit.stopped.groups
     for request in group.requests:
@@ -222,51 +231,49 @@ def test_of_partitions_it_is_reported_once_who_holds_them_and_once_that_counters
             counters.examples[0].detail
             == "it needs 1 slice-0 (0 left) of counter set card; claim default/h of pod default/holder"
         )
-    shown = text(fit.stopped, Style(coloured=False))
-    assert [line.strip() for line in shown if " class gpu;" in line] == [
+    lines = text(fit.stopped, Style(coloured=False))
+    assert [line.strip() for line in lines if " class gpu;" in line] == [
         "- claim w-e, requests r, s: 1 device each of class gpu; these nodes have no usable device"
     ]
 
 
-def test_functions_that_a_gate_brings_are_taken_for_there() -> None:
+def test_simulate_accepts_cel_functions_of_feature_gates() -> None:
     selectors = [{"cel": {"expression": f'device.attributes["{DRIVER}"].model.includes("a")'}}]
-    listed = {"model": {"strings": ["a", "b"]}}
-    there = [CLASS, node("a"), pool("a", gpu("g0", attributes=listed))]
+    attributes = {"model": {"strings": ["a", "b"]}}
+    objects = [CLASS, node("a"), pool("a", gpu("g0", attributes=attributes))]
     template = dra("ResourceClaimTemplate", "t", {"spec": claim(selectors=selectors)["spec"]})
-    assert simulate(Snapshot.of(there), [template, BARE]).fits
+    assert simulate(Snapshot.of(objects), [template, BARE]).fits
 
 
-def test_the_objects_that_are_asked_stay_as_they_were() -> None:
+def test_simulate_does_not_change_the_snapshot() -> None:
     snapshot = Snapshot.of([*cluster(), TEMPLATE, claim(), pod("c")])
     before = explain(snapshot, "p")
     simulate(snapshot, [workload("Deployment", replicas=9)], fill=True)
     assert explain(snapshot, "p") == before
 
 
-def test_no_change_frees_devices_of_the_pods_that_are_simulated() -> None:
+def test_no_suggested_change_frees_devices_of_simulated_pods() -> None:
     [fit] = run(workload("Deployment", replicas=5)).workloads
     assert fit.stopped is not None
     assert not fit.stopped.changes
-    taken = [*cluster(), held("h", "n0", "g0")]
-    [fit] = run(workload("Deployment", replicas=5), there=taken).workloads
+    objects = [*cluster(), allocated_claim("h", "n0", "g0")]
+    [fit] = run(workload("Deployment", replicas=5), objects=objects).workloads
     assert fit.stopped is not None
     assert [c.example for c in fit.stopped.changes] == ["n0: claim default/h of pod default/holder"]
 
 
-def test_a_rule_among_the_manifests_taints_devices() -> None:
+def test_simulate_applies_a_taint_rule_of_the_manifests() -> None:
     spec = {"deviceSelector": {"pool": "n0"}, "taint": {"key": "example.com/recall", "effect": "NoSchedule"}}
     found = run(workload("Deployment", replicas=4), dra("DeviceTaintRule", "recall", spec))
     assert len(found.workloads[0].placed) == 2
 
 
 @pytest.mark.parametrize(("label", "fits"), [("true", True), ("false", False)])
-def test_admin_access_needs_the_label_of_the_namespace_because_no_claim_is_made_without_it(
-    label: str, fits: bool
-) -> None:
+def test_simulate_refuses_admin_access_without_the_label_of_the_namespace(label: str, fits: bool) -> None:
     admin = dra("ResourceClaimTemplate", "t", {"spec": claim(adminAccess=True)["spec"]})
     labels = {"resource.kubernetes.io/admin-access": label}
-    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
-    [fit] = simulate(Snapshot.of([*cluster(), space]), [admin, workload("Deployment")]).workloads
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
+    [fit] = simulate(Snapshot.of([*cluster(), namespace]), [admin, workload("Deployment")]).workloads
     assert fit.fits is fits
     assert fit.stopped is None or ReasonKind.ADMIN_LABEL in fit.stopped.kinds
 
@@ -285,7 +292,7 @@ def test_a_pod_with_a_node_name_never_gets_devices() -> None:
         ({"schedulerName": "volcano"}, "Deployment default/w: the pod names the scheduler volcano, but no visible pod"),
     ],
 )
-def test_a_pod_that_another_component_has_to_release_or_place_fits_with_a_note(spec: JSON, note: str) -> None:
+def test_a_pod_with_a_gate_or_another_scheduler_fits_with_a_note(spec: JSON, note: str) -> None:
     found = run(workload("Deployment", spec=spec))
     assert found.fits
     assert [n for n in found.notes if n.startswith(note)]

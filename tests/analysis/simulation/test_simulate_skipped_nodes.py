@@ -1,4 +1,4 @@
-"""A node that refused an earlier pod of a workload is skipped only if it refuses the next pod too."""
+"""Simulate skips a node that refused an earlier pod of a workload only if the node also refuses the next pod."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from dra_kubeletplugin.analysis import Snapshot, simulate
 from dra_kubeletplugin.scheduling.framework.cycle import Cycle
 from dra_kubeletplugin.scheduling.framework.node_info import NodeInfo
-from tests.analysis.explanation.test_explain import CLASS, claim, dra, gpu, held, node, pod, pool
+from tests.analysis.explanation.test_explain import CLASS, allocated_claim, claim, dra, gpu, node, pod, pool
 
 JSON = dict[str, Any]
 _SHARED = dra(
@@ -27,7 +27,7 @@ def _cluster(r: Random) -> Iterator[JSON]:
         if names := [f"g{k}" for k in range(r.choice([0, 1, 2, 3]))]:
             yield pool(name, *map(gpu, names))
             if r.random() < 0.3:
-                yield held(f"h{i}", name, names[0])
+                yield allocated_claim(f"h{i}", name, names[0])
         if r.random() < 0.4:
             placed = pod(name=f"p{i}", nodeName=name, resources={"requests": {"cpu": r.choice("37")}})
             placed["metadata"]["labels"] = {"app": r.choice("ab")}
@@ -46,13 +46,13 @@ def _workload(r: Random, name: str) -> JSON:
         "containers": [container],
         "resourceClaims": r.choice([entries[:1], entries[:1], entries[1:], entries]),
     }
-    chosen = {"labelSelector": {"matchLabels": {"app": r.choice("ab")}}, "topologyKey": r.choice(["host", "zone"])}
+    term = {"labelSelector": {"matchLabels": {"app": r.choice("ab")}}, "topologyKey": r.choice(["host", "zone"])}
     if r.random() < 0.5:
-        spread = {**chosen, "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+        spread = {**term, "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
         spec["topologySpreadConstraints"] = [spread]
     if r.random() < 0.4:
         kind = r.choice(["podAffinity", "podAntiAffinity"])
-        spec["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [chosen]}}
+        spec["affinity"] = {kind: {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     if r.random() < 0.2:
         container["ports"] = [{"hostPort": 80, "containerPort": 80}]
     template = {"metadata": {"labels": {"app": name}}, "spec": spec}
@@ -61,15 +61,15 @@ def _workload(r: Random, name: str) -> JSON:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_simulation_is_the_same_as_if_no_node_were_skipped(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_simulation_equals_one_that_skips_no_node(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     r = Random(seed)
     snapshot = Snapshot.of(_cluster(r))
     manifests = [dra("ResourceClaimTemplate", "t", {"spec": claim()["spec"]}), *(_workload(r, name) for name in "ab")]
-    skipping = simulate(snapshot, manifests, fill=True)
+    simulation = simulate(snapshot, manifests, fill=True)
     feasible = Cycle.feasible
 
-    def of_all(self: Cycle, enough: int | None = None, *, without: Collection[str] = ()) -> list[NodeInfo]:
+    def all_feasible(self: Cycle, enough: int | None = None, *, without: Collection[str] = ()) -> list[NodeInfo]:
         return feasible(self, enough)
 
-    monkeypatch.setattr(Cycle, "feasible", of_all)
-    assert simulate(snapshot, manifests, fill=True) == skipping
+    monkeypatch.setattr(Cycle, "feasible", all_feasible)
+    assert simulate(snapshot, manifests, fill=True) == simulation

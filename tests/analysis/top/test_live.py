@@ -1,4 +1,4 @@
-"""The live overview is rebuilt when the cluster changes, and in proportion to its cost."""
+"""The live overview is rebuilt after changes of the cluster. The interval between rebuilds is proportional to their CPU time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dra_kubeletplugin.kube import ApiConfig, KubeClient
 
 
 @pytest.mark.parametrize(("used", "seconds"), [(0.01, 1.0), (0.1, 2.4), (0.5, 12.0)])
-async def test_a_rebuild_waits_a_second_and_24_times_the_cpu_time_of_the_last(
+async def test_a_rebuild_waits_one_second_or_24_times_the_cpu_time_of_the_last_rebuild(
     used: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0

@@ -1,4 +1,4 @@
-"""The rows of `dra top` and of the pages: made of slices and claims, arranged, and served."""
+"""The rows of `dra top` and of the pages are created from slices and claims, sorted and served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dra_kubeletplugin.claims import ClaimSnapshot
 from tests.resourceapi.usage.test_usage import JSON, slice_of
 
 
-def test_a_node_has_the_devices_that_reach_it_by_name_label_or_all() -> None:
+def test_the_overview_of_a_node_has_the_devices_for_its_name_its_labels_and_all_nodes() -> None:
     term = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["a"]}]}]}
     slices = [
         slice_of("n1", [{"name": "own"}]),
@@ -44,13 +44,13 @@ def test_a_node_has_the_devices_that_reach_it_by_name_label_or_all() -> None:
     assert [(n.name, n.devices, n.unschedulable) for n in whole.nodes] == [("n1", 2, ""), ("n2", 2, "cordoned")]
 
 
-def test_pods_that_want_devices_and_do_not_run_wait_the_oldest_first() -> None:
-    def pod(name: str, made: str, phase: str = "Pending", **spec: Any) -> JSON:
+def test_the_overview_lists_pods_that_wait_for_devices_oldest_first() -> None:
+    def pod(name: str, created: str, phase: str = "Pending", **spec: Any) -> JSON:
         spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "x", "resourceClaimName": "c"}], **spec}
-        said = [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}]
-        meta = {"name": name, "namespace": "ml", "creationTimestamp": made}
+        conditions = [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}]
+        meta = {"name": name, "namespace": "ml", "creationTimestamp": created}
         return {
-            "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": phase, "conditions": said},
+            "apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": phase, "conditions": conditions},
         }  # fmt: skip
 
     pods = [
@@ -72,7 +72,7 @@ async def no_claims() -> ClaimSnapshot:
     return ClaimSnapshot()
 
 
-async def test_reasons_do_not_grow_with_the_changes_of_a_pod_that_waits_for_ever() -> None:
+async def test_the_cache_of_reasons_stays_limited_while_a_pod_keeps_changing() -> None:
     reasons = BackgroundExplainer(cast(ClusterWatcher, None))
     for i in range(3000):
         reasons._found[f"likeness {i}"] = _Found("why", i, 0.0)

@@ -20,13 +20,13 @@ from dra_kubeletplugin.devices.validation import decoded
 from dra_kubeletplugin.plugin import usage_page
 from dra_kubeletplugin.plugin.status_page import overview as plugin_overview
 from dra_kubeletplugin.resourceapi.usage.rows import TAKEN, Overview, PodRow
-from tests.analysis.explanation.test_explain import CLASS, DRIVER, JSON, claim, dra, held, node, pod
+from tests.analysis.explanation.test_explain import CLASS, DRIVER, JSON, allocated_claim, claim, dra, node, pod
 from tests.analysis.explanation.test_what_if import EXTENDED, cluster
 from tests.plugin.test_usage_page import request
 
 
 def waiting_pods(r: Random) -> list[JSON]:
-    """Pods in each state between creation and end; some ask for no devices."""
+    """Returns pods in each state between creation and end. Some request no devices."""
     states: list[JSON] = [
         {}, {"nodeName": "a"}, {"nodeName": "gone"}, {"schedulingGates": [{"name": "queue"}]}, {"schedulerName": "volcano"},
         {"status": {"phase": "Running"}, "nodeName": "a"}, {"status": {"phase": "Failed"}}, {"status": {}},
@@ -35,22 +35,22 @@ def waiting_pods(r: Random) -> list[JSON]:
     for number in range(r.randint(0, 8)):
         names = r.choice([(), ("c0",), ("absent",)])
         resources = r.choice([{}, {}, {"requests": {r.choice([EXTENDED, "example.com/typo", "cpu"]): "1"}}])
-        made = pod(*names, name=f"w{number}", resources=resources, **dict(r.choice(states)))
-        made["metadata"]["creationTimestamp"] = f"2026-01-0{r.randint(1, 9)}T00:00:00Z"
+        pod_object = pod(*names, name=f"w{number}", resources=resources, **dict(r.choice(states)))
+        pod_object["metadata"]["creationTimestamp"] = f"2026-01-0{r.randint(1, 9)}T00:00:00Z"
         if r.random() < 0.1:
-            made["metadata"]["deletionTimestamp"] = "2026-02-01T00:00:00Z"
-        found.append(made)
+            pod_object["metadata"]["deletionTimestamp"] = "2026-02-01T00:00:00Z"
+        found.append(pod_object)
     return found
 
 
 def page_of(found: Overview) -> Any:
-    """What the page of `dra dev` gets."""
+    """Returns the data that the page of `dra dev` receives."""
     return msgspec.json.decode(usage_page.data(request("/overview.json"), found).body)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_the_list_top_and_page_name_the_same_pods_and_explain_gives_each_the_same_cause(seed: int) -> None:
+def test_the_list_top_and_page_show_the_same_pods_and_explain_returns_the_same_causes(seed: int) -> None:
     r = Random(seed)
     objects = [*cluster(r), *waiting_pods(r)]
     snapshot = Snapshot.of(objects)
@@ -60,11 +60,11 @@ def test_the_list_top_and_page_name_the_same_pods_and_explain_gives_each_the_sam
     page = page_of(top)
     assert [f"pod {p['namespace']}/{p['name']}" for p in page["waiting"]] == [e.subject for e in listed]
     assert page["count"]["waiting"] == top.count.waiting == len(listed)
-    for row, shown in zip(top.waiting, listed, strict=True):
-        alone = explain(snapshot, row.name)
-        assert (alone.state, alone.summary) == (shown.state, shown.summary)
-    every = {p["metadata"]["name"] for p in objects if p["kind"] == "Pod"}
-    for name in every - {p.name for p in top.waiting}:
+    for row, explanation in zip(top.waiting, listed, strict=True):
+        single = explain(snapshot, row.name)
+        assert (single.state, single.summary) == (explanation.state, explanation.summary)
+    pod_names = {p["metadata"]["name"] for p in objects if p["kind"] == "Pod"}
+    for name in pod_names - {p.name for p in top.waiting}:
         assert not _waits(snapshot, name), name
 
 
@@ -74,11 +74,11 @@ def _subject(row: PodRow) -> str:
 
 def _waits(snapshot: Snapshot, name: str) -> bool:
     obj = next(p for p in snapshot.pods if p["metadata"]["name"] == name)
-    asks = obj["spec"].get("resourceClaims") or any(
+    requests_devices = obj["spec"].get("resourceClaims") or any(
         "/" in resource for c in obj["spec"]["containers"] for resource in (c["resources"].get("requests") or {})
     )
     pending = (obj["status"].get("phase") or "Pending") == "Pending"
-    return bool(asks and pending and not obj["metadata"].get("deletionTimestamp"))
+    return bool(requests_devices and pending and not obj["metadata"].get("deletionTimestamp"))
 
 
 @settings(max_examples=60, deadline=None)
@@ -110,7 +110,7 @@ def test_top_page_and_simulate_count_the_same_devices_free_and_held(seed: int) -
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_a_plugins_page_counts_its_devices_as_top_counts_its_slices(seed: int) -> None:
+def test_a_plugins_page_and_top_count_the_same_devices(seed: int) -> None:
     r = Random(seed)
     devices = []
     for number in range(r.randint(1, 6)):
@@ -120,16 +120,16 @@ def test_a_plugins_page_counts_its_devices_as_top_counts_its_slices(seed: int) -
     inventory = Inventory("a")
     asyncio.run(inventory.update([Pool("a", devices, [CounterSet("card", {"slots": 4})])]))
     names = [f"d{i}" for i in range(len(devices)) if r.random() < 0.3]
-    objects: list[JSON] = [CLASS, node("a"), *(held(f"h-{n}", "a", n) for n in names)]
+    objects: list[JSON] = [CLASS, node("a"), *(allocated_claim(f"h-{n}", "a", n) for n in names)]
     for content in inventory.contents():
         slices = pack(content.devices, content.counter_sets)
-        for number, one in enumerate(slices):
+        for number, packed in enumerate(slices):
             spec = {
                 "driver": DRIVER,
                 "nodeName": "a",
                 "pool": {"name": content.name, "generation": 1, "resourceSliceCount": len(slices)},
             }
-            rows = {"devices": [decoded(d.encoded) for d in one.devices], "sharedCounters": one.counter_sets}
+            rows = {"devices": [decoded(d.encoded) for d in packed.devices], "sharedCounters": packed.counter_sets}
             objects.append(dra("ResourceSlice", f"s{number}", {**spec, **{k: v for k, v in rows.items() if v}}))
     claims = [
         ClaimSummary("default", f"h-{n}", "prepared", [{"driver": DRIVER, "pool": "a", "device": n, "request": "r"}])
@@ -142,6 +142,6 @@ def test_a_plugins_page_counts_its_devices_as_top_counts_its_slices(seed: int) -
     assert [n.occupancy for n in own.nodes] == [n.occupancy for n in top.nodes]
 
 
-def test_a_pod_that_is_listed_is_explained_though_its_claim_does_not_exist() -> None:
+def test_a_waiting_pod_with_a_missing_claim_is_listed_and_explained() -> None:
     found: list[Explanation] = waiting(Snapshot.of([node("a"), claim("other"), pod("c", nodeName="a")]))
     assert [e.summary for e in found] == ["claim default/c does not exist"]
