@@ -1,4 +1,4 @@
-"""``dra controller`` as a user meets it: what is wrong is one sentence and exit code 2, before anything is started."""
+"""``dra controller`` reports a mistake of the user in one sentence with exit code 2, before it starts anything."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ FABRIC = str(ROOT / "drivers/fabric_example")
 
 
 def dra(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of the command."""
+    """Returns the exit code, standard output and standard error of the command."""
     try:
         code = main(args)
     except SystemExit as e:
         code = int(e.code or 0)
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +29,10 @@ def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_only_options_that_mean_something_to_a_controller_are_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    _, shown, _ = dra(capsys, "controller", "--help")
-    assert "--lease-duration" in shown and "--namespace" in shown and "--kubeconfig" in shown
-    assert "--kubelet-root" not in shown and "--node-name" not in shown
+def test_the_help_lists_only_options_of_a_controller(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output, _ = dra(capsys, "controller", "--help")
+    assert "--lease-duration" in output and "--namespace" in output and "--kubeconfig" in output
+    assert "--kubelet-root" not in output and "--node-name" not in output
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_only_options_that_mean_something_to_a_controller_are_offered(capsys: py
         ),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_reported_in_a_sentence(
+def test_a_mistake_is_reported_in_one_sentence(
     args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config"

@@ -1,4 +1,4 @@
-"""``dra deploy`` prints what it wrote and the next command. What it writes: tests/packaging/manifests."""
+"""``dra deploy`` prints the written files and the next command. The contents of the files are tested in tests/packaging/manifests."""
 
 from __future__ import annotations
 
@@ -23,30 +23,36 @@ def counted_files(line: str) -> int:
     return int(found[1])
 
 
-def test_files_and_the_command_that_deploys_them_are_printed(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deploy_prints_the_files_and_the_command_that_deploys_them(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     deploy = package / "deploy"
     assert main(["deploy", str(deploy)]) == 0
-    wrote, command = capsys.readouterr().out.splitlines()
-    assert counted_files(wrote) == sum(p.is_file() for p in deploy.rglob("*")) - 1  # values.yaml is the author's
+    written_line, command = capsys.readouterr().out.splitlines()
+    assert (
+        counted_files(written_line) == sum(p.is_file() for p in deploy.rglob("*")) - 1
+    )  # values.yaml belongs to the author
     below = sum(p.is_file() for p in (deploy / "kustomize").rglob("*"))
-    assert wrote.endswith(f" into {deploy}: kustomization.yaml, deviceclass.yaml, kustomize/ ({below})")
+    assert written_line.endswith(f" into {deploy}: kustomization.yaml, deviceclass.yaml, kustomize/ ({below})")
     assert (
         command == f"to deploy the driver, run: kubectl apply -k '{deploy}'"
     )  # a shell needs the quotes: the folder has a space
 
 
-def test_the_chart_and_the_command_that_installs_it_are_printed(
+def test_deploy_prints_the_chart_and_the_command_that_installs_it(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = tmp_path / "build"
     assert main(["deploy", "--shared-dir", str(build)]) == 0
-    wrote, command = capsys.readouterr().out.splitlines()
-    assert counted_files(wrote) == sum(p.is_file() for p in build.rglob("*"))
-    assert all(f"{name}/ (" in wrote for name in ("kustomize", "helm", "monitoring"))
+    written_line, command = capsys.readouterr().out.splitlines()
+    assert counted_files(written_line) == sum(p.is_file() for p in build.rglob("*"))
+    assert all(f"{name}/ (" in written_line for name in ("kustomize", "helm", "monitoring"))
     assert f" helm install NAME {build}/helm/dra-driver " in command
 
 
-def test_nothing_is_reported_as_written_if_a_value_is_wrong(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deploy_reports_no_written_files_if_a_value_is_invalid(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with (package / "deploy/values.yaml").open("a") as values:
         values.write("colour: red\n")
     assert main(["deploy", str(package / "deploy")]) == 2

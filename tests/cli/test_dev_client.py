@@ -1,4 +1,4 @@
-"""Which cluster a verb of ``dra dev`` changes: never another one than KUBECONFIG selects."""
+"""A verb of ``dra dev`` changes only the cluster that KUBECONFIG selects."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dra_kubeletplugin.localcluster.dev.control import NAME
 
 
 @pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The state folder of the only cluster that runs."""
+def running_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The state folder of the only running cluster."""
     with tempfile.TemporaryDirectory(dir="/tmp") as root, socket.socket(socket.AF_UNIX) as server:
         monkeypatch.setattr(dev_client, "state_root", lambda: Path(root))
         monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -27,14 +27,16 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield state
 
 
-def test_without_kubeconfig_it_is_the_only_one_that_runs(running: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dev_client._state(None) == running
+def test_without_kubeconfig_a_verb_selects_the_only_running_cluster(
+    running_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dev_client._state(None) == running_state
     monkeypatch.setenv("KUBECONFIG", "")
-    assert dev_client._state(None) == running
+    assert dev_client._state(None) == running_state
 
 
 def test_a_kubeconfig_of_another_cluster_is_refused_with_the_options_to_use(
-    running: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    running_state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     other = tmp_path / "config"
     other.write_text("{}")
@@ -42,8 +44,8 @@ def test_a_kubeconfig_of_another_cluster_is_refused_with_the_options_to_use(
     with pytest.raises(SettingsError) as raised:
         dev_client._state(None)
     assert str(raised.value) == (
-        f"KUBECONFIG {other} does not belong to a running `dra dev`: use --state-dir {running}, or unset KUBECONFIG"
+        f"KUBECONFIG {other} does not belong to a running `dra dev`: use --state-dir {running_state}, or unset KUBECONFIG"
     )
     assert dev_client._state("elsewhere") == Path("elsewhere")
-    monkeypatch.setenv("KUBECONFIG", f"{other}:{running / 'kubeconfig'}")
-    assert dev_client._state(None) == running
+    monkeypatch.setenv("KUBECONFIG", f"{other}:{running_state / 'kubeconfig'}")
+    assert dev_client._state(None) == running_state

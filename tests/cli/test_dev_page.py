@@ -1,4 +1,4 @@
-"""The page of `dra dev` between two looks."""
+"""The page of `dra dev` follows the cluster again if a request arrives while the previous follow task ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dra_kubeletplugin.cli import dev_page
 from dra_kubeletplugin.kube import ApiConfig
 
 
-async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_during_the_end_of_a_follow_task_starts_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ending, may_end = asyncio.Event(), asyncio.Event()
 
     class Live:
@@ -38,4 +38,4 @@ async def test_who_looks_while_it_ends_to_be_followed_gets_it_followed_again(mon
         may_end.set()
         while len(page._follow_tasks) > 1:
             await asyncio.sleep(0)
-        assert await page._live_overview() is second, "the end of the first is not the second's"
+        assert await page._live_overview() is second, "the end of the first overview must not end the second"

@@ -13,11 +13,11 @@ from dra_kubeletplugin.errors import RetryableError
 from tests.helpers.waiting import block_until
 
 
-def test_it_starts_processes_that_end_when_the_client_asks_and_a_killed_one_is_replaced(tmp_path: Path) -> None:
+def test_the_supervisor_starts_and_stops_processes_and_replaces_a_killed_supervisor(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     runner, command = SupervisedRunner(path), Command(("sleep", "600"), str(tmp_path / "log"), f"{tmp_path}/x")
 
-    def answers() -> bool:
+    def is_ready() -> bool:
         try:
             runner.launch(command).abandon()
         except RetryableError:
@@ -27,7 +27,7 @@ def test_it_starts_processes_that_end_when_the_client_asks_and_a_killed_one_is_r
     for end in (signal.SIGKILL, signal.SIGTERM):
         process = subprocess.Popen([sys.executable, "-m", "dra_kubeletplugin", "supervisor", str(path)])
         try:
-            block_until(answers)
+            block_until(is_ready)
             launched = runner.launch(command)
             launched.go()
             assert runner.state(launched.identity).running
