@@ -1,4 +1,4 @@
-"""The commands beside ``dra dev``, in a package that ``dra new`` made and in an environment without any extra."""
+"""The commands other than ``dra dev`` work in a package that ``dra new`` created and in an environment without extras."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ COMMANDS = [
 ]
 
 
-def required(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
-    """A distribution and all that it requires, without extras."""
-    if name not in found:
-        found[name] = metadata.distribution(name)
-        for line in found[name].requires or ():
+def required(name: str, distributions: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:
+    """Returns a distribution and all its requirements, without extras."""
+    if name not in distributions:
+        distributions[name] = metadata.distribution(name)
+        for line in distributions[name].requires or ():
             if "extra ==" not in line and "python_version <" not in line:
-                required(re.split(r"[^\w.-]", line)[0], found)
-    return found
+                required(re.split(r"[^\w.-]", line)[0], distributions)
+    return distributions
 
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the package and what it requires, as links to the packages of this one."""
+    """The interpreter of an environment with the package and its requirements.
+
+    The environment links to the packages of this interpreter.
+    """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
@@ -58,8 +61,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
     folder = tmp_path_factory.mktemp("package")
     assert main(["new", "npu", "--kind", "chardev", "-C", str(folder)]) == 0
     package = folder / "npu"
-    given = ["--host", package / "hosts/two-cards.yaml", "--apply", package / "deploy/deviceclass.yaml"]
-    with run_dev(folder, str(package), *map(str, given), "--apply", str(package / "examples/pod.yaml")) as dev:
+    options = ["--host", package / "hosts/two-cards.yaml", "--apply", package / "deploy/deviceclass.yaml"]
+    with run_dev(folder, str(package), *map(str, options), "--apply", str(package / "examples/pod.yaml")) as dev:
         yield package, dev.kubeconfig
 
 

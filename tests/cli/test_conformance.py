@@ -50,7 +50,9 @@ def test_explain_describes_checks(capsys: pytest.CaptureFixture[str]) -> None:
         (["run", "--driver-cmd", "x $NO_SUCH_NAME"], "uses the variable NO_SUCH_NAME, which is not set"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_reported_in_one_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["conformance", *words]) == Exit.USAGE
     assert message in capsys.readouterr().err
 
@@ -81,19 +83,21 @@ def test_a_run_writes_all_reports(
     assert files["junit"].read_text().startswith("<?xml")
     assert "img.shields.io" in files["markdown"].read_text()
     transcript = (tmp_path / "calls/PRE-004.txt").read_text()
-    assert transcript.count("NodePrepareResources") == out.count("NodePrepareResources"), "no call is in it twice"
+    assert transcript.count("NodePrepareResources") == out.count("NodePrepareResources"), (
+        "the transcript contains a call twice"
+    )
     assert "-> ok (" in transcript
     assert "    request:\n      claims {\n        namespace:" in transcript
     assert f"All calls of PRE-004, SEC-001 and the driver's output are in {tmp_path / 'calls'}" in out
 
 
-def test_a_skipped_check_that_is_not_allowed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fail_on_skip_names_the_skipped_check(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["conformance", "run", "REG-001", "SEC-001", "--driver-cmd", PLAIN, "--fail-on-skip"]
     assert cli.main(words) == Exit.NEGATIVE
     assert "dra: --fail-on-skip: SEC-001 was skipped" in capsys.readouterr().err
 
 
-def test_a_driver_that_is_never_ready_ends_with_code_3(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_a_driver_that_is_never_ready_exits_with_code_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["conformance", "run", "--driver-cmd", "sh -c 'echo broken; exit 7'"]) == Exit.UNKNOWN
     found = capsys.readouterr()
     assert "dra: the driver ended with exit code 7" in found.err

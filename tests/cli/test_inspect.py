@@ -1,4 +1,4 @@
-"""``dra inspect``, and what all commands have in common."""
+"""``dra inspect``, and behavior that all commands share."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ HEAD = "import time\nfrom dra_kubeletplugin import CounterSet, Device, Driver, N
 BODY = "    def prepare(self, claim): return []\n"
 
 
-def written(tmp_path: Path, answers: str) -> str:
+def write_driver(tmp_path: Path, answers: str) -> str:
     (tmp_path / "driver.py").write_text(
         f"{HEAD}\nclass D(Driver):\n    name = 'x.example.com'\n    def pools(self): return {answers}\n{BODY}"
     )
     return str(tmp_path / "driver.py")
 
 
-def inspected(capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
+def inspect_lines(capsys: pytest.CaptureFixture[str], *args: str) -> list[str]:
     assert cli.main(["inspect", *args, "--host", "virtual-machine"]) == 0
     return capsys.readouterr().out.splitlines()
 
 
-def test_what_is_left_out_is_not_shown_as_if_it_were_published(
+def test_inspect_shows_an_unpublished_device_as_not_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pools = """[
@@ -36,7 +36,7 @@ def test_what_is_left_out_is_not_shown_as_if_it_were_published(
              [CounterSet('s', {'n': 2})]),
         Pool('node-1/Nics', [Device('c')]),
         Pool('rack', [Device('d')], nodes=Nodes.all())]"""
-    assert inspected(capsys, written(tmp_path, pools), "--node-name", "node-1")[:5] == [
+    assert inspect_lines(capsys, write_driver(tmp_path, pools), "--node-name", "node-1")[:5] == [
         "pool node-1 on node-1: 1 device, 1 counter set, health is not reported",
         "  counter set s: n=2",
         "  b",
@@ -71,19 +71,19 @@ class D(Driver):
 """
 
 
-def test_people_read_each_device_with_its_health_and_programs_get_the_same(
+def test_text_and_json_show_each_device_with_its_health(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = tmp_path / "driver.py"
     driver.write_text(CARD)
-    lines = inspected(capsys, str(driver))
+    lines = inspect_lines(capsys, str(driver))
     shown = "\n".join(lines)
     assert lines[:3] == [
         "pool node on node: 3 devices, 1 counter set",
         "  counter set card: memory=64Gi, slot-0..3=1 each",
         "  card  healthy",
     ]
-    assert "      attributes: fast=true, name0=" in shown  # the driver's own attributes first
+    assert "      attributes: fast=true, name0=" in shown  # the driver's own attributes are first
     assert "resource.kubernetes.io/pcieRoot=pci0000:17" in shown
     assert "      capacity: memory=64Gi (default 1Gi; min 1Gi, max 64Gi, step 1Gi)" in lines
     assert "      taints: old:NoSchedule, a.b/c=d:NoSchedule" in lines
@@ -92,53 +92,57 @@ def test_people_read_each_device_with_its_health_and_programs_get_the_same(
     assert "      consumes from card: memory=32Gi, slot-2..3=1 each" in lines
     assert "  lost  health unknown: no sensor" in lines
     assert max(map(len, lines)) <= 118
-    assert "{" not in shown  # no JSON for people
-    assert not caplog.records, "each fault is beside its device, and no log line repeats it"
-    found = json.loads("\n".join(inspected(capsys, str(driver), "-o", "json")))
+    assert "{" not in shown  # the text contains no JSON
+    assert not caplog.records, "a log line repeats a fault that is shown at its device"
+    found = json.loads("\n".join(inspect_lines(capsys, str(driver), "-o", "json")))
     health = found["pools"][0]["health"]
     assert health["half"] == {"healthy": False, "message": "its fan stopped"}
     assert (health["card"]["healthy"], health["lost"]["healthy"]) == (True, None)
 
 
-def test_a_health_report_that_fails_makes_health_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_unknown_health_if_the_health_method_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     driver = tmp_path / "driver.py"
     driver.write_text(CARD.replace("        return {", "        raise RuntimeError('no bus')\n        return {"))
-    shown = "\n".join(inspected(capsys, str(driver)))
+    shown = "\n".join(inspect_lines(capsys, str(driver)))
     assert "  card  health unknown: health() failed, see the error below" in shown
     assert "no bus" in shown
 
 
-def test_a_function_has_all_its_devices_beside_it_partitions_and_those_of_other_pools_too(
+def test_inspect_shows_all_devices_of_a_function_in_all_pools(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pools = """[
         Pool('node', [Device('half-0', {ID: '0000:00:01.0'}), Device('half-1', {ID: '0000:00:01.0'}, consumes_counters={'s': {'m': 1}})]),
         Pool('node/ports', [Device('port', data=self.host.function('0000:00:01.0')), Device('other', {ID: '0000:00:02.0'})])]"""
-    driver = Path(written(tmp_path, pools))
+    driver = Path(write_driver(tmp_path, pools))
     driver.write_text("ID = 'resource.kubernetes.io/pciBusID'\n" + driver.read_text())
-    lines = "\n".join(inspected(capsys, str(driver)))
+    lines = "\n".join(inspect_lines(capsys, str(driver)))
     assert "published as half-0, node/ports/port; not published: it consumes counters of counter set 's'" in lines
     assert "published as node/ports/other" in lines
-    functions = json.loads("\n".join(inspected(capsys, str(driver), "-o", "json")))["functions"]
+    functions = json.loads("\n".join(inspect_lines(capsys, str(driver), "-o", "json")))["functions"]
     first = next(f for f in functions if f["address"] == "0000:00:01.0")
     assert (first["published"], len(first["faults"])) == (["half-0", "node/ports/port"], 1)
 
 
-def test_the_controller_s_pools_can_be_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    driver = written(tmp_path, "[Pool('node-1', [Device('a')]), Pool('rack', [Device('d')], nodes=Nodes.all())]")
-    assert inspected(capsys, driver, "--controller")[:2] == [
+def test_inspect_shows_the_pools_of_the_controller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    driver = write_driver(tmp_path, "[Pool('node-1', [Device('a')]), Pool('rack', [Device('d')], nodes=Nodes.all())]")
+    assert inspect_lines(capsys, driver, "--controller")[:2] == [
         "pool rack on all nodes: 1 device, health is not reported",
         "  d",
     ]
 
 
-def test_a_driver_that_hangs_ends_the_command_in_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    driver = written(tmp_path, "time.sleep(30)")
+def test_inspect_stops_a_hanging_driver_at_the_discovery_timeout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = write_driver(tmp_path, "time.sleep(30)")
     assert cli.main(["inspect", driver, "--host", "virtual-machine", "--discovery-timeout", "100ms"]) == 2
     assert "pools() of D has not returned within 0.1s" in capsys.readouterr().err
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "dra_kubeletplugin.cli", "inspect", "--host", "virtual-machine"]

@@ -1,4 +1,4 @@
-"""A driver's `async def` that blocks is told with its line, and nothing else is."""
+"""The watchdog reports an `async def` of a driver that blocks the event loop, with its source line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watchdog, "_CHECK_INTERVAL", 0.01)
 
 
-class Told(logging.Handler):
-    """What is said from the line on that names a method. A busy machine may hold the loop elsewhere before."""
+class MessagesFromMethod(logging.Handler):
+    """Collects messages from the first one that names the method. On a busy machine, other code may block the loop earlier."""
 
     def __init__(self, method: str) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class Told(logging.Handler):
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told("Card.prepare")
+def messages() -> MessagesFromMethod:
+    return MessagesFromMethod("Card.prepare")
 
 
 class Card:
@@ -43,50 +43,52 @@ class Card:
         assert wait.wait(60)
 
 
-def test_a_method_that_blocks_is_named_with_its_line_and_when_it_goes_on(told: Told) -> None:
+def test_the_watchdog_reports_a_blocking_method_with_its_line_and_its_end(messages: MessagesFromMethod) -> None:
     async def main() -> None:
         loop_watchdog.watch(asyncio.get_running_loop())
-        await asyncio.create_task(Card().prepare(told.first))  # a step of its own: what comes before is another's line
+        await asyncio.create_task(
+            Card().prepare(messages.first)
+        )  # a separate task, so that earlier steps are not reported as this method
         async with asyncio.timeout(60):
-            while len(told.lines) < 2:
+            while len(messages.lines) < 2:
                 await asyncio.sleep(0.01)
 
-    loop_watchdog.log.addHandler(told)
+    loop_watchdog.log.addHandler(messages)
     try:
         asyncio.run(main())
     finally:
-        loop_watchdog.log.removeHandler(told)
+        loop_watchdog.log.removeHandler(messages)
     line = Card.prepare.__code__.co_firstlineno + 1
-    assert f"blocked by shell/test_loop_watchdog.py:{line} in Card.prepare: calls of the kubelet, " in told.lines[0]
-    assert told.lines[1].startswith("the event loop runs again")
+    assert f"blocked by shell/test_loop_watchdog.py:{line} in Card.prepare: calls of the kubelet, " in messages.lines[0]
+    assert messages.lines[1].startswith("the event loop runs again")
 
 
-def test_a_method_that_blocks_is_named_also_where_something_else_blocked_first(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+def test_the_watchdog_reports_a_method_that_blocks_after_library_code(
+    messages: MessagesFromMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one step of the loop: the first looks see a library's code, which is no line of the author's."""
-    found, looks = loop_watchdog.running_line, 0
+    """The first checks in the same step of the loop see library code, which has no line of the author."""
+    original, checks = loop_watchdog.running_line, 0
 
     def running_line(frame: FrameType | None) -> str:
-        nonlocal looks
-        looks += 1
-        return found(frame) if looks > 3 else ""
+        nonlocal checks
+        checks += 1
+        return original(frame) if checks > 3 else ""
 
     monkeypatch.setattr(loop_watchdog, "running_line", running_line)
 
     async def main() -> None:
         loop_watchdog.watch(asyncio.get_running_loop())
-        await asyncio.create_task(Card().prepare(told.first))
+        await asyncio.create_task(Card().prepare(messages.first))
 
-    loop_watchdog.log.addHandler(told)
+    loop_watchdog.log.addHandler(messages)
     try:
         asyncio.run(main())
     finally:
-        loop_watchdog.log.removeHandler(told)
-    assert " in Card.prepare: " in told.lines[0]
+        loop_watchdog.log.removeHandler(messages)
+    assert " in Card.prepare: " in messages.lines[0]
 
 
-def test_the_watch_ends_with_its_loop() -> None:
+def test_the_watchdog_thread_ends_with_its_loop() -> None:
     async def main() -> None:
         loop_watchdog.watch(asyncio.get_running_loop())
 
