@@ -1,4 +1,4 @@
-"""``dra doctor`` and ``dra gather`` beside a cluster that runs: what is well, what was broken on purpose, and one file of it all."""
+"""``dra doctor`` and ``dra gather`` with a running cluster: a healthy node, deliberate faults and the archive."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.helpers.drivers import Toy, make_toy_class
 
 @pytest.fixture(autouse=True)
 def only_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hides the other processes of this machine: one may be a kubelet with a root of its own."""
+    """Hides the other processes of this machine, because one may be a kubelet with another root."""
     monkeypatch.setattr(processes, "running", lambda root: [processes.at(root, os.getpid())])
 
 
-def of(node: DriverNode[Toy]) -> Examination:
+def examination_of(node: DriverNode[Toy]) -> Examination:
     settings = node.settings
     return Examination(
         api=node.cluster.config,
@@ -38,27 +38,27 @@ def of(node: DriverNode[Toy]) -> Examination:
     )
 
 
-async def found(node: DriverNode[Toy], level: Level) -> str:
-    findings: Sequence[Finding] = [f async for f in examine(of(node))]
+async def messages_of(node: DriverNode[Toy], level: Level) -> str:
+    findings: Sequence[Finding] = [f async for f in examine(examination_of(node))]
     return "\n".join(f"{f.topic}: {f.text}" for f in findings if f.level is level)
 
 
 @pytest.mark.parametrize("changed", [{"host": False}, {"node": ""}], ids=["no host", "no node"])
-async def test_what_a_driver_finds_on_a_laptop_is_not_compared_with_the_slices_of_nodes(
+async def test_doctor_does_not_compare_devices_of_a_laptop_with_the_slices_of_nodes(
     changed: dict[str, object],
 ) -> None:
     async with node_with(make_toy_class()) as node:
-        elsewhere = {**vars(of(node)), "devices": {Toy.name: frozenset({"mine"})}, **changed}
-        findings = [f async for f in examine(Examination(**elsewhere)) if f.topic == "slices"]
+        arguments = {**vars(examination_of(node)), "devices": {Toy.name: frozenset({"mine"})}, **changed}
+        findings = [f async for f in examine(Examination(**arguments)) if f.topic == "slices"]
         assert [f.todo for f in findings if f.level is not Level.OK] == ["on a node, add --node-name NODE"]
         assert f"the devices that {Toy.name} finds here are not compared" in findings[0].text
 
 
-async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None:
+async def test_a_healthy_node_has_no_failure_and_doctor_names_each_part() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
-        assert await found(node, Level.FAILURE) == ""
-        well = await found(node, Level.OK)
+        assert await messages_of(node, Level.FAILURE) == ""
+        ok_messages = await messages_of(node, Level.OK)
         for part in (
             "toy.example.com (DRAPlugin, v1.DRAPlugin",
             "records: toy.example.com: 1 claim,",
@@ -67,18 +67,18 @@ async def test_a_node_that_works_has_no_failure_and_each_part_is_named() -> None
             "clock: agrees",
             "feature gates: ",
         ):
-            assert part in well
+            assert part in ok_messages
 
 
-async def test_a_cdi_file_that_is_gone_a_claim_that_is_gone_and_a_device_that_is_not_published_are_failures() -> None:
+async def test_doctor_reports_a_missing_cdi_file_an_orphaned_cdi_file_and_an_unpublished_device() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (path,) = node.settings.cdi_root.glob("*.json")
         path.unlink()
         (node.settings.cdi_root / "k8s.toy.example.com-claim_orphan.json").write_text("{}")
-        what = of(node)
+        examination = examination_of(node)
         missing = {Toy.name: frozenset(["toy-0", "toy-9"])}
-        findings = [f async for f in examine(Examination(**{**vars(what), "devices": missing}))]
+        findings = [f async for f in examine(Examination(**{**vars(examination), "devices": missing}))]
         failed = "\n".join(f.text for f in findings if f.level is Level.FAILURE)
         warned = "\n".join(f.text for f in findings if f.level is Level.WARNING)
         assert f"is prepared and {path} is missing" in failed
@@ -86,17 +86,17 @@ async def test_a_cdi_file_that_is_gone_a_claim_that_is_gone_and_a_device_that_is
         assert "claim_orphan.json belongs to no record" in warned
 
 
-async def test_a_server_that_does_not_answer_leaves_what_can_be_seen_here() -> None:
+async def test_doctor_examines_the_node_without_the_api_server() -> None:
     async with node_with(make_toy_class()) as node:
         node.cluster.api.injected_faults.down = True
-        what = Examination(**{**vars(of(node)), "timeout": 0.3})
-        findings = [f async for f in examine(what)]
+        examination = Examination(**{**vars(examination_of(node)), "timeout": 0.3})
+        findings = [f async for f in examine(examination)]
         assert any(f.topic == "API server" and f.level is Level.FAILURE for f in findings)
         assert any(f.topic == "sockets" and f.level is Level.OK for f in findings)
         assert not any("could not be looked at" in f.text for f in findings)
 
 
-async def test_the_commands_answer_with_exit_codes_json_and_one_file_without_secrets(
+async def test_doctor_and_gather_return_exit_codes_json_and_an_archive_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with node_with(make_toy_class()) as node:
@@ -131,20 +131,20 @@ async def test_the_commands_answer_with_exit_codes_json_and_one_file_without_sec
         pods = json.loads(texts["out/cluster/pods.json"])
         (secretive,) = [p for p in pods if p["metadata"]["name"] == "secretive"]
         assert secretive["spec"]["containers"][0]["env"] == [{"name": "PASSWORD", "value": "<removed>"}]
-        assert await asyncio.to_thread(main, ["gather", *places, str(path)]) == 2  # it is there already
+        assert await asyncio.to_thread(main, ["gather", *places, str(path)]) == 2  # the archive already exists
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered", "level", "says"),
+    ("sent", "received", "level", "expected"),
     [
         (1000.0, 1000.1, Level.OK, "agrees"),
-        (980.0, 1030.0, Level.OK, "agrees"),  # an answer that takes long is no drift
+        (980.0, 1030.0, Level.OK, "agrees"),  # a slow response is no clock drift
         (1010.0, 1011.0, Level.WARNING, "10 s ahead of"),
         (900.0, 905.0, Level.FAILURE, "95 s behind"),
     ],
 )
-def test_a_clock_is_wrong_where_the_server_s_time_is_not_between_question_and_answer(
-    asked: float, answered: float, level: Level, says: str
+def test_a_clock_is_wrong_if_the_servers_time_is_not_between_request_and_response(
+    sent: float, received: float, level: Level, expected: str
 ) -> None:
-    found = _clock(email.utils.formatdate(1000.0, usegmt=True), asked, answered)
-    assert (found.level, says in found.text) == (level, True), found
+    finding = _clock(email.utils.formatdate(1000.0, usegmt=True), sent, received)
+    assert (finding.level, expected in finding.text) == (level, True), finding

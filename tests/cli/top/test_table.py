@@ -1,4 +1,4 @@
-"""The lines of `dra top --once` in terminals of several widths."""
+"""The lines of `dra top --once` in terminals of different widths."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.helpers.usage_examples import CARDS, cluster, node
 PLAIN = Style(coloured=False)
 
 
-def test_the_table_reports_which_nodes_are_away() -> None:
+def test_the_table_notes_nodes_that_are_not_ready() -> None:
     found = Overview("cluster", nodes=(NodeRow("n1", unschedulable="not ready"), NodeRow("n2")))
     assert [line for line in table(found, PLAIN, 80) if line.startswith("note")] == ["note: n1 is not ready"]
 
 
-def test_many_nodes_that_are_away_for_one_reason_share_a_line() -> None:
+def test_nodes_that_are_unschedulable_for_one_reason_share_a_line() -> None:
     nodes = [NodeRow(f"n{i}", unschedulable="cordoned" if i % 2 else "not ready") for i in range(9)]
     notes = [line for line in table(Overview("cluster", nodes=tuple(nodes)), PLAIN, 80) if line.startswith("note")]
     assert notes == [
@@ -35,7 +35,7 @@ def test_many_nodes_that_are_away_for_one_reason_share_a_line() -> None:
     ]
 
 
-def test_the_nodes_of_a_large_cluster_have_a_line_each_unless_a_filter_or_a_node_is_named(
+def test_the_table_of_a_large_cluster_has_one_line_for_each_node_without_a_filter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "cluster.yaml"
@@ -46,9 +46,9 @@ def test_the_nodes_of_a_large_cluster_have_a_line_each_unless_a_filter_or_a_node
     for words in ("", "--filter n", "--node n7"):
         assert main(["top", "-f", str(file), *words.split()]) == 0
         shown[words] = capsys.readouterr().out
-    every = shown[""]
-    assert [line.split()[1] for line in every.splitlines() if line.startswith("▸")] == names
-    assert "-gpu" not in every and "--filter WORDS" in every
+    output = shown[""]
+    assert [line.split()[1] for line in output.splitlines() if line.startswith("▸")] == names
+    assert "-gpu" not in output and "--filter WORDS" in output
     assert [n for n in names if f"{n}-gpu" in shown["--filter n"]] == names
     assert "n7-gpu" in shown["--node n7"]
 
@@ -70,7 +70,7 @@ def test_each_line_fits_and_rows_stay_distinguishable(columns: int) -> None:
     assert "2 pods wait for devices" in lines
 
 
-def test_long_names_are_cut_in_the_middle_and_a_pipe_gets_them_whole(
+def test_the_table_cuts_long_names_in_the_middle_and_writes_complete_names_to_a_pipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"accelerator-0000-17-00-{i}-with-a-name-of-its-vendor-{i}" for i in range(3)]
@@ -87,7 +87,9 @@ def test_long_names_are_cut_in_the_middle_and_a_pipe_gets_them_whole(
     assert all(name in out for name in names)
 
 
-def test_a_filter_hides_no_fact_that_pods_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_counts_the_waiting_pods_that_a_filter_hides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text("---\n".join(dump(o, width=120, unicode=True) for objs in cluster().objects.values() for o in objs))
     assert main(["top", "-f", str(file), "--filter", "part-half-2-3"]) == 0
