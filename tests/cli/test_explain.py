@@ -1,4 +1,4 @@
-"""``dra explain`` against the local API server over HTTPS: kubeconfigs of each form, versions, permissions, pages, words."""
+"""``dra explain`` against the local API server over HTTPS: forms of kubeconfigs, API versions, permissions, pages and messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[LocalCluster]:
-    """Two devices, a pod that has one of them, and one that waits for two."""
+    """Two devices, a pod without claims and a pod whose claim requests three devices."""
     async with LocalCluster() as cluster:
         wants_two = claim("two")
         wants_two["spec"]["devices"]["requests"][0]["exactly"]["count"] = 3
@@ -35,7 +35,7 @@ async def cluster() -> AsyncIterator[LocalCluster]:
         yield cluster
 
 
-async def test_without_a_word_the_kubeconfig_is_the_one_that_kubectl_takes(
+async def test_explain_selects_the_same_kubeconfig_as_kubectl(
     cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = tmp_path / ".kube" / "config"
@@ -56,12 +56,12 @@ async def test_without_a_word_the_kubeconfig_is_the_one_that_kubectl_takes(
 
 
 async def dra(cluster: LocalCluster, *words: str, kubeconfig: Path | None = None) -> int:
-    given = str(kubeconfig or cluster.kubeconfig)
-    return await asyncio.to_thread(main, [words[0], "--kubeconfig", given, *words[1:]])
+    path = str(kubeconfig or cluster.kubeconfig)
+    return await asyncio.to_thread(main, [words[0], "--kubeconfig", path, *words[1:]])
 
 
 @pytest.mark.parametrize("form", ["token", "tokenFile", "exec", "data", "context"])
-async def test_a_pod_is_explained_over_https_with_each_form_of_a_kubeconfig(
+async def test_explain_reads_each_form_of_a_kubeconfig_over_https(
     cluster: LocalCluster, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads(cluster.kubeconfig.read_text())
@@ -73,15 +73,15 @@ async def test_a_pod_is_explained_over_https_with_each_form_of_a_kubeconfig(
             (tmp_path / "token").write_text(user.pop("token"))
             user["tokenFile"] = "token"
         case "exec":
-            answer = {
+            credential = {
                 "apiVersion": "client.authentication.k8s.io/v1",
                 "kind": "ExecCredential",
                 "status": {"token": user.pop("token")},
             }
-            (tmp_path / "answer.json").write_text(json.dumps(answer))
+            (tmp_path / "answer.json").write_text(json.dumps(credential))
             code = f"print(open({str(tmp_path / 'answer.json')!r}).read())"
             user["exec"] = {
-                "apiVersion": answer["apiVersion"],
+                "apiVersion": credential["apiVersion"],
                 "command": sys.executable,
                 "args": ["-c", code],
                 "interactiveMode": "Never",
@@ -101,7 +101,7 @@ async def test_a_pod_is_explained_over_https_with_each_form_of_a_kubeconfig(
     assert "each node has at most 2 usable" in capsys.readouterr().out
 
 
-async def test_without_a_name_all_that_waits_is_listed(
+async def test_explain_without_a_name_lists_all_waiting_pods(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await dra(cluster, "explain") == 1
@@ -114,7 +114,7 @@ async def test_without_a_name_all_that_waits_is_listed(
     assert [e["subject"] for e in json.loads(capsys.readouterr().out)["waiting"]] == ["pod default/waits"]
 
 
-async def test_a_pod_that_the_kubelet_cannot_start_has_the_kubelets_message_in_the_list_and_in_top(
+async def test_the_list_and_top_show_the_kubelets_message_for_a_pod_that_does_not_start(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No plugin serves the driver, so the kubelet of node-1 reports that the driver is not registered."""
@@ -122,13 +122,13 @@ async def test_a_pod_that_the_kubelet_cannot_start_has_the_kubelets_message_in_t
     await event_message(cluster, "placed", "FailedPrepareDynamicResources")
     for words in (["explain"], ["top", "--once"]):
         await dra(cluster, *words)
-        said = " ".join(capsys.readouterr().out.split())
-        assert "default/placed" in said
-        assert "the kubelet of node-1: Failed to prepare dynamic resources" in said, said
+        message = " ".join(capsys.readouterr().out.split())
+        assert "default/placed" in message
+        assert "the kubelet of node-1: Failed to prepare dynamic resources" in message, message
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_a_cluster_with_one_version_alone_is_read_in_that(
+async def test_explain_reads_a_cluster_that_serves_a_single_version(
     cluster: LocalCluster, version: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await cluster.wait("the claim", lambda: asyncio.sleep(0, cluster.claims()))
@@ -138,37 +138,37 @@ async def test_a_cluster_with_one_version_alone_is_read_in_that(
     assert [r["kind"] for g in found["groups"] for q in g["requests"] for r in q["reasons"]] == ["too-few-devices"]
 
 
-async def test_a_cluster_without_dra_is_reported_from_one_without_the_object(
+async def test_explain_distinguishes_a_cluster_without_dra_from_a_missing_object(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await dra(cluster, "explain", "pod/wait") == 2
     assert "there is no pod wait in namespace default; similar name: waits" in capsys.readouterr().err
     cluster.api.injected_faults.served = set()
     assert await dra(cluster, "explain", "pod/waits") == 2
-    said = capsys.readouterr().err
-    assert "this cluster does not serve resource.k8s.io" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "this cluster does not serve resource.k8s.io" in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("subject", "message"),
     [
         ("pod/bare", "asks for no devices"),
         ("claim/three", "there is no claim three in namespace default; there is only two"),
         ("service/x", "is neither pod/NAME nor claim/NAME"),
     ],
 )
-async def test_a_question_without_an_answer_gets_one_sentence(
-    cluster: LocalCluster, what: str, said: str, capsys: pytest.CaptureFixture[str]
+async def test_an_invalid_subject_is_refused_with_one_sentence(
+    cluster: LocalCluster, subject: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await dra(cluster, "explain", what) == 2
-    told = capsys.readouterr()
-    assert said in told.err
-    assert (told.out, told.err.count("\n")) == ("", 1)
+    assert await dra(cluster, "explain", subject) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 async def reader(cluster: LocalCluster, tmp_path: Path, *resources: str) -> Path:
-    """A kubeconfig of an account that may list these everywhere, and pods and claims of its own namespace."""
+    """Returns a kubeconfig of an account that may list these resources everywhere, and pods and claims of its own namespace."""
 
     async def post(path: str, body: JSON) -> JSON:
         return await cluster.client.call("POST", path, body)
@@ -202,33 +202,33 @@ async def reader(cluster: LocalCluster, tmp_path: Path, *resources: str) -> Path
     return file
 
 
-async def test_permissions_that_are_missing_are_named_and_the_rest_is_explained(
+async def test_explain_names_missing_permissions_and_explains_the_rest(
     cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = await reader(cluster, tmp_path, "resourceslices", "nodes")
     assert await dra(cluster, "explain", "pod/waits", kubeconfig=file) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "each node has at most 2 usable" in said
+    message = " ".join(capsys.readouterr().out.split())
+    assert "each node has at most 2 usable" in message
     assert (
         "cannot list deviceclasses.resource.k8s.io in the cluster: selectors of classes are not known: "
         "more devices seem to fit than really do; "
         'ask for a ClusterRole with verb "list" on "deviceclasses" of API group "resource.k8s.io"'
-    ) in said
-    assert "cannot list pods in the cluster" in said
+    ) in message
+    assert "cannot list pods in the cluster" in message
 
 
-async def test_where_slices_may_not_be_read_nothing_is_claimed_of_devices(
+async def test_without_permission_for_slices_explain_states_nothing_about_devices(
     cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = await reader(cluster, tmp_path, "nodes")
     assert await dra(cluster, "explain", "pod/waits", kubeconfig=file) == 3
-    said = " ".join(capsys.readouterr().out.split())
-    assert "the result depends on objects that could not be read" in said
-    assert "cannot list resourceslices.resource.k8s.io in the cluster: no device is known" in said
-    assert "no device is published" not in said
+    message = " ".join(capsys.readouterr().out.split())
+    assert "the result depends on objects that could not be read" in message
+    assert "cannot list resourceslices.resource.k8s.io in the cluster: no device is known" in message
+    assert "no device is published" not in message
 
 
-async def test_lists_are_read_in_pages(
+async def test_explain_reads_lists_in_pages(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(paging.read_all.__kwdefaults__, "limit", 3)
@@ -244,19 +244,21 @@ async def test_lists_are_read_in_pages(
     assert len(pages) >= 4
 
 
-async def test_a_pod_that_has_a_node_shows_its_devices_and_what_its_kubelet_states(
+async def test_explain_shows_the_devices_and_the_kubelets_message_of_a_bound_pod(
     cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No driver is on the node."""
+    """No driver runs on the node."""
     await cluster.apply(pod("placed", templates=["t"]))
 
-    async def told() -> bool:
+    async def kubelet_has_reported() -> bool:
         await dra(cluster, "explain", "placed", "-o", "yaml")
-        said.append(capsys.readouterr().out)  # events are read after pods, so the word may come before the node
-        return "not registered" in said[-1] and "kind: kubelet" in said[-1]
+        outputs.append(
+            capsys.readouterr().out
+        )  # explain reads events after pods, so the message may appear before the node
+        return "not registered" in outputs[-1] and "kind: kubelet" in outputs[-1]
 
-    said: list[str] = []
-    await cluster.wait("the kubelet's word", told)
-    found = yaml.safe_load(said[-1])
+    outputs: list[str] = []
+    await cluster.wait("the kubelet's message", kubelet_has_reported)
+    found = yaml.safe_load(outputs[-1])
     assert [d["device"] for c in found["claims"] for d in c["devices"]] == ["d0"]
     assert [(found["state"], r["kind"]) for r in found["reasons"]] == [("waits", "kubelet")]
