@@ -1,4 +1,7 @@
-"""``dra simulate``: the local scheduler places the same pods the same way, and a described cluster is what plugins publish."""
+"""``dra simulate``:
+
+the local scheduler places the same pods on the same nodes, and a described cluster has the slices that plugins publish.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ JSON = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 
 
-def described(draw: random.Random) -> tuple[list[JSON], list[JSON]]:
-    """A cluster, and what is to run there: one pod after the other, of three sizes."""
+def random_cluster(draw: random.Random) -> tuple[list[JSON], list[JSON]]:
+    """Returns a cluster and the pods to create, one after the other, with one to three devices each."""
     nodes: list[JSON] = []
     for i in range(draw.randint(2, 5)):
         devices = [{"name": f"d{k}", "attributes": {"numa": {"int": k % 2}}} for k in range(draw.randint(1, 5))]
@@ -38,35 +41,35 @@ def described(draw: random.Random) -> tuple[list[JSON], list[JSON]]:
     templates[1]["spec"]["spec"]["devices"]["constraints"] = [{"matchAttribute": "toy.example.com/numa"}]
     pods = []
     for i in range(draw.randint(4, 12)):
-        made = pod(f"p{i:02}", templates=[f"t{draw.randint(1, 3)}"])
+        pod_object = pod(f"p{i:02}", templates=[f"t{draw.randint(1, 3)}"])
         if draw.random() < 0.3:
-            made["spec"]["nodeSelector"] = {"zone": f"z{draw.randint(0, 1)}"}
-        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(draw.randint(1, 2))}
-        pods.append(made)
+            pod_object["spec"]["nodeSelector"] = {"zone": f"z{draw.randint(0, 1)}"}
+        pod_object["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(draw.randint(1, 2))}
+        pods.append(pod_object)
     return [*nodes, device_class(), *templates], pods
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_scheduler_places_the_pods_as_simulated(seed: int) -> None:
-    there, pods = described(random.Random(seed))
+    objects, pods = random_cluster(random.Random(seed))
     async with LocalCluster([]) as cluster:
-        await cluster.apply(*there)
+        await cluster.apply(*objects)
 
-        async def tried() -> bool:
+        async def taints_are_removed() -> bool:
             nodes = (await cluster.client.call("GET", "/api/v1/nodes"))["items"]
             return not any(n["spec"].get("taints") for n in nodes)
 
-        await cluster.wait("nodes that were looked at", tried)
+        await cluster.wait("nodes without taints", taints_are_removed)
         found = simulate(await take(cluster.client, "default"), pods)
-        for made in pods:
-            await cluster.apply(made)
-            name = made["metadata"]["name"]
+        for pod_object in pods:
+            await cluster.apply(pod_object)
+            name = pod_object["metadata"]["name"]
 
             async def decided(name: str = name) -> bool:
-                got = await cluster.client.call("GET", f"/api/v1/namespaces/default/pods/{name}")
+                stored = await cluster.client.call("GET", f"/api/v1/namespaces/default/pods/{name}")
                 return bool(
-                    got["spec"].get("nodeName")
-                    or any(c["type"] == "PodScheduled" for c in got["status"].get("conditions") or [])
+                    stored["spec"].get("nodeName")
+                    or any(c["type"] == "PodScheduled" for c in stored["status"].get("conditions") or [])
                 )
 
             await cluster.wait(f"a decision about {name}", decided)
@@ -97,14 +100,14 @@ async def test_a_described_cluster_has_the_slices_that_plugins_publish(driver: t
         name = next(iter(node.cluster.nodes))
     kind = HostKind(host, "x", 1)
     built, _ = await asyncio.to_thread(
-        cluster_of, [kind], loaded(ROOT / "drivers" / folder), Settings(), allocatable(""), lambda text: None
+        cluster_of, [kind], load_drivers(ROOT / "drivers" / folder), Settings(), allocatable(""), lambda text: None
     )
     text = json.dumps([o["spec"] for o in built if o["kind"] == "ResourceSlice"]).replace('"x-1"', f'"{name}"')
     assert _timeless(json.loads(text)) == _timeless(real)
     assert {o["kind"] for o in built} == {"Node", "ResourceSlice", "DeviceClass"}
 
 
-def loaded(folder: Path) -> dict[str, type[Driver]]:
+def load_drivers(folder: Path) -> dict[str, type[Driver]]:
     return {str(folder): load_driver(str(folder))}
 
 
@@ -113,7 +116,7 @@ def _timeless(specs: list[JSON]) -> list[str]:
         spec["pool"]["generation"] = 1
         for device in spec.get("devices") or []:
             for attribute in (device.get("attributes") or {}).values():
-                attribute.pop("string", None)  # what is told of a node's own name and of random serial numbers
+                attribute.pop("string", None)  # strings may contain the node's name or random serial numbers
     return sorted(json.dumps(s, sort_keys=True) for s in specs)
 
 
@@ -150,32 +153,32 @@ def manifest(tmp_path: Path, replicas: int, count: int = 1) -> str:
 HOSTS = ["--host", "nvlink-server=2", "--host", "virtual-machine", "--driver", str(ROOT / "drivers/gpu_example")]
 
 
-def test_a_fleet_of_described_hosts_is_filled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_fills_a_fleet_of_described_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "-f", manifest(tmp_path, 5, 4), *HOSTS, "--fill"]) == 0
-    said = capsys.readouterr().out
-    assert "Deployment default/w   5      5        1" in said
-    assert "3 nodes; 24 devices; afterwards 4 free, 20 held" in said
-    assert "--allocatable" in said
+    output = capsys.readouterr().out
+    assert "Deployment default/w   5      5        1" in output
+    assert "3 nodes; 24 devices; afterwards 4 free, 20 held" in output
+    assert "--allocatable" in output
     assert (
-        " ".join(said.split()).count("no further pod of Deployment default/w fits: too few devices for request ") == 1
+        " ".join(output.split()).count("no further pod of Deployment default/w fits: too few devices for request ") == 1
     )
-    assert len(said.splitlines()) <= 6, said  # no explanation of pods that nobody asked for
+    assert len(output.splitlines()) <= 6, output  # no explanation of pods that the manifests do not contain
 
 
-def test_nodes_are_listed_in_the_order_of_their_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_lists_nodes_in_numerical_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hosts = ["--host", "nvlink-server=11", *HOSTS[4:]]
     assert main(["simulate", "-f", manifest(tmp_path, 23, 4), *hosts]) == 1
-    said = capsys.readouterr().out
-    assert "nvlink-server-1 (2), nvlink-server-2 (2), nvlink-server-3 (2) and 8 more" in said
-    assert "11 nodes: nvlink-server-1, nvlink-server-2, nvlink-server-3 and 8 more" in said
+    output = capsys.readouterr().out
+    assert "nvlink-server-1 (2), nvlink-server-2 (2), nvlink-server-3 (2) and 8 more" in output
+    assert "11 nodes: nvlink-server-1, nvlink-server-2, nvlink-server-3 and 8 more" in output
 
 
-def test_one_of_a_kind_is_counted_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_uses_the_singular_for_one_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "-f", manifest(tmp_path, 1, 1), *HOSTS[2:]]) == 0
     assert "1 node; " in capsys.readouterr().out
 
 
-def test_what_does_not_fit_is_explained_and_the_code_reports_it(
+def test_simulate_explains_a_pod_that_does_not_fit_and_exits_with_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "-f", manifest(tmp_path, 7, 4), *HOSTS, "-o", "json"]) == 1
@@ -183,16 +186,14 @@ def test_what_does_not_fit_is_explained_and_the_code_reports_it(
     assert (fit["pods"], len(fit["placed"]), fit["stopped"]["state"]) == (7, 6, "waits")
 
 
-def test_what_hosts_have_beside_devices_counts_where_it_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_simulate_counts_the_allocatable_resources_of_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(manifest(tmp_path, 3)) / "w.yaml"
     file.write_text(file.read_text().replace("image: x", "image: x\n        resources: {requests: {cpu: 3}}"))
     assert main(["simulate", "-f", str(file), *HOSTS, "--allocatable", "cpu=2,pods=5"]) == 1
     assert "too little cpu" in capsys.readouterr().out
 
 
-def test_on_a_terminal_long_work_shows_how_far_it_is_and_leaves_nothing(
+def test_simulate_shows_its_progress_on_a_terminal_and_clears_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -204,7 +205,9 @@ def test_on_a_terminal_long_work_shows_how_far_it_is_and_leaves_nothing(
     assert not seen.split("\r")[-2].strip()
 
 
-async def test_a_clusters_own_slices_and_pods_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_simulate_counts_the_slices_and_pods_of_a_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with LocalCluster() as cluster:
         await cluster.apply(device_class("gpu.example.com"), slice_of("node-1", ["d0", "d1", "d2"]))
         words = ["simulate", "--kubeconfig", str(cluster.kubeconfig), "-f", manifest(tmp_path, 2), "--fill"]
@@ -213,7 +216,7 @@ async def test_a_clusters_own_slices_and_pods_count(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--host", "nvlink-server=x", "--driver", "drivers/gpu_example"], "--host nvlink-server=x: write HOST=NUMBER"),
         (["--host", "nvlink-server=2"], "use --host and --driver together"),
@@ -230,18 +233,22 @@ async def test_a_clusters_own_slices_and_pods_count(tmp_path: Path, capsys: pyte
         ),
     ],
 )
-def test_bad_words_get_one_sentence(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_are_refused_with_one_sentence(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "-f", manifest(tmp_path, 1), *words]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
-def test_the_library_answers_what_the_command_prints(tmp_path: Path) -> None:
+def test_the_library_returns_the_result_that_the_command_prints(tmp_path: Path) -> None:
     built, _ = cluster_of(
-        [HostKind("nvlink-server", "n", 1)], loaded(ROOT / "drivers/gpu_example"), Settings(), allocatable(""), print
+        [HostKind("nvlink-server", "n", 1)],
+        load_drivers(ROOT / "drivers/gpu_example"),
+        Settings(),
+        allocatable(""),
+        print,
     )
     objects = list(yaml.safe_load_all((Path(manifest(tmp_path, 9)) / "w.yaml").read_text()))
     assert len(simulate(Snapshot.of(built), objects).workloads[0].placed) == 8
@@ -250,12 +257,12 @@ def test_the_library_answers_what_the_command_prints(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "target", ["", "/src/gpu_example", "/src/gpu_example/driver.py", "/src/gpu_example/driver.py:Gpu"]
 )
-def test_the_classes_of_a_driver_are_found_whichever_way_it_is_named(target: str) -> None:
+def test_classes_of_finds_the_classes_for_each_form_of_the_driver_argument(target: str) -> None:
     found = classes_of(f"{ROOT / 'drivers/gpu_example'}{target}")
     assert [c["metadata"]["name"] for c in found] == ["gpu.example.com"]
 
 
-def test_a_driver_is_loaded_once(tmp_path: Path) -> None:
+def test_simulate_loads_a_driver_once(tmp_path: Path) -> None:
     driver = tmp_path / "driver.py"
     driver.write_text(
         "from pathlib import Path\nfrom dra_kubeletplugin import Device, Driver\n"
