@@ -1,4 +1,4 @@
-"""One look at the devices at a time, soon after whatever changed them, and no driver that can stop it."""
+"""Discovery calls the driver once at a time and soon after each change; no fault of a driver stops it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ QUICK = Intervals(interval=0.05, hang=0.2, settle=0.01, burst=0.05, apart=0.01, 
 
 
 class Scripted(Driver):
-    """Answers what ``answer`` does, and counts how many calls run at once."""
+    """Returns the result of ``respond`` and counts the calls that run at the same time."""
 
     name = "scripted.example.com"
 
-    def __init__(self, answer: Callable[[int], Any]) -> None:
-        self.answer = answer
-        self.looks: list[float] = []
-        self.at_once = 0
-        self.most = 0
+    def __init__(self, respond: Callable[[int], Any]) -> None:
+        self.respond = respond
+        self.call_times: list[float] = []
+        self.running = 0
+        self.max_running = 0
 
     def devices(self) -> Any:
-        self.at_once += 1
-        self.most = max(self.most, self.at_once)
-        self.looks.append(time.monotonic())
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
+        self.call_times.append(time.monotonic())
         try:
-            return self.answer(len(self.looks))
+            return self.respond(len(self.call_times))
         finally:
-            self.at_once -= 1
+            self.running -= 1
 
 
 async def nothing_held() -> Held:
@@ -56,9 +56,9 @@ async def nothing_held() -> Held:
 
 @contextlib.asynccontextmanager
 async def scanning(
-    tmp_path: Path, answer: Callable[[int], Any], pace: Intervals = QUICK, held: Any = nothing_held
+    tmp_path: Path, respond: Callable[[int], Any], pace: Intervals = QUICK, held: Any = nothing_held
 ) -> AsyncIterator[tuple[DeviceDiscovery, Scripted, Inventory]]:
-    driver, inventory = Scripted(answer), Inventory("node")
+    driver, inventory = Scripted(respond), Inventory("node")
     sysfs = described.build(tmp_path / "sys", {"functions": []})
     scan = DeviceDiscovery(driver, Calls(), inventory, held, Metrics(), sysfs, pace)
     task = asyncio.create_task(scan.run())
@@ -71,38 +71,38 @@ async def scanning(
 
 
 def raises(error: BaseException) -> Callable[[int], Any]:
-    def answer(look: int) -> Any:
-        if look > 1:
+    def respond(call: int) -> Any:
+        if call > 1:
             return [Device("late")]
         raise error
 
-    return answer
+    return respond
 
 
-ODD: dict[str, Callable[[int], Any]] = {
+FAULTS: dict[str, Callable[[int], Any]] = {
     "StopIteration": raises(StopIteration()),
     "SystemExit": raises(SystemExit(0)),
     "CancelledError": raises(asyncio.CancelledError()),
     "KeyboardInterrupt": raises(KeyboardInterrupt()),
     "a group": raises(BaseExceptionGroup("both", [OSError("x"), SystemExit(1)])),
     "text that cannot be printed": raises(OSError("\ud800")),
-    "None": lambda look: None if look == 1 else [Device("late")],
-    "no devices": lambda look: [object()] if look == 1 else [Device("late")],
-    "a generator that breaks": lambda look: (1 // 0 for _ in range(2)) if look == 1 else [Device("late")],
-    "a million": lambda look: itertools.repeat(Device("x"), 10**6) if look == 1 else [Device("late")],
-    "names twice": lambda look: [Device("x"), Device("x")] if look == 1 else [Device("late")],
+    "None": lambda call: None if call == 1 else [Device("late")],
+    "no devices": lambda call: [object()] if call == 1 else [Device("late")],
+    "a generator that breaks": lambda call: (1 // 0 for _ in range(2)) if call == 1 else [Device("late")],
+    "a million": lambda call: itertools.repeat(Device("x"), 10**6) if call == 1 else [Device("late")],
+    "names twice": lambda call: [Device("x"), Device("x")] if call == 1 else [Device("late")],
 }
 
 
-@pytest.mark.parametrize("what", ODD)
-async def test_a_look_that_fails_in_any_way_is_reported_counted_and_tried_again(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_any_failure_of_discovery_is_reported_counted_and_retried(tmp_path: Path, fault: str) -> None:
     again = threading.Event()
 
-    def answer(look: int) -> Any:
-        assert look == 1 or again.wait(60)
-        return ODD[what](look)
+    def respond(call: int) -> Any:
+        assert call == 1 or again.wait(60)
+        return FAULTS[fault](call)
 
-    async with scanning(tmp_path, answer, dataclasses.replace(QUICK, interval=60, hang=60)) as (scan, _, inventory):
+    async with scanning(tmp_path, respond, dataclasses.replace(QUICK, interval=60, hang=60)) as (scan, _, inventory):
         assert await scan.wait_for_first_call(60)
         assert scan.fault.endswith("; no claim can be prepared until devices() succeeds")
         assert scan.fault.encode()
@@ -113,16 +113,16 @@ async def test_a_look_that_fails_in_any_way_is_reported_counted_and_tried_again(
         assert scan.last_success is not None
 
 
-async def test_a_device_library_that_hangs_is_reported_with_seconds_and_its_late_answer_is_taken(
+async def test_a_hanging_device_library_is_reported_with_seconds_and_its_late_result_is_used(
     tmp_path: Path,
 ) -> None:
     let_go = threading.Event()
 
-    def answer(look: int) -> Any:
+    def respond(call: int) -> Any:
         let_go.wait(60)
         return [Device("late")]
 
-    async with scanning(tmp_path, answer) as (scan, driver, inventory):
+    async with scanning(tmp_path, respond) as (scan, driver, inventory):
         assert not await scan.wait_for_first_call(0.05)
         await wait_until(
             lambda: re.fullmatch(r"the driver's devices\(\) has not returned for \d+ s", scan.fault) is not None
@@ -130,41 +130,41 @@ async def test_a_device_library_that_hangs_is_reported_with_seconds_and_its_late
         for _ in range(5):
             scan.request()
         await asyncio.sleep(0.1)
-        assert len(driver.looks) == 1, "never twice at once"
+        assert len(driver.call_times) == 1, "two calls never run at the same time"
         let_go.set()
         await wait_until(lambda: inventory.known)
         await wait_until(lambda: scan.fault == "")
 
 
-async def test_looks_never_overlap_and_what_was_seen_last_is_in_force(tmp_path: Path) -> None:
-    """The older of two looks takes longer, so it would win if both ran."""
+async def test_calls_never_overlap_and_the_last_result_is_in_force(tmp_path: Path) -> None:
+    """The older of two calls takes longer, so its result would prevail if both calls ran at the same time."""
 
-    def answer(look: int) -> Any:
-        time.sleep(0.1 if look % 2 else 0.01)
-        return [Device(f"seen-{look}")]
+    def respond(call: int) -> Any:
+        time.sleep(0.1 if call % 2 else 0.01)
+        return [Device(f"seen-{call}")]
 
-    async with scanning(tmp_path, answer) as (scan, driver, inventory):
-        while len(driver.looks) < 8:
+    async with scanning(tmp_path, respond) as (scan, driver, inventory):
+        while len(driver.call_times) < 8:
             scan.request()
             await asyncio.sleep(0.01)
             newest = [int(d.name.removeprefix("seen-")) for d in inventory]
-            assert not newest or newest[0] >= len(driver.looks) - 1
-        assert driver.most == 1
+            assert not newest or newest[0] >= len(driver.call_times) - 1
+        assert driver.max_running == 1
 
 
-async def test_events_every_100_ms_neither_put_looks_off_for_ever_nor_cause_one_each(tmp_path: Path) -> None:
+async def test_frequent_events_neither_block_discovery_nor_cause_one_call_each(tmp_path: Path) -> None:
     async with scanning(tmp_path, lambda _: [Device("a")], Intervals(interval=60)) as (scan, driver, _):
         assert await scan.wait_for_first_call(60)
         async with asyncio.timeout(60):
-            while len(driver.looks) < 3:
+            while len(driver.call_times) < 3:
                 scan.request()
                 await asyncio.sleep(0.1)
-        assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise(driver.looks))
+        assert all(later - earlier >= 0.5 for earlier, later in itertools.pairwise(driver.call_times))
 
 
-async def test_an_event_during_a_look_is_followed_by_another_look(tmp_path: Path) -> None:
-    async with scanning(tmp_path, lambda look: time.sleep(0.1) or [Device(f"seen-{look}")], dataclasses.replace(QUICK, interval=60)) as (scan, driver, inventory):  # fmt: skip
-        await wait_until(lambda: len(driver.looks) == 1)
+async def test_an_event_during_a_call_causes_another_call(tmp_path: Path) -> None:
+    async with scanning(tmp_path, lambda call: time.sleep(0.1) or [Device(f"seen-{call}")], dataclasses.replace(QUICK, interval=60)) as (scan, driver, inventory):  # fmt: skip
+        await wait_until(lambda: len(driver.call_times) == 1)
         scan.request()
         await wait_until(lambda: inventory.get("seen-2") is not None)
 
@@ -173,27 +173,27 @@ async def test_a_request_may_come_from_any_thread(tmp_path: Path) -> None:
     async with scanning(tmp_path, lambda _: [], dataclasses.replace(QUICK, interval=60)) as (scan, driver, _):
         assert await scan.wait_for_first_call(60)
         await asyncio.to_thread(scan.request)
-        await wait_until(lambda: len(driver.looks) == 2)
+        await wait_until(lambda: len(driver.call_times) == 2)
 
 
-async def test_while_the_records_cannot_be_read_what_vanishes_stays_published(tmp_path: Path) -> None:
+async def test_removed_devices_stay_published_while_the_records_are_unreadable(tmp_path: Path) -> None:
     async def unreadable() -> Held:
         raise RecordsError("the disk is full")
 
-    async with scanning(tmp_path, lambda look: [Device("a")] if look == 1 else [], held=unreadable) as (_, driver, inventory):  # fmt: skip
-        await wait_until(lambda: len(driver.looks) > 2)
+    async with scanning(tmp_path, lambda call: [Device("a")] if call == 1 else [], held=unreadable) as (_, driver, inventory):  # fmt: skip
+        await wait_until(lambda: len(driver.call_times) > 2)
         assert [d["name"] for d in published_devices(inventory)] == ["a"]
         assert inventory.has_gone
 
 
-async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_use(tmp_path: Path) -> None:
+async def test_the_end_of_a_claim_starts_discovery_only_after_a_device_was_removed_in_use(tmp_path: Path) -> None:
     used: dict[tuple[str, str], dict[str, object]] = {("node", "a"): {}}
 
     async def held() -> Held:
         return used
 
     pace = dataclasses.replace(QUICK, interval=60)
-    async with scanning(tmp_path, lambda look: [Device("a")] if look == 1 else [], pace, held) as (
+    async with scanning(tmp_path, lambda call: [Device("a")] if call == 1 else [], pace, held) as (
         scan,
         driver,
         inventory,
@@ -201,7 +201,7 @@ async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_
         assert await scan.wait_for_first_call(60)
         scan.claim_ended()
         await asyncio.sleep(0.1)
-        assert len(driver.looks) == 1
+        assert len(driver.call_times) == 1
         scan.request()
         await wait_until(lambda: inventory.has_gone)
         used.clear()
@@ -209,28 +209,30 @@ async def test_the_end_of_a_claim_causes_a_look_only_where_a_device_vanished_in_
         await wait_until(lambda: not inventory.has_gone)
 
 
-async def test_binding_conditions_that_nobody_makes_true_are_reported_once_and_for_as_long_as_there_are_any(
+async def test_binding_conditions_without_bind_are_logged_once_and_noted_while_they_exist(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    waits = Device("waits", binding_conditions=["x.example.com/ok"], binding_failure_conditions=["x.example.com/no"])
-    there = [Device("plain")]
-    async with scanning(tmp_path, lambda look: there) as (scan, _, _):
+    unbound_device = Device(
+        "waits", binding_conditions=["x.example.com/ok"], binding_failure_conditions=["x.example.com/no"]
+    )
+    discovered = [Device("plain")]
+    async with scanning(tmp_path, lambda call: discovered) as (scan, _, _):
         assert await scan.wait_for_first_call(60)
         assert scan.note == ""
-        there = [waits]
+        discovered = [unbound_device]
         for _ in range(2):
             await scan.call_now()
             assert "device waits has binding conditions, and Scripted has no bind()" in scan.note
-        there = [Device("plain")]
+        discovered = [Device("plain")]
         await scan.call_now()
         assert scan.note == ""
     assert caplog.text.count("has no bind()") == 1
 
 
-def test_a_vendor_s_thread_that_outlives_the_plugin_may_still_state_that_devices_changed(tmp_path: Path) -> None:
-    async def life() -> DeviceDiscovery:
-        async with scanning(tmp_path, lambda look: [Device("a")]) as (scan, _, _):
+def test_a_thread_that_outlives_the_plugin_may_still_request_discovery(tmp_path: Path) -> None:
+    async def run_and_close() -> DeviceDiscovery:
+        async with scanning(tmp_path, lambda call: [Device("a")]) as (scan, _, _):
             assert await scan.wait_for_first_call(60)
         return scan
 
-    asyncio.run(life()).request()
+    asyncio.run(run_and_close()).request()

@@ -1,4 +1,4 @@
-"""On which nodes devices are, as authors say it and as the API server accepts it."""
+"""The nodes of devices, as drivers declare them and as the API server accepts them."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ EVERY = {
 }
 
 
-@pytest.mark.parametrize("what", EVERY)
-def test_every_way_to_state_nodes_is_accepted_for_a_pool(what: str) -> None:
+@pytest.mark.parametrize("nodes", EVERY)
+def test_every_way_to_state_nodes_is_accepted_for_a_pool(nodes: str) -> None:
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": "d.example.com", "pool": pool, **EVERY[what].of_slice("node-1"), "devices": [{"name": "d"}]}
+    spec = {"driver": "d.example.com", "pool": pool, **EVERY[nodes].of_slice("node-1"), "devices": [{"name": "d"}]}
     assert validate_spec(spec, "spec") == []
 
 
-@pytest.mark.parametrize("what", [w for w in EVERY if w != "this"])
-def test_every_way_to_state_other_nodes_is_accepted_for_a_device(what: str) -> None:
+@pytest.mark.parametrize("nodes", [w for w in EVERY if w != "this"])
+def test_every_way_to_state_other_nodes_is_accepted_for_a_device(nodes: str) -> None:
     pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
-    device = Device("d", nodes=EVERY[what]).json()
+    device = Device("d", nodes=EVERY[nodes]).json()
     spec = {"driver": "d.example.com", "pool": pool, "perDeviceNodeSelection": True, "devices": [device]}
     assert validate_spec(spec, "spec") == []
 
 
-def test_nodes_are_compared_by_what_they_state() -> None:
+def test_nodes_are_equal_if_they_select_the_same_nodes() -> None:
     assert Nodes.matching({"a": "1", "b": ["2"]}) == Nodes.matching({"a": ["1"], "b": "2"})
     assert Nodes.named("a") != Nodes.named("b")
     assert len({Nodes.all(), Nodes.all(), Nodes.this()}) == 2
 
 
 @pytest.mark.parametrize(
-    "make",
+    "construct",
     [
         Nodes.named,
         lambda: Nodes.named("Not A Node"),
@@ -68,16 +68,16 @@ def test_nodes_are_compared_by_what_they_state() -> None:
         lambda: Nodes.selector(None),  # type: ignore[arg-type]
     ],
 )
-def test_what_the_server_would_refuse_is_refused_when_it_is_written(make: Any) -> None:
+def test_an_invalid_pool_or_device_raises_an_error_at_construction(construct: Any) -> None:
     with pytest.raises(InvalidObjectError, match="Nodes"):
-        make()
+        construct()
 
 
 RACK = {"key": "rack", "operator": "In", "values": ["r1"]}
 
 
 @pytest.mark.parametrize(
-    ("term", "says"),
+    ("term", "message"),
     [
         ({"matchLabels": {"rack": "r1"}}, r"unknown field `matchLabels` - at `\$\.nodeSelectorTerms\[0\]`"),
         ({"matchExpressions": [{**RACK, "value": "r1"}]}, r"unknown field `value` - at .*matchExpressions\[0\]"),
@@ -92,18 +92,18 @@ RACK = {"key": "rack", "operator": "In", "values": ["r1"]}
         ({}, "matchExpressions"),
     ],
 )
-def test_a_wrong_selector_is_refused_with_its_place_and_an_example(term: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidObjectError, match=says) as refused:
+def test_an_invalid_selector_is_rejected_with_its_path_and_an_example(term: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidObjectError, match=message) as error:
         Nodes.selector({"nodeSelectorTerms": [term]})
-    assert refused.value.message.startswith("Nodes.selector(): ")
+    assert error.value.message.startswith("Nodes.selector(): ")
 
 
-def test_a_selector_s_lists_may_be_tuples_and_its_maps_of_any_class() -> None:
+def test_a_selector_accepts_tuples_and_any_mapping_class() -> None:
     made = Nodes.selector(MappingProxyType({"nodeSelectorTerms": ({"matchExpressions": (RACK,), "matchFields": []},)}))
     assert made == Nodes.matching({"rack": "r1"})
 
 
-def test_a_pool_s_generator_is_read_where_the_author_s_code_runs() -> None:
+def test_the_generator_of_a_pool_is_read_in_the_driver_s_call() -> None:
     pool = Pool("p", (Device(n) for n in "ab"))  # type: ignore[arg-type]
     assert [d.name for d in pool.devices] == ["a", "b"]
 
@@ -122,21 +122,21 @@ class Asynchronous(Driver):
         return [Device("a")]
 
 
-class More(Asynchronous):
+class Additional(Asynchronous):
     async def pools(self) -> list[Pool]:
         return [*await Calls()(super().pools), Pool("fabric", [], nodes=Nodes.all())]
 
 
-@pytest.mark.parametrize("driver", [Plain, Asynchronous, More])
-async def test_devices_alone_are_one_pool_named_like_the_node_also_where_pools_adds_to_it(driver: type[Driver]) -> None:
+@pytest.mark.parametrize("driver", [Plain, Asynchronous, Additional])
+async def test_devices_without_pools_form_one_pool_with_the_node_s_name(driver: type[Driver]) -> None:
     made = driver()
     made.attach(Host(), Settings(node_name="node-1"), Role.NODE)
     found: Any = await query_devices(made, Calls(), "node-1")
     assert next((p.name, [d.name for d in p.devices]) for p in found) == ("node-1", ["a"])
-    assert discovery_method(made) == ("pools" if driver is More else "devices")
+    assert discovery_method(made) == ("pools" if driver is Additional else "devices")
 
 
-async def test_a_driver_with_devices_alone_has_nothing_for_the_controller() -> None:
+async def test_a_driver_with_only_devices_has_no_pools_for_the_controller() -> None:
     made = Plain()
     made.attach(Host(), Settings(), Role.CONTROLLER)
     assert await query_devices(made, Calls(), "") == []
@@ -153,7 +153,7 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("result", "message"),
     [
         (Pool("gpus", []), "pools() returned Pool, not a list of Pool: put it into a list, `[pool]`"),
         ([Device("a")], "pools() returned a list with Device at [0], not Pool"),
@@ -165,6 +165,6 @@ def test_the_name_of_a_slice_is_never_too_long_for_the_server() -> None:
         ([Pool("gpus", [], nodes=Nodes.all)], "pool 'gpus' whose nodes are method: use Nodes.this()"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_a_part_of_a_pool_that_is_of_a_wrong_type_is_reported_with_the_pool(answer: object, says: str) -> None:
-    with pytest.raises(DriverError, match=re.escape(says)):
-        parse_pools(answer, "pools")
+def test_a_wrong_type_inside_a_pool_is_reported_with_the_pool(result: object, message: str) -> None:
+    with pytest.raises(DriverError, match=re.escape(message)):
+        parse_pools(result, "pools")

@@ -65,7 +65,7 @@ def events_of(inventory: Inventory) -> tuple[HealthEvents, Recorder]:
     return HealthEvents(recorder, inventory, "node"), recorder  # type: ignore[arg-type]
 
 
-async def test_a_fault_and_a_recovery_are_one_event_each_with_the_driver_s_text() -> None:
+async def test_a_fault_and_a_recovery_cause_one_event_each_with_the_driver_s_text() -> None:
     inventory = await inventory_of("a", "b")
     events, recorder = events_of(inventory)
     for at in range(3):
@@ -80,8 +80,8 @@ async def test_a_fault_and_a_recovery_are_one_event_each_with_the_driver_s_text(
     ]
 
 
-async def test_a_device_whose_text_changes_often_soon_has_a_constant_text_and_other_devices_keep_their_texts() -> None:
-    """Otherwise each change would be a new Event, and Events of other devices would wait for hours."""
+async def test_a_device_with_frequent_text_changes_gets_a_constant_text_and_other_devices_keep_their_texts() -> None:
+    """Without the constant text, each change would create a new Event and delay the Events of other devices for hours."""
     inventory = await inventory_of("a", "b")
     events, recorder = events_of(inventory)
     for at in range(0, 1200, 200):
@@ -102,7 +102,7 @@ async def test_a_device_whose_text_changes_often_soon_has_a_constant_text_and_ot
     assert texts[12:] == ["b is unhealthy: fan"]
 
 
-async def test_a_device_has_its_own_texts_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_device_gets_its_own_texts_again_after_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     inventory = await inventory_of("a")
     events, recorder = events_of(inventory)
 
@@ -118,7 +118,7 @@ async def test_a_device_has_its_own_texts_again_after_an_hour(monkeypatch: pytes
     assert own == [True, True, True, False, False, True, False, True]
 
 
-async def test_devices_that_fail_together_with_one_text_are_one_event_and_many_texts_a_few_events() -> None:
+async def test_devices_that_fail_together_cause_one_event_for_one_text_and_few_events_for_many_texts() -> None:
     inventory = await inventory_of(*(f"d{i}" for i in range(40)))
     events, recorder = events_of(inventory)
     await inventory.set_health({f"d{i}": Health(False, "too hot") for i in range(10, 15)}, 0.0)
@@ -131,7 +131,7 @@ async def test_devices_that_fail_together_with_one_text_are_one_event_and_many_t
     assert texts[-1].endswith("are unhealthy: other faults, which `dra top` shows")
 
 
-async def test_a_device_that_was_removed_has_not_recovered() -> None:
+async def test_a_removed_device_causes_no_recovery_event() -> None:
     inventory = await inventory_of("a", "b")
     events, recorder = events_of(inventory)
     await inventory.set_health({"a": Health(False, "hot")}, 0.0)
@@ -152,13 +152,13 @@ async def test_a_text_that_differs_in_each_report_costs_one_write_in_ten_minutes
         events.check()
         versions.add(inventory.version)
     assert [e.message for e in recorder.take()] == ["a is unhealthy: 0 degrees", "a is unhealthy: 600 degrees"]
-    assert len(versions) == 2, "each version is one write of the slice"
+    assert len(versions) == 2, "each version causes one write of the slice"
     assert inventory.unhealthy_reason("a") == "600 degrees"
     ((_, health),) = inventory.health()
-    assert health.message == "1199 degrees", "the kubelet and the page get the text of the last report"
+    assert health.message == "1199 degrees", "the kubelet and the status page receive the text of the last report"
 
 
-async def test_a_device_that_flaps_is_one_event_of_each_kind_with_a_count() -> None:
+async def test_a_flapping_device_causes_one_counted_event_of_each_kind() -> None:
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         inventory = await inventory_of("a")
         recorder = EventRecorder(client, "d.example.com", "node", Metrics())
@@ -181,7 +181,7 @@ async def test_a_device_that_flaps_is_one_event_of_each_kind_with_a_count() -> N
             task.cancel()
 
 
-async def test_the_slice_has_the_reason_in_64_bytes_and_loses_it_with_the_fault() -> None:
+async def test_the_slice_contains_a_reason_of_64_bytes_until_the_fault_ends() -> None:
     inventory = await inventory_of("a", "b")
     await inventory.set_health(
         {"a": Health(False, "link 3 has lost its carrier: " + "é" * 60), "b": Health(None, "?")}, 0.0
@@ -193,7 +193,7 @@ async def test_the_slice_has_the_reason_in_64_bytes_and_loses_it_with_the_fault(
     assert "attributes" not in published_devices(inventory)[0]
 
 
-async def test_a_device_without_room_for_an_attribute_is_published_without_the_reason() -> None:
+async def test_a_device_with_the_maximum_of_attributes_is_published_without_the_reason() -> None:
     inventory = Inventory("node", HealthPolicy(taint=UNHEALTHY))
     await inventory.update([Pool("node", [Device("a", attributes={f"n{i}": i for i in range(32)})])])
     await inventory.set_health({"a": Health(False, "hot")}, 0.0)
@@ -201,7 +201,7 @@ async def test_a_device_without_room_for_an_attribute_is_published_without_the_r
     assert len(device["attributes"]) == 32 and device["taints"] and not validate_device(device, "d")
 
 
-async def test_a_fault_without_a_taint_is_in_the_slice_too() -> None:
+async def test_the_slice_also_contains_a_fault_without_a_taint() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("a")])])
     await inventory.set_health({"a": Health(False, "hot")}, 0.0)
@@ -209,7 +209,7 @@ async def test_a_fault_without_a_taint_is_in_the_slice_too() -> None:
     assert (reason_of(device), device.get("taints")) == ("hot", None)
 
 
-async def test_a_free_device_is_explained_on_the_node_and_in_the_rows_also_by_the_next_instance() -> None:
+async def test_the_next_instance_also_explains_an_unhealthy_free_device() -> None:
     class Driver(HealthReportingDriver):
         report: ClassVar[dict[str, Health]] = {}
         delay: ClassVar[float] = 0.0
@@ -241,5 +241,5 @@ async def test_a_free_device_is_explained_on_the_node_and_in_the_rows_also_by_th
         await node.plugin.published(30)
         assert (row().health, row().message) == (HealthRow.UNHEALTHY, "the fan stands still")
         after = [s["metadata"]["resourceVersion"] for s in storage.list("resourceslices.resource.k8s.io")]
-        assert after == versions, "the taint and the text never vanish, not even until the first health report"
+        assert after == versions, "the taint and the text stay, also before the first health report"
         (event,) = (e for e in storage.list("events") if e["reason"] == "DeviceUnhealthy")

@@ -13,7 +13,7 @@ from dra_kubeletplugin.devices.inventory import Inventory
 PARTS = [f"card-part-{i}" for i in range(12)]
 
 
-async def test_the_parts_of_a_card_are_one_line_that_names_them(caplog: pytest.LogCaptureFixture) -> None:
+async def test_one_log_line_names_all_parts_of_a_card(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "dra_kubeletplugin.devices.health_log")
     inventory = Inventory("node", HealthPolicy(healthy_after=1))
     await inventory.update([Pool("node", [Device(n) for n in (*reversed(PARTS), "other")])])

@@ -1,4 +1,4 @@
-"""On a node: what the kubelet and the API server are told of devices, while a driver reports, hangs and errs."""
+"""Health on a node: the kubelet and the API server receive the health while a driver reports, hangs or fails."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ async def test_health_that_was_never_reported_is_unknown_however_long_the_driver
         await reported(node, "toy-0", UNHEALTHY)
 
 
-async def test_health_is_requested_when_the_devices_are_known_so_that_the_first_report_is_not_lost() -> None:
-    class Ill(Toy):
+async def test_the_monitor_requests_health_after_discovery_so_that_no_report_is_lost() -> None:
+    class Unhealthy(Toy):
         def health(self) -> dict[str, Health]:
             return {"toy-0": Health(False, "hot")}
 
     inventory = Inventory("node")
-    watch = HealthMonitor(Ill(), Calls(), inventory, Metrics(), interval=3600.0)
+    watch = HealthMonitor(Unhealthy(), Calls(), inventory, Metrics(), interval=3600.0)
     task = asyncio.create_task(watch.run())
     await asyncio.sleep(0.1)
     await inventory.update([Pool("node", _toys())])
@@ -78,30 +78,30 @@ async def test_the_same_failure_of_health_is_logged_once_and_counted_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(Toy):
-        asked = 0
+        health_calls = 0
 
         def health(self) -> dict[str, Health]:
-            Failing.asked += 1
+            Failing.health_calls += 1
             raise RetryableError("the bus is gone")
 
     async with node_with(Failing, health_interval=0.1) as node:
         async with asyncio.timeout(30):
-            while Failing.asked < 5:
+            while Failing.health_calls < 5:
                 await asyncio.sleep(0.02)
         assert b"dra_health_failures_total 0" not in node.plugin.metrics.text()
     assert len([r for r in caplog.records if "devices become unknown until health() succeeds" in r.getMessage()]) == 1
 
 
-async def test_a_plugin_that_cannot_note_its_sockets_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: InstanceLock, sockets: object) -> None:
+async def test_a_plugin_serves_pods_although_it_cannot_record_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_no_space(self: InstanceLock, sockets: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(InstanceLock, "claim_sockets", full)
+    monkeypatch.setattr(InstanceLock, "claim_sockets", raise_no_space)
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
 
 
-async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_with_it() -> None:
+async def test_health_becomes_unknown_while_the_driver_fails_and_then_recovers() -> None:
     class Failing(HealthReportingDriver):
         fails = False
 
@@ -121,8 +121,8 @@ async def test_health_decays_to_unknown_while_the_driver_fails_and_comes_back_wi
 
 
 @pytest.mark.parametrize("reports_health", [True, False])
-async def test_what_the_registration_states_is_served_and_nothing_else_is(reports_health: bool) -> None:
-    """Asked as any client may, with the bytes of empty requests: what is not served is not implemented."""
+async def test_the_plugin_serves_exactly_the_registered_services(reports_health: bool) -> None:
+    """Sends empty requests as any client can. Calls that are not registered return UNIMPLEMENTED."""
     known = {
         "v1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
         "v1beta1.DRAPlugin": "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
@@ -147,8 +147,8 @@ async def test_what_the_registration_states_is_served_and_nothing_else_is(report
 
 
 @pytest.mark.gates("ResourceHealthStatus")
-async def test_what_a_driver_knows_is_reported_to_all_streams_as_soon_as_it_reports_it() -> None:
-    """Its next turn would be in an hour; both versions, and the kubelet's own stream beside them."""
+async def test_all_streams_receive_a_report_at_once() -> None:
+    """The next call of ``health()`` is an hour away. The test watches both API versions and the kubelet's own stream."""
 
     class Monitored(Toy):
         hot = False
@@ -171,14 +171,14 @@ async def test_what_a_driver_knows_is_reported_to_all_streams_as_soon_as_it_repo
         waiting = [asyncio.create_task(unhealthy(*s)) for s in stubs]
         await reported(node, "toy-0", HEALTHY)
         Monitored.hot = True
-        await asyncio.to_thread(node.plugin.driver.changed)  # as a vendor's thread does
+        await asyncio.to_thread(node.plugin.driver.changed)  # A thread of a vendor's library calls it like this.
         async with asyncio.timeout(30):
             await asyncio.gather(*waiting)
             while node.kubelet.health.of(("toy.example.com", "node-1", "toy-0")).health.value != "Unhealthy":
                 await asyncio.sleep(0.01)
 
 
-async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_its_claim_ends() -> None:
+async def test_a_device_removed_in_use_is_unhealthy_in_the_stream_until_its_claim_ends() -> None:
     class Vanishing(HealthReportingDriver):
         pass
 
@@ -197,7 +197,7 @@ async def test_a_device_that_vanishes_in_use_is_unhealthy_in_the_stream_until_it
 
 @pytest.mark.gates("DRADeviceTaints")
 @pytest.mark.parametrize(("policy", "effect"), [("", "NoExecute"), ("NoSchedule", "NoSchedule"), ("None", "None")])
-async def test_a_fault_has_the_effect_that_the_driver_states_or_the_operator(policy: str, effect: str) -> None:
+async def test_the_driver_or_the_operator_sets_the_effect_of_a_fault(policy: str, effect: str) -> None:
     if effect == "None" and not Features.of().is_at_least("1.35"):
         pytest.skip("the effect None came with 1.35")
 
@@ -214,7 +214,7 @@ async def test_a_fault_has_the_effect_that_the_driver_states_or_the_operator(pol
         assert await node.cluster.wait("the taint", taints) == [("toy-1", "toy.example.com/ecc", effect)]
 
 
-async def test_a_device_that_comes_and_goes_is_given_out_only_when_it_has_been_well_for_a_while() -> None:
+async def test_a_flapping_device_is_allocated_only_after_it_has_been_healthy_for_a_while() -> None:
     class Flapping(HealthReportingDriver):
         reports = 0
 
@@ -249,47 +249,47 @@ async def test_a_bad_taint_of_one_device_does_not_end_the_plugin() -> None:
             Tainting.bad = bad
             node.plugin.discovery.request()
 
-            async def told() -> bool:
+            async def has_note() -> bool:
                 return any(n.startswith("toy-0 is not published: ") for n in await node.plugin.notes())
 
-            await node.cluster.wait("the note in readiness", told)
+            await node.cluster.wait("the note in readiness", has_note)
 
-            async def three() -> bool:
+            async def has_three_devices() -> bool:
                 return [d["name"] for s in node.cluster.slices() for d in s["spec"]["devices"]] == [
                     "toy-1",
                     "toy-2",
                     "toy-3",
                 ]
 
-            await node.cluster.wait("three devices", three)
+            await node.cluster.wait("three devices", has_three_devices)
         assert await node.plugin.not_ready() == []
         await node.run_pod()
 
 
-async def test_a_registration_socket_that_somebody_removes_is_reported_and_the_kubelet_finds_the_plugin_again(
+async def test_a_removed_registration_socket_is_reported_and_the_kubelet_finds_the_plugin_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with node_with(make_toy_class()) as node:
         first = node.kubelet.plugins.newest("toy.example.com").order
         node.plugin.paths.registration.unlink()
 
-        async def again() -> bool:
+        async def has_registered_again() -> bool:
             newest = node.kubelet.plugins.newest("toy.example.com")
             return newest is not None and newest.order > first and not await node.plugin.not_ready()
 
-        await node.cluster.wait("the second registration", again)
-        # Told once when it went: readiness and metric were false until the kubelet came again.
+        await node.cluster.wait("the second registration", has_registered_again)
+        # The plugin logs the removal once. Readiness and metric were false until the kubelet registered the plugin again.
         assert sum("the registration socket was removed" in r.getMessage() for r in caplog.records) == 1
         await node.run_pod()
 
 
-async def test_a_dra_socket_that_somebody_removes_is_restored_and_pods_start() -> None:
+async def test_the_plugin_restores_a_removed_dra_socket_and_pods_start() -> None:
     async with node_with(make_toy_class()) as node:
         node.plugin.paths.dra.unlink()
 
-        async def back() -> bool:
+        async def socket_exists() -> bool:
             return node.plugin.paths.dra.exists()
 
-        await node.cluster.wait("the socket", back)
+        await node.cluster.wait("the socket", socket_exists)
         await node.kubelet.restart()
         await node.run_pod()

@@ -1,4 +1,4 @@
-"""A fault, and a recovery, must hold for as many reports as the operator says before they count."""
+"""A fault or a recovery takes effect after the number of consecutive reports that the operator configures."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from tests.helpers.devices import published_devices
 def follow(reports: list[bool | None], policy: HealthPolicy) -> list[HealthDecision]:
     out: list[HealthDecision] = []
     for i, healthy in enumerate(reports):
-        told = Health(healthy, f"report {i}")
-        out.append(out[-1].after(told, 100.0 * i, policy) if out else HealthDecision.first(told, float(i)))
+        report = Health(healthy, f"report {i}")
+        out.append(out[-1].after(report, 100.0 * i, policy) if out else HealthDecision.first(report, float(i)))
     return out
 
 
 @given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=30), st.integers(1, 4), st.integers(1, 4))
-def test_what_counts_turns_only_after_as_many_reports_in_a_row(
+def test_the_effective_health_changes_only_after_enough_consecutive_reports(
     reports: list[bool | None], unhealthy_after: int, healthy_after: int
 ) -> None:
     found = follow(reports, HealthPolicy(unhealthy_after=unhealthy_after, healthy_after=healthy_after))
     faulty = reports[0] is False
-    for i, (said, diagnosis) in enumerate(zip(reports, found, strict=True)):
+    for i, (value, diagnosis) in enumerate(zip(reports, found, strict=True)):
         if i:
             needed = healthy_after if faulty else unhealthy_after
             run = reports[max(0, i - needed + 1) : i + 1]
-            # A run begins anew with each turn, so one that reaches back past the last turn is of what counts already.
+            # Each change of the effective health starts a new run. A longer run therefore contains the effective value already.
             if len(run) == needed and set(run) == {faulty}:
                 faulty = not faulty
         assert (diagnosis.fault is not None) is faulty
-        assert diagnosis.at == 100.0 * i, "the time is that of the report, also while it does not count yet"
-        assert diagnosis.health.healthy is (None if said is None else not faulty)
+        assert diagnosis.at == 100.0 * i, "the time is the report's time, also before the report takes effect"
+        assert diagnosis.health.healthy is (None if value is None else not faulty)
 
 
-def test_the_message_reports_what_does_not_count_yet() -> None:
+def test_the_message_contains_a_report_that_has_no_effect_yet() -> None:
     policy = HealthPolicy(unhealthy_after=3, healthy_after=2)
     found = follow([True, False, False, False, True, True], policy)
     assert [(d.health.healthy, d.health.message) for d in found] == [
@@ -73,7 +73,7 @@ def test_informational_taints_never_replace_the_usual_taint_and_keep_their_effec
     assert policy.taints_for(None, [xid]) == [xid.json()]
 
 
-def test_informational_taints_change_at_once_with_the_health_and_otherwise_after_a_minute() -> None:
+def test_informational_taints_change_at_once_with_the_health_and_else_after_a_minute() -> None:
     policy = HealthPolicy(healthy_after=1)
     taints = {name: Taint(key=f"example.com/{name}", effect="None") for name in "abc"}
     reports: list[tuple[float, Health]] = [
@@ -93,26 +93,26 @@ def test_informational_taints_change_at_once_with_the_health_and_otherwise_after
     assert found == ["a", "a", "b", "b", "b", "c", ""]
 
 
-@pytest.mark.parametrize("wrong", [Taint(key="x"), ["x"], [None], "x"])
-def test_taints_that_are_no_list_of_taints_are_refused_where_they_are_written(wrong: Any) -> None:
+@pytest.mark.parametrize("invalid", [Taint(key="x"), ["x"], [None], "x"])
+def test_an_invalid_list_of_taints_raises_an_error_at_construction(invalid: Any) -> None:
     with pytest.raises(DriverError, match="must be a list of Taint"):
-        Health(False, taints=wrong)
+        Health(False, taints=invalid)
 
 
-def test_a_report_with_17_taints_is_refused_where_it_is_written() -> None:
+def test_a_report_with_17_taints_raises_an_error_at_construction() -> None:
     health = [Taint(key=f"example.com/{i}") for i in range(17)]
     with pytest.raises(DriverError, match="at most 16"):
         Health(False, taints=health)
 
 
 @pytest.mark.parametrize("healthy", [True, None])
-def test_a_taint_for_a_device_that_is_not_unhealthy_is_refused_where_it_is_written(healthy: bool | None) -> None:
+def test_a_taint_for_a_device_that_is_not_unhealthy_raises_an_error_at_construction(healthy: bool | None) -> None:
     with pytest.raises(DriverError, match="is not unhealthy"):
         Health(healthy, taints=[Taint(key="x")])
 
 
 @pytest.mark.parametrize("healthy", [True, False])
-async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_once(healthy: bool) -> None:
+async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_takes_effect_at_once(healthy: bool) -> None:
     policy = HealthPolicy(taint=Taint(key="sick"), unhealthy_after=3, healthy_after=3)
 
     async def process(*reports: bool) -> bool:
@@ -123,18 +123,18 @@ async def test_a_restart_ends_a_run_and_the_first_report_of_a_process_counts_at_
         return "taints" not in published_devices(inventory)[0]
 
     assert await process(healthy, not healthy, not healthy) is healthy, "two of three"
-    assert await process(not healthy) is not healthy, "a device that is broken at the start must not be given out"
+    assert await process(not healthy) is not healthy, "a device that is broken at the start must not be allocated"
 
 
-@pytest.mark.parametrize("said", ["down", "", 2])
-def test_a_health_that_is_neither_true_nor_false_is_refused_with_what_may_be_stated(said: object) -> None:
-    """``Health("down")`` would count as healthy wherever somebody asks ``if health.healthy``."""
+@pytest.mark.parametrize("value", ["down", "", 2])
+def test_an_invalid_health_value_is_rejected_with_the_valid_values(value: object) -> None:
+    """Code that checks ``if health.healthy`` would treat ``Health("down")`` as healthy."""
     with pytest.raises(DriverError, match=r"for a: use True, False or None"):
-        checked_report({"a": Health(said)})  # type: ignore[arg-type]
+        checked_report({"a": Health(value)})  # type: ignore[arg-type]
 
 
 def test_a_device_that_changes_with_each_report_becomes_healthy_at_most_every_ten_seconds() -> None:
-    """Each change is a write of a slice, and a driver may report a change five times a second."""
+    """Each change causes a write of a slice, and a driver may report a change five times a second."""
     policy = HealthPolicy(healthy_after=2)
     now = HealthDecision.first(Health(True), 0.0)
     changes: list[float] = []
@@ -146,7 +146,7 @@ def test_a_device_that_changes_with_each_report_becomes_healthy_at_most_every_te
             changes.append(at)
         now = after
     assert len(changes) <= 2 + 2 * 120 / 10
-    assert changes[1] - changes[0] < 1  # the first recovery does not wait
+    assert changes[1] - changes[0] < 1  # The first recovery takes effect at once.
     recovered = next(
         t for t in (at * 0.2 for at in range(601, 700)) if (now := now.after(Health(True), t, policy)).fault is None
     )

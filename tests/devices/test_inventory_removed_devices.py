@@ -1,4 +1,4 @@
-"""A device that vanished in use stays known, with its counter set, through restarts, until its claim is unprepared."""
+"""A device that is removed while in use stays published with its counter set, also after restarts, until its claim is unprepared."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ SETS = {card: CounterSet(card, {"slices": 2}) for card in ("card-0", "card-1")}
 
 
 class Parts(Toy):
-    """Two cards, in two partitions each; those in ``pulled`` are not there any more."""
+    """Two cards with two partitions each; the cards in ``pulled`` are removed."""
 
     pulled: tuple[str, ...] = ()
-    whole = False  # whether the pool vanishes with its last card
+    removes_empty_pool = False  # whether the pool disappears with its last card
 
     async def pools(self) -> list[Pool]:  # type: ignore[override]
         cards = [c for c in SETS if c not in self.pulled]
         devices = [
             Device(f"{card}-{i}", {"index": i}, consumes_counters={card: {"slices": 1}}) for card in cards for i in (0, 1)
         ]  # fmt: skip
-        if self.whole and not devices:
+        if self.removes_empty_pool and not devices:
             return []
         return [Pool(self.settings.node_name, devices, [SETS[c] for c in cards])]
 
 
-def fresh() -> type[Parts]:
+def parts_class() -> type[Parts]:
     return type("Parts", (Parts,), {"pulled": ()})
 
 
@@ -51,11 +51,11 @@ def is_gone(device: Any) -> bool:
 
 @pytest.mark.parametrize("records", ["kept", "lost"])
 @pytest.mark.parametrize("pulled", [("card-0",), ("card-0", "card-1")], ids=["one card", "all"])
-async def test_a_partition_that_vanished_while_no_plugin_ran_is_published_with_its_counters_until_its_claim_ends(
+async def test_a_partition_removed_while_no_plugin_ran_stays_published_with_its_counters_until_its_claim_ends(
     records: str, pulled: tuple[str, ...]
 ) -> None:
-    driver = fresh()
-    driver.whole = True
+    driver = parts_class()
+    driver.removes_empty_pool = True
     async with node_with(driver) as node:
         await node.run_pod()
         used = {device for _, device in await node.plugin.claims.held()}
@@ -63,7 +63,7 @@ async def test_a_partition_that_vanished_while_no_plugin_ran_is_published_with_i
         before = {n: copy.deepcopy(d) for n, d in devices(node.cluster.slices()).items()}
         await node.stop()
         driver.pulled = pulled
-        if records == "lost":  # what its file's note tells is as good
+        if records == "lost":  # The pool's recorded file contains the same data.
             for path in node.plugin.settings.plugin_dir.glob("records.journal*"):
                 path.unlink()
         for _ in range(2):
@@ -75,7 +75,7 @@ async def test_a_partition_that_vanished_while_no_plugin_ran_is_published_with_i
             assert set(found) - {"card-0-0"} == ({"card-1-0", "card-1-1"} if pulled == ("card-0",) else set())
             health = dict(node.plugin.inventory.health())
             assert [h.healthy for k, h in health.items() if k.device == "card-0-0"] == [False]
-            if pulled == ("card-0",):  # the pool is whole for the scheduler: the other card works
+            if pulled == ("card-0",):  # The scheduler sees a complete pool: the other card works.
                 await node.run_pod("other")
                 await node.delete_pod("other")
             await node.stop()
@@ -88,8 +88,8 @@ async def _without(node: Any, name: str) -> bool:
     return name not in devices(node.cluster.slices())
 
 
-async def test_a_device_that_comes_back_loses_the_taint_and_keeps_its_claim() -> None:
-    driver = fresh()
+async def test_a_device_that_returns_loses_the_taint_and_keeps_its_claim() -> None:
+    driver = parts_class()
     async with node_with(driver) as node:
         await node.run_pod()
         await node.stop()
@@ -103,9 +103,9 @@ async def test_a_device_that_comes_back_loses_the_taint_and_keeps_its_claim() ->
         await node.delete_pod()
 
 
-async def test_a_vanished_device_is_not_prepared_for_another_claim_after_a_restart() -> None:
-    """A claim that was allocated before, and tolerates the taint."""
-    driver = fresh()
+async def test_a_removed_device_is_not_prepared_for_another_claim_after_a_restart() -> None:
+    """The claim was allocated before the removal and tolerates the taint."""
+    driver = parts_class()
     async with node_with(driver) as node:
         await node.run_pod()
         await node.stop()

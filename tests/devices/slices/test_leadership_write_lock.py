@@ -1,4 +1,4 @@
-"""Instances on one node write slices in turn: across processes, whatever becomes of the one that has it."""
+"""The write lock lets one instance on a node write slices at a time, across processes, also if the holder is killed or hangs."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ asyncio.run(main())
 """
 
 
-async def test_a_turn_lasts_until_the_process_ends_that_has_it(tmp_path: Path) -> None:
+async def test_a_process_holds_the_lock_until_it_ends(tmp_path: Path) -> None:
     pipes = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
-    other = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, str(tmp_path), **pipes)
-    assert other.stdout
-    assert await other.stdout.readline() == b"has it\n"
+    holder = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, str(tmp_path), **pipes)
+    assert holder.stdout
+    assert await holder.stdout.readline() == b"has it\n"
 
-    async def take() -> float:
+    async def acquire() -> float:
         async with WriteLock(tmp_path).taken():
             return time.monotonic()
 
-    waiting = asyncio.create_task(take())
+    waiting = asyncio.create_task(acquire())
     done, _ = await asyncio.wait({waiting}, timeout=0.05)
     assert not done
     killed = time.monotonic()
-    other.kill()
+    holder.kill()
     assert await asyncio.wait_for(waiting, 30) > killed
-    await other.wait()
+    await holder.wait()
 
 
-async def test_of_many_one_has_the_turn(tmp_path: Path) -> None:
+async def test_one_of_many_instances_holds_the_lock(tmp_path: Path) -> None:
     inside = 0
 
-    async def work(turn: WriteLock) -> None:
+    async def work(lock: WriteLock) -> None:
         nonlocal inside
         for _ in range(5):
-            async with turn.taken():
+            async with lock.taken():
                 inside += 1
                 assert inside == 1
                 await asyncio.sleep(0)
@@ -61,23 +61,23 @@ async def test_of_many_one_has_the_turn(tmp_path: Path) -> None:
             tasks.create_task(work(WriteLock(tmp_path)))
 
 
-async def test_an_instance_that_was_stopped_in_the_middle_silences_nobody_for_long(
+async def test_a_stopped_holder_delays_other_instances_only_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    turn = WriteLock(tmp_path, timeout=1)
+    lock = WriteLock(tmp_path, timeout=1)
     async with (
         WriteLock(tmp_path).taken(),
         asyncio.timeout(100),
-    ):  # it is waited for once, and not before each of 1000 writes
+    ):  # The lock waits for its holder once, and not before each of 1000 writes.
         for _ in range(1000):
-            async with turn.taken():
+            async with lock.taken():
                 pass
     assert [r.getMessage() for r in caplog.records] == [
         f"cannot take the slice write lock {tmp_path}: another instance of the plugin has held the lock for more than 1s; continuing without it"
     ]
 
 
-async def test_without_the_folder_work_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_work_continues_without_the_lock_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with WriteLock(tmp_path / "missing").taken():
         pass
     assert "No such file" in caplog.text

@@ -1,4 +1,4 @@
-"""Devices go into slices within their limits, stay where they are, and are told apart by what matters."""
+"""Packing respects the limits of slices, keeps devices in their slices, and compares slices by their relevant fields."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def test_an_empty_pool_is_one_slice_without_devices() -> None:
     assert content.devices == []
 
 
-def sized(n: int, kind: int) -> DeviceEntry:
-    """Devices of several kinds, so that each of the limits is met: number, bytes, counters."""
-    size, consumed, most = ((50, 0, 128), (9_000, 0, 128), (400, 64, 64), (100_000, 0, 128), (60, 0, 64))[kind]
-    return entry(f"d{n}", b"x" * (size + n % 7), consumed, most)
+def device_of_kind(n: int, kind: int) -> DeviceEntry:
+    """Returns a device of one of several kinds; together the kinds reach each limit: number, bytes and counters."""
+    size, consumed, max_devices = ((50, 0, 128), (9_000, 0, 128), (400, 64, 64), (100_000, 0, 128), (60, 0, 64))[kind]
+    return entry(f"d{n}", b"x" * (size + n % 7), consumed, max_devices)
 
 
-def held(contents: list[SliceContent], step: object = "") -> dict[str, PublishedNames]:
+def published_names(contents: list[SliceContent], step: object = "") -> dict[str, PublishedNames]:
     return {
         c.name or f"s{step}-{i:05}": PublishedNames([d.name for d in c.devices], [s["name"] for s in c.counter_sets])
         for i, c in enumerate(contents)
@@ -66,10 +66,12 @@ def held(contents: list[SliceContent], step: object = "") -> dict[str, Published
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.integers(0, 2**32), st.sampled_from([64, 128]))
-def test_whatever_comes_and_goes_limits_hold_and_what_can_stay_stays(counts: list[int], seed: int, full: int) -> None:
+def test_packing_respects_limits_and_keeps_devices_in_place_after_any_change(
+    counts: list[int], seed: int, full: int
+) -> None:
     random, before = Random(seed), dict[str, PublishedNames]()
     for step, count in enumerate(counts):
-        order = [sized(n, random.randrange(5)) for n in sorted(random.sample(range(300), count))]
+        order = [device_of_kind(n, random.randrange(5)) for n in sorted(random.sample(range(300), count))]
         sets = [{"name": f"c{n}"} for n in random.sample(range(40), random.randrange(40))]
         contents = pack(order, sets, before, full)
         assert sorted(d.name for c in contents for d in c.devices) == sorted(d.name for d in order)
@@ -82,62 +84,62 @@ def test_whatever_comes_and_goes_limits_hold_and_what_can_stay_stays(counts: lis
             assert sum(len(d.encoded) for d in c.devices) <= 512 * 1024
             assert sum(d.consumed for d in c.devices) <= 2048
             places = [place[d.name] for d in c.devices]
-            assert places == sorted(places), "the author's order within a slice"
+            assert places == sorted(places), "the driver's order within a slice"
             if c.name and c.counter_sets:
-                assert before[c.name].counter_sets, "counters never take the place of devices"
+                assert before[c.name].counter_sets, "counter sets never use a slice of devices"
             if c.name and c.devices:
                 assert not before[c.name].counter_sets
         keys = [c.name for c in contents if c.name]
         assert len(set(keys)) == len(keys)
-        before = held(contents, step)
+        before = published_names(contents, step)
         again = pack(order, sets, before, full)
-        assert held(again, "x") == before, "nothing changed"
+        assert published_names(again, "x") == before, "an unchanged pool keeps its slices"
 
 
 @given(st.integers(0, 1000), st.sampled_from([64, 128]))
-def test_a_pool_that_is_packed_again_has_the_author_s_order_throughout(count: int, full: int) -> None:
-    order = [sized(n, 0) for n in range(count)]
+def test_a_repacked_pool_has_the_driver_s_order_throughout(count: int, full: int) -> None:
+    order = [device_of_kind(n, 0) for n in range(count)]
     assert [d.name for c in pack(order, (), {}, full) for d in c.devices] == [d.name for d in order]
 
 
-def test_counters_stay_where_counters_are_and_devices_where_devices_are() -> None:
+def test_counter_sets_and_devices_stay_in_separate_slices() -> None:
     sets = [{"name": "a"}]
-    order = [sized(n, 2) for n in range(10)]
+    order = [device_of_kind(n, 2) for n in range(10)]
     contents = pack(order, sets)
     assert [bool(c.counter_sets) for c in contents] == [True, False]
-    before = held(contents)
-    without = pack([sized(n, 0) for n in range(10)], (), before)
+    before = published_names(contents)
+    without = pack([device_of_kind(n, 0) for n in range(10)], (), before)
     assert [c.name for c in without] == ["s-00001"]
-    back = pack(order, sets, held(without))
+    back = pack(order, sets, published_names(without))
     assert [c.name for c in back] == [None, "s-00001"]
 
 
 @pytest.mark.parametrize("full", [64, 128])
-def test_a_taint_moves_the_tainted_device_and_none_of_its_neighbours(full: int) -> None:
+def test_a_taint_moves_only_the_tainted_device(full: int) -> None:
     names = [f"d{n}" for n in range(256)]
-    before = held(pack(devices(names, set()), (), {}, full))
-    after = held(pack(devices(names, {"d7"}), (), before, full))
+    before = published_names(pack(devices(names, set()), (), {}, full))
+    after = published_names(pack(devices(names, {"d7"}), (), before, full))
     where = {n: k for k, h in after.items() for n in h.devices}
     moved = {n for k, h in before.items() for n in h.devices if where[n] != k}
     assert moved == ({"d7"} if full == 128 else set())
 
 
-def test_many_taints_at_once_move_the_fewer_devices() -> None:
+def test_packing_moves_the_smaller_group_after_many_taints() -> None:
     names = [f"d{n}" for n in range(128)]
-    before = held(pack(devices(names, set())))
-    after = held(pack(devices(names, set(names[:100])), (), before))
+    before = published_names(pack(devices(names, set())))
+    after = published_names(pack(devices(names, set(names[:100])), (), before))
     where = {n: k for k, h in after.items() for n in h.devices}
     assert sum(where[n] != "s-00000" for n in names) == 64
 
 
-def test_a_new_device_stands_beside_the_one_before_it_where_there_is_room() -> None:
-    order = [sized(n, 0) for n in range(0, 300, 2)]
-    before = held(pack(order))
+def test_a_new_device_joins_the_slice_of_its_predecessor_if_the_slice_is_not_full() -> None:
+    order = [device_of_kind(n, 0) for n in range(0, 300, 2)]
+    before = published_names(pack(order))
     del before["s-00000"].devices[-1]  # type: ignore[attr-defined]
     missing = order[127]
     fresh = entry("d9", b"x", 0, 128)
     order = [*order[:5], fresh, *(d for d in order[5:] if d is not missing)]
-    after = held(pack(order, (), before))
+    after = published_names(pack(order, (), before))
     assert after["s-00000"].devices[4:7] == ["d8", "d9", "d10"]
 
 
@@ -146,10 +148,13 @@ def test_a_new_device_stands_beside_the_one_before_it_where_there_is_room() -> N
 def test_packing_takes_a_few_milliseconds_for_thousands_of_devices(
     count: int, limit: float, kinds: tuple[int, ...]
 ) -> None:
-    order = [sized(n, kinds[n % len(kinds)]) for n in range(count)]
-    before = held(pack(order))
+    order = [device_of_kind(n, kinds[n % len(kinds)]) for n in range(count)]
+    before = published_names(pack(order))
     shuffled = sorted(order, key=lambda d: hash(d.name))
-    changed = [*(d for i, d in enumerate(shuffled) if i % 7), *(sized(n + count, 1) for n in range(count // 7))]
+    changed = [
+        *(d for i, d in enumerate(shuffled) if i % 7),
+        *(device_of_kind(n + count, 1) for n in range(count // 7)),
+    ]
     for what in ({}, before):
         for given_order in (order, changed):
             best = min(
@@ -176,7 +181,7 @@ def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> Wri
 
 
 def stored(plan: WritePlan, existing: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the server has after a plan."""
+    """Returns the slices on the server after a plan."""
     gone = {s.name for s in (*plan.first, *plan.last)}
     updated = {w.existing.name: w.object(plan.frame, "n", {}, {}) for w in plan.writes if w.existing}
     out = [updated.get(o["metadata"]["name"], o) for o in existing if o["metadata"]["name"] not in gone]
@@ -220,7 +225,7 @@ def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
 
 
 @given(names, st.sets(st.integers(0, 400).map(lambda i: f"d{i}"), max_size=20), st.randoms(use_true_random=False))
-def test_a_slice_is_the_same_where_only_times_empty_fields_and_the_order_of_fields_differ(
+def test_slices_are_equal_if_only_times_empty_fields_and_field_order_differ(
     of: list[str], tainted: set[str], random: Random
 ) -> None:
     (content, *_) = pack(devices(of, tainted))

@@ -1,4 +1,4 @@
-"""The publisher beside other writers, and before servers that refuse or answer nonsense: it goes on, and says what is wrong."""
+"""The publisher continues and reports the fault if other clients write, or if the server rejects requests or responds wrongly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_two_publishers_with_different_devices_write_a_few_slices_and_not_
         assert len(server.writes()) <= 6
 
 
-async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_and_comes_forward() -> None:
+async def test_the_newest_instance_publishes_and_the_older_one_resumes_when_it_ends() -> None:
     newest = "new"
     old, new = await make_inventory("a", "b"), await make_inventory("b", "c")
     async with scripted_api_server() as server, running_publisher(server, old, lambda: newest == "old") as older:
@@ -56,12 +56,12 @@ async def test_of_two_instances_the_newest_publishes_and_the_other_steps_back_an
             assert server.devices() == ["b", "c"]
             await old.update([Pool("node", [Device("a")])])
             await older.current()
-            assert len(server.writes()) == 1, "whoever does not lead writes nothing"
+            assert len(server.writes()) == 1, "an instance that does not lead writes nothing"
         newest = "old"
         await wait_until(lambda: server.devices() == ["a"])
 
 
-async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ours_is_reported_at_once() -> None:
+async def test_the_publisher_restores_deleted_slices_and_publishes_a_new_device_at_once() -> None:
     inventory = await make_inventory("a")
     async with (
         scripted_api_server() as server,
@@ -73,7 +73,7 @@ async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ou
             for obj in (await client.list(SLICES))["items"]:
                 await client.delete(SLICES, obj["metadata"]["name"])
         await wait_until(lambda: server.devices() == ["a"])
-        # Another writer is left alone for a while; what changes here is not.
+        # The publisher pauses after changes by another writer, but publishes its own changes at once.
         for _ in range(3):
             (found,) = (await client.list(SLICES))["items"]
             await client.update(SLICES, {**found, "spec": {**found["spec"], "devices": [{"name": "theirs"}]}})
@@ -84,14 +84,14 @@ async def test_slices_that_somebody_deletes_come_back_at_once_and_a_device_of_ou
 
 
 @given(st.lists(st.tuples(st.sampled_from(WriterConflict), st.integers(0, 30)), min_size=20, max_size=60))
-def test_however_often_slices_are_undone_the_answers_come_ever_more_rarely(
+def test_the_publisher_waits_longer_after_each_reverted_write(
     history: list[tuple[WriterConflict, int]],
 ) -> None:
     contention, now, answers = ConflictBackoff(), 1000.0, []
     contention.written(now, is_response=False)
-    for undone, after in history:
+    for reverted, after in history:
         now += after
-        delay = contention.delay(undone, now)
+        delay = contention.delay(reverted, now)
         assert 0 <= delay <= 60
         now += delay
         answers.append(now)
@@ -103,10 +103,10 @@ def test_however_often_slices_are_undone_the_answers_come_ever_more_rarely(
 # --- refusals ---------------------------------------------------------------------------------------
 
 
-def refusing(name: str) -> Callable[[Request], Response | None]:
-    """As a server does whose rules are stricter than ours: the device is named by its place."""
+def reject_device(name: str) -> Callable[[Request], Response | None]:
+    """Rejects the device as a server with stricter rules does; the error names the device by its index."""
 
-    def answer(request: Request) -> Response | None:
+    def respond(request: Request) -> Response | None:
         if request.method not in {"POST", "PUT"} or "resourceslices" not in request.path:
             return None
         devices = msgspec.json.decode(request.body)["spec"].get("devices", [])
@@ -116,13 +116,13 @@ def refusing(name: str) -> Callable[[Request], Response | None]:
         cause = {"reason": "FieldValueForbidden", "field": f"spec.devices[{at}].attributes[x]", "message": "Forbidden"}
         return json_response({"kind": "Status", "message": "invalid", "code": 422, "details": {"causes": [cause]}}, 422)
 
-    return answer
+    return respond
 
 
-async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() -> None:
+async def test_the_publisher_omits_and_names_only_the_rejected_device() -> None:
     inventory = await make_inventory("a", "bad", "c")
     async with scripted_api_server() as server:
-        server.instead = refusing("bad")
+        server.instead = reject_device("bad")
         async with running_publisher(server, inventory) as publisher:
             await asyncio.wait_for(publisher.published.wait(), 30)
             await wait_until(lambda: not publisher.fault)
@@ -133,23 +133,23 @@ async def test_a_device_that_the_server_refuses_is_left_out_alone_and_named() ->
             await wait_until(lambda: server.devices() == ["a", "bad", "c"])
 
 
-async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_until_something_changes() -> None:
+async def test_the_publisher_does_not_repeat_a_request_that_was_rejected_without_a_cause() -> None:
     inventory = await make_inventory("a")
     sent: list[str] = []
 
-    def refuse(request: Request) -> Response | None:
+    def reject(request: Request) -> Response | None:
         if request.method not in {"POST", "PUT"} or "resourceslices" not in request.path:
             return None
         sent.append(request.path)
         return json_response({"kind": "Status", "message": "no", "code": 422}, 422)
 
     async with scripted_api_server() as server:
-        server.instead = refuse
+        server.instead = reject
         async with running_publisher(server, inventory) as publisher, KubeClient(server.config) as client:
             await wait_until(lambda: "rejects the slices" in publisher.fault)
             server.instead = lambda request: None
-            made = await client.create(SLICES, _foreign_slice())  # an event on our slices
-            server.instead = refuse
+            made = await client.create(SLICES, _foreign_slice())  # an event for the publisher's slices
+            server.instead = reject
             await asyncio.sleep(1)
             assert len(sent) == 1
             assert publisher.fault
@@ -160,24 +160,24 @@ async def test_what_the_server_refuses_without_saying_why_is_not_sent_again_unti
             assert server.devices() == ["a", "b"]
 
 
-@pytest.mark.parametrize("how", ["after a pause", "after the watch was cut"])
+@pytest.mark.parametrize("change", ["after a pause", "after the watch was cut"])
 async def test_rejected_slices_are_sent_again_without_a_change_of_the_devices(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if how == "after a pause":
+    if change == "after a pause":
         monkeypatch.setattr(publisher_module, "_RETRY_REJECTED_AFTER", 0.5)
 
-    def refuse(request: Request) -> Response | None:
+    def reject(request: Request) -> Response | None:
         if request.method not in {"POST", "PUT"} or "resourceslices" not in request.path:
             return None
         return json_response({"kind": "Status", "message": "no", "code": 422}, 422)
 
     async with scripted_api_server() as server:
-        server.instead = refuse
+        server.instead = reject
         async with running_publisher(server, await make_inventory("a")) as publisher:
             await wait_until(lambda: "rejects the slices" in publisher.fault)
             server.instead = lambda request: None
-            if how == "after the watch was cut":
+            if change == "after the watch was cut":
                 server.drop_connections()
             await asyncio.wait_for(publisher.published.wait(), 30)
             assert server.devices() == ["a"]
@@ -195,14 +195,14 @@ def _foreign_slice() -> dict[str, Any]:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=40), lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["details", "causes", "field", "message"]), x, max_size=3)))  # fmt: skip
-def test_no_status_of_a_server_is_too_malformed_to_be_read(status: Any) -> None:
+def test_the_client_reads_any_malformed_status_of_a_server(status: Any) -> None:
     e = InvalidError("no", details=status if isinstance(status, dict) else {"details": status})
     assert rejected_devices(e, {"spec": {"devices": [{"name": "a"}]}}) == {}
 
 
-# --- nonsense ---------------------------------------------------------------------------------------
+# --- malformed responses ---------------------------------------------------------------------------------------
 
-ODD_LISTS: dict[str, object] = {
+MALFORMED_LISTS: dict[str, object] = {
     "a list": [],
     "no object": 5,
     "an item without anything": {"items": [{}]},
@@ -217,16 +217,16 @@ ODD_LISTS: dict[str, object] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ODD_LISTS)
+@pytest.mark.parametrize("response", MALFORMED_LISTS)
 @pytest.mark.parametrize("verb", ["GET", "POST"])
-async def test_a_malformed_answer_is_a_fault_and_not_the_end(what: str, verb: str) -> None:
-    def odd(request: Request) -> Response | None:
+async def test_a_malformed_response_is_a_fault_and_does_not_stop_the_publisher(response: str, verb: str) -> None:
+    def respond_malformed(request: Request) -> Response | None:
         if request.method == verb and request.path == SLICES_PATH and "watch" not in request.query:
-            return json_response(ODD_LISTS[what])
+            return json_response(MALFORMED_LISTS[response])
         return None
 
     async with scripted_api_server() as server:
-        server.instead = odd
+        server.instead = respond_malformed
         async with running_publisher(server, await make_inventory("a")) as publisher:
             await wait_until(lambda: bool(publisher.fault))
             assert publisher.fault.encode()
@@ -237,7 +237,7 @@ async def test_a_malformed_answer_is_a_fault_and_not_the_end(what: str, verb: st
 
 
 @pytest.mark.parametrize("body", [b"<html>proxy</html>", b"", b"\xff\xfe", b"null"])
-async def test_a_proxy_that_answers_for_the_server_is_a_fault_and_not_the_end(body: bytes) -> None:
+async def test_a_response_of_a_proxy_is_a_fault_and_does_not_stop_the_publisher(body: bytes) -> None:
     async with scripted_api_server() as server:
         server.instead = lambda request: Response(200, body, "text/html")
         async with running_publisher(server, await make_inventory("a")) as publisher:
@@ -246,17 +246,17 @@ async def test_a_proxy_that_answers_for_the_server_is_a_fault_and_not_the_end(bo
             await asyncio.wait_for(publisher.published.wait(), 30)
 
 
-async def test_a_fault_of_the_same_content_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_publisher_logs_the_same_fault_once(caplog: pytest.LogCaptureFixture) -> None:
     asked: list[str] = []
 
-    def odd(request: Request) -> Response | None:
+    def respond_malformed(request: Request) -> Response | None:
         if request.path != SLICES_PATH or "watch" in request.query:
             return None
         asked.append(request.path)
         return json_response({"items": [{}]})
 
     async with scripted_api_server() as server:
-        server.instead = odd
+        server.instead = respond_malformed
         async with running_publisher(server, await make_inventory("a")):
             await wait_until(lambda: len(asked) >= 5)
     assert len([r for r in caplog.records if r.name.endswith("publisher") and "cannot publish" in r.getMessage()]) == 1
@@ -265,7 +265,7 @@ async def test_a_fault_of_the_same_content_is_logged_once(caplog: pytest.LogCapt
 # --- versions ---------------------------------------------------------------------------------------
 
 
-async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_version_that_was_watched() -> None:
+async def test_the_publisher_restores_slices_after_the_server_drops_the_watched_version() -> None:
     served = ["v1beta1"]
 
     def versions(request: Request) -> Response | None:
@@ -282,7 +282,7 @@ async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_
         async with running_publisher(server, await make_inventory("a")) as publisher:
             await wait_until(lambda: server.devices() == ["a"])
             served[:] = ["v1"]
-            server.drop_connections()  # as the restart of a control plane does
+            server.drop_connections()  # The restart of a control plane does this.
             async with KubeClient(server.config) as client:
                 for obj in (await client.list(SLICES))["items"]:
                     await client.delete(SLICES, obj["metadata"]["name"])
@@ -291,7 +291,7 @@ async def test_slices_that_are_wiped_come_back_after_the_server_has_dropped_the_
 
 
 @pytest.mark.full
-async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
+async def test_a_watch_that_the_server_does_not_serve_is_a_current_fault() -> None:
     def no_watch(request: Request) -> Response | None:
         return (
             json_response({"kind": "Status", "code": 500, "message": "etcd"}, 500) if "watch" in request.query else None
@@ -308,11 +308,11 @@ async def test_a_watch_that_is_not_served_is_a_fault_of_now() -> None:
         assert b"\ndra_publish_failing 0.0\n" in publisher.metrics.text()
 
 
-# --- what the inventory leaves out ------------------------------------------------------------------
+# --- devices that the inventory omits ------------------------------------------------------------------
 
 
 @pytest.mark.gates("DRAPartitionableDevices")
-async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_server() -> None:
+async def test_an_invalid_device_and_an_invalid_counter_set_do_not_withhold_other_devices() -> None:
     bad = Device("bad")
     object.__setattr__(bad, "attributes", {"x": 2**63})
     inventory = Inventory("node")
@@ -324,16 +324,16 @@ async def test_a_bad_device_and_a_bad_counter_set_keep_nobody_else_from_the_serv
 
 
 @pytest.mark.parametrize("status", [403, 422])
-async def test_a_pool_that_the_server_refuses_keeps_no_other_from_its_devices(status: int) -> None:
+async def test_a_rejected_pool_does_not_withhold_other_pools(status: int) -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node/bad", [Device("a")]), Pool("node/good", [Device("b")])])
 
-    def refuse(request: Request) -> Response | None:
+    def reject(request: Request) -> Response | None:
         wrong = request.method in {"POST", "PUT"} and b"node/bad" in request.body
         return json_response({"kind": "Status", "message": "not this pool", "code": status}, status) if wrong else None
 
     async with scripted_api_server() as server:
-        server.instead = refuse
+        server.instead = reject
         async with running_publisher(server, inventory) as publisher:
             await wait_until(lambda: server.devices() == ["b"])
             await wait_until(lambda: "not this pool" in publisher.fault)
@@ -343,7 +343,9 @@ async def test_a_pool_that_the_server_refuses_keeps_no_other_from_its_devices(st
             await wait_until(lambda: not publisher.fault)
 
 
-async def test_what_changes_while_a_write_fails_does_not_wait_for_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_during_a_failing_write_does_not_wait_for_the_next_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dra_kubeletplugin.devices.slices.publisher._pause", lambda failures: 600.0)
     inventory = await make_inventory("a")
     sent, changed = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Quantities that are written in any way are stored as they were sent: who starts again finds its own slices and writes nothing."""
+"""The server stores every quantity as the publisher sent it, so a restarted publisher recognizes its slices and writes nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ POLICY = RequestPolicy(default="1024Mi", min="0.5Gi", max="8192Mi", step="512Mi"
 AMOUNTS = ("81920Mi", "1000", "0.5", "1.500", "+7", "1e19", "1000E", "100e-2", 2_000_000)
 
 
-class Odd(Driver):
-    """Amounts in every form that there is."""
+class AmountsDriver(Driver):
+    """Publishes amounts in every form that Kubernetes accepts."""
 
     name = "amounts.example.com"
 
@@ -31,26 +31,26 @@ class Odd(Driver):
 
 
 def published(cluster: LocalCluster) -> list[tuple[str, str]]:
-    return sorted((s["metadata"]["name"], s["metadata"]["resourceVersion"]) for s in cluster.slices(Odd.name))
+    return sorted((s["metadata"]["name"], s["metadata"]["resourceVersion"]) for s in cluster.slices(AmountsDriver.name))
 
 
-async def test_a_restart_rewrites_no_slice_however_its_amounts_are_written() -> None:
-    async with node_with(Odd) as node:
+async def test_a_restart_rewrites_no_slice_for_any_form_of_amounts() -> None:
+    async with node_with(AmountsDriver) as node:
         first = published(node.cluster)
         assert len(first) == 2
         await node.restart()
-        await look_twice(node)
+        await rescan_twice(node)
         assert published(node.cluster) == first
 
 
-async def look_twice(node: DriverNode) -> None:
+async def rescan_twice(node: DriverNode) -> None:
     for _ in range(2):
         await node.rescan()
 
 
 async def test_amounts_are_stored_in_their_canonical_form() -> None:
-    async with node_with(Odd) as node:
-        specs = [s["spec"] for s in node.cluster.slices(Odd.name)]
+    async with node_with(AmountsDriver) as node:
+        specs = [s["spec"] for s in node.cluster.slices(AmountsDriver.name)]
         devices = {d["name"]: d for spec in specs for d in spec.get("devices") or []}
         (counters,) = [c for spec in specs for c in spec.get("sharedCounters") or []]
     amounts = [v["value"] for v in devices["whole"]["capacity"].values()]

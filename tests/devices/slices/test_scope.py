@@ -1,4 +1,4 @@
-"""Pools that two would publish: controllers in two namespaces, a node's pool that is named like another node."""
+"""Pools that two publishers claim: controllers in two namespaces, and a node's pool with the name of another node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.helpers.waiting import wait_until
 
 
 async def cluster_pools(**pools: str) -> Inventory:
-    """A controller's inventory: pool → device."""
+    """Returns a controller's inventory with one device per pool; ``pools`` maps a pool to its device."""
     inventory = Inventory("", role=Role.CONTROLLER)
     await inventory.update([Pool(name, [Device(device)], nodes=Nodes.all()) for name, device in pools.items()])
     return inventory
@@ -52,7 +52,7 @@ async def test_controllers_of_two_namespaces_leave_each_others_slices_alone() ->
             assert [verb for verb, _ in server.written].count("DELETE") == 1
 
 
-async def test_a_pool_that_a_controller_elsewhere_publishes_is_left_to_it_until_its_slices_are_gone() -> None:
+async def test_a_controller_does_not_publish_a_pool_while_another_controller_has_slices_of_it() -> None:
     first, second = await cluster_pools(fabric="a"), await cluster_pools(fabric="b", other="c")
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         async with running_publisher(server, first, scope=ClusterScope(DRIVER, "one")) as one:
@@ -71,7 +71,7 @@ async def test_a_pool_that_a_controller_elsewhere_publishes_is_left_to_it_until_
             assert not second.rejected
 
 
-async def test_two_controllers_that_publish_one_pool_at_once_end_with_one_of_them() -> None:
+async def test_one_of_two_controllers_that_publish_one_pool_at_once_prevails() -> None:
     first, second = await cluster_pools(fabric="a"), await cluster_pools(fabric="b")
     async with (
         scripted_api_server() as server,
@@ -84,7 +84,7 @@ async def test_two_controllers_that_publish_one_pool_at_once_end_with_one_of_the
         assert published(server) == {"fabric": ["b" if first.rejected else "a"]}
 
 
-async def test_a_slice_that_is_nobodys_is_taken_over_with_its_pool() -> None:
+async def test_a_controller_takes_over_a_slice_without_an_owner_with_its_pool() -> None:
     inventory = await cluster_pools(fabric="a")
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         async with running_publisher(server, inventory, scope=ClusterScope(DRIVER, "one")) as one:
@@ -97,8 +97,8 @@ async def test_a_slice_that_is_nobodys_is_taken_over_with_its_pool() -> None:
         assert published(server) == {"fabric": ["a"]}
 
 
-async def test_a_pool_whose_name_does_not_begin_with_the_nodes_is_not_published() -> None:
-    """Whether there is such a node or not: the name may be a node's tomorrow."""
+async def test_a_pool_is_not_published_if_its_name_does_not_begin_with_the_node_name() -> None:
+    """The rule also applies if no node has the name, because a node may get the name later."""
     inventory = await make_inventory()
     names = ("node", "node/1", "node-b", "node-b/1", "node1/a", "serial-77", "No Name")
     await inventory.update([Pool(n, [Device("a")]) for n in names])
@@ -110,7 +110,7 @@ async def test_a_pool_whose_name_does_not_begin_with_the_nodes_is_not_published(
     assert "a lowercase RFC 1123 subdomain must consist of" in inventory.rejected["pool No Name"]
 
 
-async def test_an_instance_that_has_stepped_back_is_ready_although_a_pool_cannot_be_published() -> None:
+async def test_an_instance_that_does_not_lead_is_ready_although_a_pool_cannot_be_published() -> None:
     pools = [Pool("node", [Device("a")]), Pool("No Name", [Device("b")])]
     old, new = await make_inventory(), await make_inventory()
     await old.update(pools)

@@ -1,4 +1,4 @@
-"""What becomes of devices where the server drops fields, what is told of them, and what is remembered of taints."""
+"""Devices on servers that drop fields, the reports about those devices, and the stored times of taints."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def sent(server: ScriptedApiServer) -> dict[str, dict[str, Any]]:
     return {d["name"]: d for s in server.slices() for d in s["spec"].get("devices") or []}
 
 
-async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> None:
-    """The server is asked first, with a slice that it does not keep."""
+async def test_a_field_that_needs_a_gate_is_never_on_a_server_that_drops_it() -> None:
+    """The publisher first checks the server with a dry-run slice."""
     parts = [Device(f"p{i}", consumes_counters={"gpu": {"c": 1}}) for i in range(3)]
     seen: list[set[str]] = []
 
@@ -72,7 +72,7 @@ async def test_nothing_that_needs_a_gate_is_ever_on_a_server_that_drops_it() -> 
         assert b"dra_devices_not_published 5.0" in publisher.metrics.text()
 
 
-async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer_to_a_write() -> None:
+async def test_the_publisher_detects_dropped_fields_from_a_write_if_dry_runs_fail() -> None:
     def no_dry_run(request: Request) -> Response | None:
         return (
             json_response({"kind": "Status", "code": 403, "message": "no"}, 403) if "dryRun" in request.query else None
@@ -88,7 +88,7 @@ async def test_a_server_that_does_not_answer_dry_runs_is_found_out_by_its_answer
         assert status.gates_off == {Gate.TAINTS}
 
 
-async def test_attributes_with_several_values_are_left_out_where_the_server_refuses_them() -> None:
+async def test_the_publisher_omits_list_attributes_if_the_server_rejects_them() -> None:
     async with scripted_api_server() as server:
         server.injected_faults.dropped |= LISTS
         inventory = await make_inventory(Device("a", {"x": ["1", "2"], "y": 3}), "b")
@@ -98,7 +98,7 @@ async def test_attributes_with_several_values_are_left_out_where_the_server_refu
         assert (status.gates_off, dict(status.rejected)) == ({Gate.LISTS}, {})
 
 
-async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_comes_back_when_it_is_well() -> None:
+async def test_an_unhealthy_device_is_withheld_until_it_recovers_if_the_server_drops_taints() -> None:
     async with scripted_api_server() as server:
         server.injected_faults.dropped.add("taints")
         inventory = await make_inventory("a", "b")
@@ -112,11 +112,11 @@ async def test_an_unhealthy_device_is_withheld_where_taints_are_dropped_and_come
             await wait_until(lambda: inventory.rejected == {})
 
 
-async def test_a_gate_that_is_on_costs_one_question_and_a_driver_that_needs_none_asks_none() -> None:
-    asked: list[str] = []
+async def test_an_enabled_gate_costs_one_dry_run_and_a_driver_without_gates_sends_none() -> None:
+    dry_runs: list[str] = []
 
     def look(request: Request) -> Response | None:
-        asked.extend(["dry"] * ("dryRun" in request.query))
+        dry_runs.extend(["dry"] * ("dryRun" in request.query))
         return None
 
     async with scripted_api_server() as server:
@@ -124,23 +124,23 @@ async def test_a_gate_that_is_on_costs_one_question_and_a_driver_that_needs_none
         inventory = await make_inventory("a")
         async with running_publisher(server, inventory) as publisher:
             await current(publisher)
-            assert asked == []
+            assert dry_runs == []
             for value in range(3):
                 await inventory.update([Pool("node", [Device("a", {"v": value}, taints=[NOEXECUTE])])])
                 await current(publisher)
-        assert asked == ["dry"]
+        assert dry_runs == ["dry"]
 
 
-async def test_a_misspelt_key_of_a_policy_is_not_taken_for_a_gate() -> None:
-    """As a real server does with what it does not know; ours refuses it."""
+async def test_a_misspelt_key_of_a_policy_is_not_mistaken_for_a_gate() -> None:
+    """A real server ignores unknown fields; the test's server rejects them."""
 
-    def forgiving(request: Request) -> Response | None:
+    def ignore_unknown(request: Request) -> Response | None:
         if request.method == "POST" and "fieldValidation" not in request.query:
             request.query["fieldValidation"] = "Warn"
         return None
 
     async with scripted_api_server() as server:
-        server.instead = forgiving
+        server.instead = ignore_unknown
         inventory = await make_inventory(Device("a", extra={"madeUp": {"x": 1}}))
         async with running_publisher(server, inventory) as publisher:
             status = await current(publisher)
@@ -170,7 +170,7 @@ async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bo
             await current(publisher)
             (found,) = (await client.list(SLICES))["items"]
             found["spec"]["devices"][0]["taints"][0]["timeAdded"] = "2026-01-01T00:00:00Z"
-            await client.update(SLICES, found)  # no difference to us, and noticed
+            await client.update(SLICES, found)  # the publisher ignores this difference
             await wait_until(lambda: b"2026-01-01" in (file.read_bytes() if file.exists() else b""))
             if not restarted:
                 await wipe()
@@ -180,7 +180,7 @@ async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bo
             async with running_publisher(server, inventory, times=file) as publisher:
                 await current(publisher)
         assert time_of(server) == "2026-01-01T00:00:00Z"
-        # A taint that goes and comes again is a new one.
+        # A taint that is removed and added again is a new taint.
         async with running_publisher(server, inventory, times=file) as publisher:
             for taints in ([], [NOEXECUTE]):
                 await inventory.update([Pool("node", [Device("a", taints=taints)])])
@@ -191,7 +191,7 @@ async def test_the_time_of_a_taint_survives_a_wipe(tmp_path: Path, restarted: bo
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b'{"node": {"a": 5}}'])
-async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_path: Path, content: bytes) -> None:
+async def test_an_unreadable_file_of_taint_times_loses_only_the_times(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "times.json"
     file.write_bytes(content)
     async with (
@@ -209,7 +209,7 @@ async def test_a_file_of_times_that_cannot_be_read_costs_nothing_but_times(tmp_p
         "2026-01-01T00:00:00+0000", 5, None,
     ],
 )  # fmt: skip
-async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Path, time: object) -> None:
+async def test_an_invalid_time_in_the_file_is_not_sent(tmp_path: Path, time: object) -> None:
     file = tmp_path / "times.json"
     taint = {"key": "sick", "effect": "NoSchedule", "timeAdded": time}
     file.write_bytes(msgspec.json.encode({"node": {"a": [taint]}}))
@@ -226,7 +226,7 @@ async def test_a_time_of_the_file_that_no_server_takes_is_not_sent(tmp_path: Pat
 
 
 @pytest.mark.full
-async def test_an_owner_reference_that_somebody_removes_comes_back_without_a_new_generation() -> None:
+async def test_the_publisher_restores_a_removed_owner_reference_without_a_new_generation() -> None:
     async with (
         scripted_api_server() as server,
         KubeClient(server.config) as client,
@@ -244,7 +244,7 @@ async def test_an_owner_reference_that_somebody_removes_comes_back_without_a_new
 
 
 class Split(Driver):
-    """Two pools on a node: partitions where the server knows them, else the whole; and one that is the controller's."""
+    """Returns two pools of a node and one pool of the controller. A pool has partitions if the server supports them, else the whole device."""
 
     name = "split.example.com"
 
@@ -284,7 +284,7 @@ async def test_a_driver_s_pools_of_a_node_are_published_and_claims_of_each_are_p
         assert set(held) == {(f"{name}/nic", "nic")}
 
 
-async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate_off() -> None:
+async def test_a_driver_returns_its_plainer_layout_if_the_gate_is_off() -> None:
     async with node_with(Split) as node:
         name = node.cluster.node.name
         node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
@@ -294,33 +294,33 @@ async def test_a_driver_answers_its_plainer_layout_where_the_server_has_the_gate
         await wait_until(lambda: not node.plugin.inventory.rejected)
 
 
-class SplitAndOdd(Split):
-    odd = False
+class SplitAndInvalid(Split):
+    has_invalid_device = False
 
     def pools(self) -> list[Pool]:
-        odd = [Device("odd", consumes_counters={"nowhere": {"c": 1}})] if self.odd else []
+        odd = [Device("odd", consumes_counters={"nowhere": {"c": 1}})] if self.has_invalid_device else []
         return [*super().pools(), Pool(f"{self.settings.node_name}/odd", odd)]
 
 
-async def test_what_a_driver_answers_otherwise_once_it_knows_the_gates_is_no_fault_of_its(
+async def test_a_result_that_changes_after_the_gate_check_is_not_reported_as_a_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Only the answer to the gates is judged: an operator is not told of devices that are given up a moment later."""
-    async with node_with(SplitAndOdd) as node:
+    """Only the driver's result after the gate check counts: operators see no report on devices that the driver withdraws at once."""
+    async with node_with(SplitAndInvalid) as node:
         name = node.cluster.node.name
         node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
         await wait_until(lambda: devices_of(node).get(name) == ["gpu-0"])
         await wait_until(lambda: not node.plugin.inventory.rejected)
         assert "not published" not in caplog.text
-        node.driver.odd = True
+        node.driver.has_invalid_device = True
         node.driver.changed()
         await wait_until(lambda: node.cluster.events(name) != [])
-        assert [e.split()[1] for e in node.cluster.events(name)] == [f"{name}/odd/odd"], "events come in order"
+        assert [e.split()[1] for e in node.cluster.events(name)] == [f"{name}/odd/odd"], "events arrive in order"
 
 
-class Stubborn(Driver):
-    """Of partitions only, whatever the server knows."""
+class PartitionsOnly(Driver):
+    """Always returns partitions, also if the server does not support them."""
 
     name = "stubborn.example.com"
 
@@ -332,8 +332,10 @@ class Stubborn(Driver):
         return [d.prepared() for d in claim.devices]
 
 
-async def test_what_a_driver_answers_all_the_same_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    async with node_with(Stubborn) as node:
+async def test_partitions_are_reported_if_the_driver_returns_them_without_the_gate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with node_with(PartitionsOnly) as node:
         node.cluster.api.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
         await node.restart()
         await wait_until(lambda: node.cluster.events(node.cluster.node.name) != [])
@@ -341,7 +343,7 @@ async def test_what_a_driver_answers_all_the_same_is_reported(caplog: pytest.Log
         assert any(line.startswith("part is not published") for line in await node.plugin.notes())
 
 
-class Odds(Driver):
+class InvalidDevices(Driver):
     name = "odds.example.com"
     bad = True
 
@@ -354,7 +356,7 @@ class Odds(Driver):
 
 
 async def test_a_device_that_is_not_published_is_reported_once_on_the_node_and_in_readiness() -> None:
-    async with node_with(Odds) as node:
+    async with node_with(InvalidDevices) as node:
         name = node.cluster.node.name
         await wait_until(lambda: node.cluster.events(name) != [])
         (event,) = node.cluster.events(name)
@@ -365,19 +367,19 @@ async def test_a_device_that_is_not_published_is_reported_once_on_the_node_and_i
         await node.restart()
         await node.plugin.published(60)
         await asyncio.sleep(0.5)
-        assert node.cluster.events(name) == [event], "the same for the same fault"
+        assert node.cluster.events(name) == [event], "the same fault has the same text"
 
 
-async def test_a_driver_reports_that_it_changed_from_any_thread() -> None:
-    async with node_with(Odds, rescan_interval=3600.0) as node:
+async def test_a_driver_can_report_a_change_from_any_thread() -> None:
+    async with node_with(InvalidDevices, rescan_interval=3600.0) as node:
         await node.plugin.published(60)
         node.driver.bad = False
         await asyncio.to_thread(node.driver.changed)
         await wait_until(lambda: not node.plugin.inventory.rejected)
 
 
-async def test_waiting_for_slices_reports_why_they_are_not_there() -> None:
-    async with node_with(Odds) as node:
+async def test_a_wait_for_slices_reports_why_they_are_missing() -> None:
+    async with node_with(InvalidDevices) as node:
         node.cluster.api.injected_faults.down = True
         node.driver.bad = False
         await node.plugin.discovery.call_now()
@@ -388,7 +390,7 @@ async def test_waiting_for_slices_reports_why_they_are_not_there() -> None:
         assert (await node.plugin.published(60)).current
 
 
-async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_that_rejects_events_loses_only_the_events(caplog: pytest.LogCaptureFixture) -> None:
     def no_events(request: Request) -> Response | None:
         return (
             json_response({"kind": "Status", "code": 500, "message": "no events for you"}, 500)
@@ -399,8 +401,8 @@ async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: py
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         server.instead = no_events
         inventory = await make_inventory("a")
-        notices = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
-        task = asyncio.create_task(notices.run())
+        reports = RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node")
+        task = asyncio.create_task(reports.run())
         await inventory.reject({"a": "no"})
         await wait_until(lambda: "no events for you" in caplog.text)
         server.instead = lambda request: None
@@ -410,7 +412,7 @@ async def test_a_server_that_fails_with_events_costs_the_events_alone(caplog: py
         task.cancel()
 
 
-async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None:
+async def test_hundreds_of_omitted_devices_cause_few_events() -> None:
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         inventory = await make_inventory(*(f"d{i}" for i in range(300)))
         await inventory.reject({f"d{i}": f"no, {i}" for i in range(300)})
@@ -424,7 +426,7 @@ async def test_hundreds_of_devices_that_are_left_out_make_a_few_events() -> None
         task.cancel()
 
 
-async def test_the_parts_of_a_card_that_are_left_out_for_one_reason_make_one_event() -> None:
+async def test_omitted_parts_of_a_card_share_one_event_for_one_reason() -> None:
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         inventory = await make_inventory(*(f"card-{i}" for i in range(12)), "other")
         await inventory.reject({f"card-{i}": "the gate is off" for i in range(12)} | {"other": "its name is wrong"})
@@ -439,13 +441,13 @@ async def test_the_parts_of_a_card_that_are_left_out_for_one_reason_make_one_eve
         task.cancel()
 
 
-async def test_a_fault_that_reads_otherwise_at_each_look_does_not_flood_the_server_with_events() -> None:
+async def test_a_fault_with_changing_text_does_not_flood_the_server_with_events() -> None:
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         inventory = await make_inventory("a")
         task = asyncio.create_task(
             RejectionEvents(EventRecorder(client, "d.example.com", "node", Metrics()), inventory, "node").run()
         )
-        for n in range(25):  # each is told while there is room for it
+        for n in range(25):  # each device has its own event up to the limit
             await inventory.reject({"a": f"<object at {n:#x}>"})
             await wait_until(lambda n=n: len(server.storage.list("events")) == n + 1)  # type: ignore[misc]
         for n in range(25, 60):

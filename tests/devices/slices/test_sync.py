@@ -1,4 +1,4 @@
-"""What a sync makes of the API server's answers, and what it costs: refusals, fields that were dropped, order, names."""
+"""Syncs after responses of the API server: rejections, dropped fields, and the order and names of slices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dra_kubeletplugin.devices.validation import recalled_device
 from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ForbiddenError, api_error
 from dra_kubeletplugin.kube.resource import SLICES
-from tests.devices.slices.test_sync_faults import Server, Writer, whole
+from tests.devices.slices.test_sync_faults import Server, Writer, scheduler_view
 
 OBJ: dict[str, Any] = {"spec": {"devices": [{"name": "a"}, {"name": "b"}]}}
 
@@ -32,22 +32,22 @@ def refusal(status: int, *fields: object) -> ApiError:
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_the_devices_that_a_refusal_names_are_reported_with_what_is_wrong(status: int) -> None:
+def test_a_rejection_is_reported_for_the_devices_that_it_names(status: int) -> None:
     error = refusal(status, "spec.devices[1].attributes", "spec.devices[1].name", "spec.devices[0]")
     assert rejected_devices(error, OBJ) == {"b": "attributes: no; name: no", "a": ": no"}
 
 
 @pytest.mark.parametrize("field", [None, 7, "spec.pool.name", "spec.devices", "spec.devices[2].name", "metadata.name"])
-def test_a_refusal_that_names_none_of_our_devices_takes_none(field: object) -> None:
+def test_a_rejection_that_names_no_device_of_the_driver_rejects_no_device(field: object) -> None:
     assert rejected_devices(refusal(422, field), OBJ) == {}
 
 
 @pytest.mark.parametrize("status", [401, 403, 409, 500])
-def test_what_is_no_refusal_of_an_object_is_about_no_device(status: int) -> None:
+def test_an_error_that_does_not_concern_an_object_rejects_no_device(status: int) -> None:
     assert rejected_devices(refusal(status, "spec.devices[0]"), OBJ) == {}
 
 
-async def test_a_server_that_does_not_permit_it_is_distinguished_from_one_that_is_away() -> None:
+async def test_a_forbidden_request_is_distinguished_from_an_unreachable_server() -> None:
     class Forbidding(Server):
         async def dra(self, plural: str) -> Any:
             raise ForbiddenError("slices is forbidden")
@@ -60,7 +60,7 @@ async def test_a_server_that_does_not_permit_it_is_distinguished_from_one_that_i
     assert publisher.fault == "not permitted to publish slices (see docs/deploy.md): slices is forbidden"
 
 
-async def test_a_field_that_the_server_drops_is_counted_once_for_each_path() -> None:
+async def test_a_dropped_field_is_counted_once_for_each_path() -> None:
     class Dropping(Server):
         def _keep(self, obj: dict[str, Any], name: str, uid: str) -> dict[str, Any]:
             obj = copy.deepcopy(obj)
@@ -73,53 +73,56 @@ async def test_a_field_that_the_server_drops_is_counted_once_for_each_path() -> 
     writer = Writer(server)
     metrics = Metrics()
     writer.syncer._metrics = metrics
-    await writer.answer(({f"d{i}": 1 for i in range(7)}, False))
+    await writer.set_result(({f"d{i}": 1 for i in range(7)}, False))
     await writer.sync()
     (line,) = [
         text for text in metrics.text().decode().splitlines() if "dropped_fields_total " in text and text[0] != "#"
     ]
     assert float(line.split()[-1]) == len(writer.syncer.dropped) == 1
-    assert await writer.sync() == 0  # and it is not fought over
+    assert await writer.sync() == 0  # The publisher does not write the dropped field again.
 
 
-def names_in_order(server: Server) -> list[str]:
+def device_names(server: Server) -> list[str]:
     slices = sorted(server.objects.items())
     return [d["name"] for _, o in slices for d in o["spec"].get("devices") or []]
 
 
-async def test_a_generation_that_is_written_again_has_the_author_s_order_and_the_slices_that_there_were() -> None:
-    first = ({f"d{i}": 0 for i in range(9)}, False)  # three full slices
-    second = ({"new": 0, **{f"d{i}": 1 for i in range(9)}}, False)  # one more, in front, and all others changed
-    server = Server([(whole(first), whole(second))])
+async def test_a_rewritten_generation_has_the_driver_s_order_and_keeps_its_slices() -> None:
+    first = ({f"d{i}": 0 for i in range(9)}, False)  # This result fills three slices.
+    second = (
+        {"new": 0, **{f"d{i}": 1 for i in range(9)}},
+        False,
+    )  # This result adds one device in front and changes all other devices.
+    server = Server([(scheduler_view(first), scheduler_view(second))])
     writer = Writer(server)
-    await writer.answer(first)
+    await writer.set_result(first)
     await writer.sync()
     before = set(server.objects)
-    await writer.answer(second)
+    await writer.set_result(second)
     server.writes = 0
     await writer.settle()
-    assert names_in_order(server) == ["new", *(f"d{i}" for i in range(9))]
-    assert before <= set(server.objects)  # written over, not deleted and made again
+    assert device_names(server) == ["new", *(f"d{i}" for i in range(9))]
+    assert before <= set(server.objects)  # The publisher updates the slices and does not recreate them.
     assert server.writes == 4
 
 
-async def test_a_slice_whose_devices_all_went_elsewhere_is_not_kept() -> None:
-    """Two of some slices, as two instances that publish at once leave them."""
+async def test_a_slice_is_deleted_if_all_its_devices_moved_to_other_slices() -> None:
+    """Some slices exist twice, as after two instances that publish at once."""
     answer = ({f"d{i}": 0 for i in range(4)}, False)
-    server = Server([(whole(answer),)])
+    server = Server([(scheduler_view(answer),)])
     server.changed = lambda: None  # type: ignore[method-assign]
     writer = Writer(server)
-    await writer.answer(answer)
+    await writer.set_result(answer)
     await writer.settle()
     copied = dict(sorted(server.objects.items())[0][1])
     for n in range(2):
         await server.create(SLICES, {**copied, "metadata": {**copied["metadata"], "generateName": f"0000{n}-x-"}})
     await writer.settle()
-    assert sorted(names_in_order(server)) == [f"d{i}" for i in range(4)]
+    assert sorted(device_names(server)) == [f"d{i}" for i in range(4)]
     assert len(server.objects) == 2
 
 
-def test_a_new_device_goes_beside_the_one_that_the_author_put_before_it() -> None:
+def test_a_new_device_joins_the_slice_of_its_predecessor() -> None:
     before = {"s0": PublishedNames([f"a{i}" for i in range(3)]), "s1": PublishedNames([f"b{i}" for i in range(3)])}
     order = [*before["s0"].devices, "b0", "b1", "new", "b2"]
     contents = pack([recalled_device({"name": n}) for n in order], (), before, 100)
@@ -127,16 +130,16 @@ def test_a_new_device_goes_beside_the_one_that_the_author_put_before_it() -> Non
     assert home.name == "s1"
 
 
-def test_times_that_cannot_be_kept_leave_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_write_of_taint_times_leaves_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "taint-times.json"
-    path.mkdir()  # a file cannot replace it
+    path.mkdir()  # A folder at the file's path makes each write of the file fail.
     times = TaintTimes(path)
     times._keep({"pool": {"d": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
     assert list(tmp_path.iterdir()) == [path]
     assert "cannot write" in caplog.text
 
 
-async def test_the_loop_goes_on_while_a_long_report_of_health_is_looked_at() -> None:
+async def test_a_long_health_report_does_not_block_the_loop() -> None:
     inventory = Inventory("node")
     names = [f"d{i}" for i in range(5000)]
     await inventory.update([Pool("node", [Device(n) for n in names])])

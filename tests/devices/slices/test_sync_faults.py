@@ -1,7 +1,7 @@
-"""A pool is whole or it is not there: whatever fails between two calls, whoever deletes, whoever takes over.
+"""A scheduler never sees an incomplete or mixed pool, also if calls fail, slices are deleted, or another instance takes over.
 
-The scheduler uses a pool whose newest generation has all its slices. At no moment may that be anything but one whole answer of
-the driver. The server is a dictionary here, so that thousands of interleavings take seconds.
+The scheduler uses a pool if its newest generation has all its slices. At every moment, that generation must be one complete result of
+the driver. The server in these tests is a dictionary, so that thousands of interleavings take seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dra_kubeletplugin.errors import ApiError
 from dra_kubeletplugin.kube.errors import ConflictError, InvalidError, NotFoundError
 from dra_kubeletplugin.kube.resource import SLICES
 
-FULL = 3  # devices that fill a slice
+FULL = 3  # the number of devices that fill a slice
 
 
 class Page:
@@ -42,21 +42,21 @@ class Page:
 
 
 class Server:
-    """As much of an API server as a sync needs. Before and after each write, ``fails`` says whether it, or its answer, is lost."""
+    """The parts of an API server that a sync needs. ``fails`` decides before each write, and again after it, whether the call fails."""
 
     def __init__(self, allowed: list[tuple[frozenset[str], ...]]) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.allowed = allowed
         self.writes = 0
         self.fails: list[bool] = []
-        self.kills: list[int] = []  # which slice somebody deletes before a call
+        self.kills: list[int] = []  # returns the slice that another client deletes before a call
         self.numbers = itertools.count(1)
-        self.slow: Random | None = None  # how long a call takes to have an effect
+        self.slow: Random | None = None  # the delay in seconds before a call has its effect
 
-    # --- what the world does ---
+    # --- faults and changes from outside ---
 
     def changed(self) -> None:
-        """After every change of any object: what would a scheduler see?"""
+        """Checks the pool that a scheduler sees after each change of an object."""
         if not self.objects:
             return
         newest = max(o["spec"]["pool"]["generation"] for o in self.objects.values())
@@ -66,10 +66,10 @@ class Server:
         assert {o["spec"]["pool"]["resourceSliceCount"] for o in current} == {len(current)}
         devices = [d for o in current for d in o["spec"].get("devices") or []]
         names = [d["name"] for d in devices]
-        assert len(names) == len(set(names)), "a device twice: the pool is invalid"
+        assert len(names) == len(set(names)), "a device is in the pool twice: the pool is invalid"
         sets = {c["name"] for o in current for c in o["spec"].get("sharedCounters") or []}
         used = {c["counterSet"] for d in devices for c in d.get("consumesCounters") or []}
-        assert used <= sets, "counters of a set that is not there: the pool is invalid"
+        assert used <= sets, "a device uses a counter set that does not exist: the pool is invalid"
         seen = frozenset(f"{d['name']}={(d.get('attributes') or {}).get('v', {}).get('int')}" for d in devices)
         assert any(seen in versions for versions in self.allowed), f"a mixture: {sorted(seen)}"
 
@@ -90,7 +90,7 @@ class Server:
         if self.fails and self.fails.pop():
             raise ApiError("the connection was cut")
 
-    # --- what the client does ---
+    # --- calls of the client ---
 
     async def get(self, resource: Any, name: str) -> dict[str, Any]:
         if name != "node":
@@ -145,22 +145,22 @@ class Server:
         self._lost()
 
 
-Answer = tuple[dict[str, int], bool]  # name → version of a device; whether they are partitions
+DeviceVersions = tuple[dict[str, int], bool]  # (versions of the devices by name, whether the devices are partitions)
 
 
-def pool_of(answer: Answer) -> Pool:
-    devices, partitions = answer
+def pool_from_result(result: DeviceVersions) -> Pool:
+    devices, partitions = result
     counters: dict[str, Any] = {"consumes_counters": {"gpu": {"c": 1}}} if partitions else {}
     sets = [CounterSet("gpu", {"c": 99})] if partitions else []
     return Pool("node", [Device(n, {"v": v}, **counters) for n, v in devices.items()], sets)
 
 
-def whole(answer: Answer) -> frozenset[str]:
-    return frozenset(f"{n}={v}" for n, v in answer[0].items())
+def scheduler_view(result: DeviceVersions) -> frozenset[str]:
+    return frozenset(f"{n}={v}" for n, v in result[0].items())
 
 
 class Writer:
-    """Without ``instances`` it does not know of others that write at once."""
+    """A publishing instance. Without ``instances`` it does not detect other instances that write at the same time."""
 
     def __init__(self, server: Server, instances: Path | None = None) -> None:
         self.server = server
@@ -170,15 +170,15 @@ class Writer:
         self.restart()
 
     def restart(self) -> None:
-        """A new process: nothing is remembered."""
+        """Starts a new process without any state."""
         scope = NodeScope("d.example.com", "node")
         self.syncer = Syncer(
             self.server, self.inventory, scope, Metrics(), TaintTimes(),  # type: ignore[arg-type]
             Leadership(lambda: self.leads, WriteLock(self.instances)),
         )  # fmt: skip
 
-    async def answer(self, answer: Answer) -> None:
-        await self.inventory.update([pool_of(answer)])
+    async def set_result(self, result: DeviceVersions) -> None:
+        await self.inventory.update([pool_from_result(result)])
 
     async def sync(self) -> int:
         plan = await self.syncer.plan(SLICES)
@@ -200,13 +200,13 @@ class Writer:
 
 
 seeds = st.integers(0, 2**32).map(Random)
-thorough = settings(deadline=None, max_examples=200, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+is_thorough = settings(deadline=None, max_examples=200, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 
-def any_answer(random: Random) -> Answer:
+def random_result(random: Random) -> DeviceVersions:
     names = [f"d{i:02}" for i in range(14)]
-    chosen = random.sample(names, random.randrange(15))  # in any order: the author's
-    return {n: random.randrange(2) for n in chosen}, random.random() < 0.5
+    chosen_name = random.sample(names, random.randrange(15))  # the driver's order is arbitrary
+    return {n: random.randrange(2) for n in chosen_name}, random.random() < 0.5
 
 
 def failing(random: Random) -> list[bool]:
@@ -224,51 +224,51 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.full
-@thorough
+@is_thorough
 @given(seeds)
-def test_a_complete_generation_is_one_whole_answer_whatever_fails_or_is_deleted_between_two_calls(
+def test_a_complete_generation_is_one_complete_result_after_any_failure_or_deletion(
     random: Random,
 ) -> None:
-    async def story() -> None:
-        history = [any_answer(random) for _ in range(4)]
-        server = Server([tuple(whole(a) for a in history)])
+    async def scenario() -> None:
+        history = [random_result(random) for _ in range(4)]
+        server = Server([tuple(scheduler_view(a) for a in history)])
         writer = Writer(server)
-        for answer in history:
-            await writer.answer(answer)
+        for result in history:
+            await writer.set_result(result)
             server.fails, server.kills = failing(random), deleting(random)
-            dies = random.random() < 0.5
+            cancel_after = random.random() < 0.5
             for _ in range(4):
                 await writer.try_once()
-                if dies:
+                if cancel_after:
                     writer.restart()
             server.fails, server.kills = [], []
             await writer.settle()
             devices = {d["name"] for o in server.objects.values() for d in o["spec"].get("devices") or []}
-            assert devices == set(answer[0])
+            assert devices == set(result[0])
             assert await writer.sync() == 0
 
-    run(story())
+    run(scenario())
 
 
-@thorough
+@is_thorough
 @given(seeds)
-def test_an_instance_that_takes_over_in_the_middle_never_makes_a_mixture(random: Random) -> None:
-    async def story(folder: Path) -> None:
-        before, old, new = any_answer(random), any_answer(random), any_answer(random)
-        server = Server([(whole(before), whole(old), whole(new))])
+def test_a_takeover_during_a_publish_never_mixes_two_results(random: Random) -> None:
+    async def scenario(folder: Path) -> None:
+        before, old, new = random_result(random), random_result(random), random_result(random)
+        server = Server([(scheduler_view(before), scheduler_view(old), scheduler_view(new))])
         first, second = Writer(server, folder), Writer(server, folder)
-        await first.answer(before)
+        await first.set_result(before)
         if random.random() < 0.5:
             await first.settle()
-        await first.answer(old)
-        await second.answer(new)
+        await first.set_result(old)
+        await second.set_result(new)
         server.slow = random
         task = asyncio.create_task(first.try_once())
         for _ in range(random.randrange(60)):
             await asyncio.sleep(0)
         first.leads = False
         server.fails = failing(random)
-        for _ in range(3):  # while a write of the first may be on its way
+        for _ in range(3):  # while a write of the first instance may still be in flight
             await second.try_once()
         await task
         server.fails, server.slow = [], None
@@ -277,30 +277,30 @@ def test_an_instance_that_takes_over_in_the_middle_never_makes_a_mixture(random:
         assert devices == set(new[0])
 
     with tempfile.TemporaryDirectory() as folder:
-        run(story(Path(folder)))
+        run(scenario(Path(folder)))
 
 
 @pytest.mark.full
-@thorough
+@is_thorough
 @given(seeds)
-def test_two_that_publish_the_same_at_once_end_with_one_whole_generation(random: Random) -> None:
-    """Who leads cannot always be told; what they do then they undo."""
+def test_two_instances_that_publish_at_once_end_with_one_complete_generation(random: Random) -> None:
+    """Instances cannot always determine which of them leads. They revert the result of such a conflict."""
 
-    async def story() -> None:
-        answer = any_answer(random)
-        server = Server([(whole(answer),)])
+    async def scenario() -> None:
+        result = random_result(random)
+        server = Server([(scheduler_view(result),)])
         server.changed = lambda: None  # type: ignore[method-assign]
         both = [Writer(server), Writer(server)]
         for writer in both:
-            await writer.answer(answer)
+            await writer.set_result(result)
 
-        async def late(writer: Writer) -> None:
+        async def publish_later(writer: Writer) -> None:
             for _ in range(random.randrange(12)):
                 await asyncio.sleep(0)
             await writer.try_once()
 
         server.fails = failing(random)
-        await asyncio.gather(both[0].try_once(), late(both[1]))
+        await asyncio.gather(both[0].try_once(), publish_later(both[1]))
         server.fails = []
         for _ in range(6):
             for writer in both:
@@ -310,19 +310,21 @@ def test_two_that_publish_the_same_at_once_end_with_one_whole_generation(random:
         for writer in both:
             assert await writer.sync() == 0
         held = sorted(d["name"] for o in server.objects.values() for d in o["spec"].get("devices") or [])
-        assert held == sorted(answer[0])
+        assert held == sorted(result[0])
 
-    run(story())
+    run(scenario())
 
 
-@thorough
+@is_thorough
 @given(st.integers(1, 14), st.integers(0, 13), st.booleans())
-def test_a_deleted_slice_costs_one_write_and_comes_back_as_it_was(count: int, which: int, partitions: bool) -> None:
-    async def story() -> None:
-        answer: Answer = ({f"d{i:02}": 0 for i in range(count)}, partitions)
-        server = Server([(whole(answer),)])
+def test_the_publisher_restores_a_deleted_slice_unchanged_with_one_write(
+    count: int, which: int, partitions: bool
+) -> None:
+    async def scenario() -> None:
+        result: DeviceVersions = ({f"d{i:02}": 0 for i in range(count)}, partitions)
+        server = Server([(scheduler_view(result),)])
         writer = Writer(server)
-        await writer.answer(answer)
+        await writer.set_result(result)
         await writer.settle()
         before = sorted(str(o["spec"]) for o in server.objects.values())
         server.delete_one(which)
@@ -331,65 +333,68 @@ def test_a_deleted_slice_costs_one_write_and_comes_back_as_it_was(count: int, wh
         assert server.writes == 1
         assert sorted(str(o["spec"]) for o in server.objects.values()) == before
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("generation", [2**63 - 1, 2**63 - 2])
-def test_a_generation_after_which_none_comes_is_made_again_from_the_first(generation: int) -> None:
-    async def story() -> None:
-        before: Answer = ({f"d{i:02}": 0 for i in range(8)}, False)
+def test_the_publisher_restarts_generations_after_the_highest_number(generation: int) -> None:
+    async def scenario() -> None:
+        before: DeviceVersions = ({f"d{i:02}": 0 for i in range(8)}, False)
         history = [before, *(({f"d{i:02}": v for i in range(10)}, False) for v in (1, 2))]
-        server = Server([tuple(whole(a) for a in history)])
+        server = Server([tuple(scheduler_view(a) for a in history)])
         writer = Writer(server)
-        await writer.answer(before)
+        await writer.set_result(before)
         await writer.settle()
-        for obj in server.objects.values():  # as another writer may have left them
+        for obj in server.objects.values():  # a state that another writer may have written
             obj["spec"]["pool"]["generation"] = generation
             obj["metadata"]["resourceVersion"] += "0"
-        for answer in history[1:]:
-            await writer.answer(answer)
+        for result in history[1:]:
+            await writer.set_result(result)
             await writer.settle()
         assert {d["name"] for o in server.objects.values() for d in o["spec"]["devices"]} == set(history[-1][0])
         assert await writer.sync() == 0
 
-    run(story())
+    run(scenario())
 
 
-@thorough
+@is_thorough
 @given(st.integers(1, 14), st.lists(st.integers(0, 5), min_size=1, max_size=6))
 def test_an_interrupted_publish_is_continued_and_no_slice_is_written_twice(count: int, cuts: list[int]) -> None:
-    async def story() -> None:
-        answer: Answer = ({f"d{i:02}": 0 for i in range(count)}, False)
-        server = Server([(whole(answer),)])
+    async def scenario() -> None:
+        result: DeviceVersions = ({f"d{i:02}": 0 for i in range(count)}, False)
+        server = Server([(scheduler_view(result),)])
         writer = Writer(server)
-        await writer.answer(answer)
+        await writer.set_result(result)
         for cut in cuts:
-            server.fails = [True, *([False] * 2 * cut)]  # taken from the end: lost before it has an effect
+            server.fails = [
+                True,
+                *([False] * 2 * cut),
+            ]  # the syncer reads the list from its end, so the call fails before it has an effect
             await writer.try_once()
             writer.restart()
         server.fails = []
         await writer.settle()
         assert server.writes == len(server.objects) == -(-count // FULL)
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("partitions", [False, True])
-def test_a_pool_that_is_published_again_and_again_writes_nothing(partitions: bool) -> None:
-    async def story() -> None:
-        answer: Answer = ({f"d{i:02}": 0 for i in range(10)}, partitions)
-        writer = Writer(Server([(whole(answer),)]))
-        await writer.answer(answer)
+def test_repeated_publishing_of_an_unchanged_pool_writes_nothing(partitions: bool) -> None:
+    async def scenario() -> None:
+        result: DeviceVersions = ({f"d{i:02}": 0 for i in range(10)}, partitions)
+        writer = Writer(Server([(scheduler_view(result),)]))
+        await writer.set_result(result)
         await writer.settle()
         for _ in range(3):
             writer.restart()
             assert await writer.sync() == 0
 
-    run(story())
+    run(scenario())
 
 
-class Agreeable:
-    """A server that keeps what it is sent, at once."""
+class StoringServer:
+    """A server that stores every object immediately."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
@@ -412,9 +417,9 @@ class Agreeable:
         return made
 
 
-async def longest_work(answers: list[list[Device]]) -> list[float]:
-    """For each answer of a driver, the most CPU seconds of this thread between two turns of the loop while it is published."""
-    server, inventory = Agreeable(), Inventory("node")
+async def longest_work(results: list[list[Device]]) -> list[float]:
+    """Returns, for each result of a driver, the most CPU seconds that this thread uses between two iterations of the loop."""
+    server, inventory = StoringServer(), Inventory("node")
     scope = NodeScope("d.example.com", "node")
     syncer = Syncer(server, inventory, scope, Metrics(), TaintTimes(), Leadership())  # type: ignore[arg-type]
     longest = [0.0]
@@ -426,7 +431,7 @@ async def longest_work(answers: list[list[Device]]) -> list[float]:
             longest[-1] = max(longest[-1], time.thread_time() - began)
 
     ticking = asyncio.create_task(tick())
-    for devices in answers:
+    for devices in results:
         await inventory.update([Pool("node", devices)])
         sync = await syncer.plan(SLICES)
         await syncer.carry_out(sync, SLICES)
@@ -437,70 +442,72 @@ async def longest_work(answers: list[list[Device]]) -> list[float]:
 
 
 @pytest.mark.full
-async def test_8192_devices_are_looked_at_packed_and_compared_without_holding_the_loop_for_50_ms() -> None:
-    """The kubelet's question who we are has one second, and others wait too.
+async def test_publishing_8192_devices_never_blocks_the_loop_for_50_ms() -> None:
+    """The kubelet's ``GetInfo`` call has a limit of one second, and other tasks wait too.
 
-    What a busy host takes from a virtual machine is counted as the thread's own: it is in some rounds, the work is in each.
+    Time that a busy host takes from a virtual machine counts as the thread's time. It affects some rounds; the real work is in each.
     """
     attributes = {f"attribute{n}": f"value {n}" for n in range(8)}
     first = [Device(f"d{i}", {**attributes, "index": i}) for i in range(8192)]
     second = [*first[:4000], Device("new", {"index": 1}), *first[4100:]]
     gc.collect()
-    gc.freeze()  # what the other tests left is not looked through now
+    gc.freeze()  # The garbage collector does not scan the objects of other tests during the measurement.
     try:
         rounds = [await longest_work([first, second]) for _ in range(3)]
     finally:
         gc.unfreeze()
-    assert max(min(of_one_answer) for of_one_answer in zip(*rounds, strict=True)) < 0.05
+    assert max(min(of_one_result) for of_one_result in zip(*rounds, strict=True)) < 0.05
 
 
 @pytest.mark.parametrize("names", [("node/a", "node/b"), ("node/b", "node/a")])
 @pytest.mark.parametrize("refused", [False, True])
-async def test_a_device_that_moves_to_another_pool_is_never_in_both(names: tuple[str, str], refused: bool) -> None:
+async def test_a_device_that_moves_to_another_pool_is_never_in_both_pools(
+    names: tuple[str, str], refused: bool
+) -> None:
     server = Server([])
     server.changed = lambda: None  # type: ignore[method-assign]
     writer = Writer(server)
 
-    async def answer(home: str) -> None:
+    async def place_moving_device(home: str) -> None:
         pools = [Pool(n, [Device(f"stays-{n[-1]}"), *([Device("moves")] if n == home else [])]) for n in names]
         await writer.inventory.update(pools)
 
-    def once() -> None:
+    def check_moving_device() -> None:
         every = [d["name"] for o in server.objects.values() for d in o["spec"]["devices"]]
         assert every.count("moves") <= 1
 
-    await answer("node/b")
+    await place_moving_device("node/b")
     await writer.settle()
-    server.changed = once  # type: ignore[method-assign]
-    await answer("node/a")
+    server.changed = check_moving_device  # type: ignore[method-assign]
+    await place_moving_device("node/a")
     update = server.update
 
-    async def refuse(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
+    async def reject(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
         if obj["spec"]["pool"]["name"] == "node/b":
             raise InvalidError("not this pool")
         return await update(resource, obj)
 
     if refused:
-        server.update = refuse  # type: ignore[method-assign]
+        server.update = reject  # type: ignore[method-assign]
         assert not await writer.try_once()
         server.update = update  # type: ignore[method-assign]
     await writer.settle()
     assert any(d["name"] == "moves" for o in server.objects.values() for d in o["spec"]["devices"])
 
 
-async def test_the_rejection_of_an_older_description_does_not_withhold_the_device() -> None:
+async def test_a_rejection_of_an_older_description_does_not_withhold_the_device() -> None:
     server = Server([])
     server.changed = lambda: None  # type: ignore[method-assign]
     writer = Writer(server)
-    await writer.answer(({"a": 0, "b": 0}, False))
+    await writer.set_result(({"a": 0, "b": 0}, False))
     create = server.create
 
-    async def refuse(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
-        await writer.answer(({"a": 1, "b": 0}, False))  # the driver's next result, during the request
+    async def reject(resource: Any, obj: dict[str, Any]) -> dict[str, Any]:
+        await writer.set_result(({"a": 1, "b": 0}, False))  # The driver returns its next result during the request.
         causes = [{"field": f"spec.devices[{i}].attributes", "message": "no"} for i in range(2)]
         raise InvalidError("refused", details={"details": {"causes": causes}})
 
-    server.create = refuse  # type: ignore[method-assign]
+    server.create = reject  # type: ignore[method-assign]
     assert not await writer.try_once()
     server.create = create  # type: ignore[method-assign]
     assert set(writer.inventory.rejected) == {"b"}

@@ -1,4 +1,4 @@
-"""The table that Go's slice controller is held to, row by row: each test's name is its row."""
+"""The test table of Go's slice controller: each test is named after its row."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ TAINT = Taint(key="example.com/sick", effect="NoExecute")
 
 
 class Row:
-    """A server with slices, and a driver's pools."""
+    """Holds a server with slices and the inventory of a driver."""
 
     def __init__(self, server: ScriptedApiServer, client: KubeClient, role: Role) -> None:
         self.server, self.client = server, client
         self.inventory = Inventory("node" if role is Role.NODE else "", role=role)
         self.scope = None if role is Role.NODE else ClusterScope(DRIVER, "default")
 
-    async def existing(
+    async def create_slice(
         self, name: str, devices: list[str | Device], *, generation: int = 1, count: int = 1, **spec: Any
     ) -> Any:
-        """A slice that is there before the publisher is."""
+        """Creates a slice before the publisher starts."""
         found = [(Device(d) if isinstance(d, str) else d).json() for d in devices]
         pool = {"name": spec.pop("pool", "node"), "generation": generation, "resourceSliceCount": count}
         where = {} if any(k in spec for k in ("allNodes", "nodeSelector")) else {"nodeName": "node"}
@@ -44,20 +44,20 @@ class Row:
         obj = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": body}
         return await self.client.create(SLICES, obj)
 
-    async def owned(self) -> None:
-        """The slices that there are belong to the Node, as those of a driver that ran before do."""
+    async def set_owner(self) -> None:
+        """Makes the Node the owner of the existing slices, as an earlier instance of the driver does."""
         (node,) = self.server.storage.list("nodes")
         owner = {"apiVersion": "v1", "kind": "Node", "name": "node", "uid": node["metadata"]["uid"], "controller": True}
         for found in (await self.client.list(SLICES))["items"]:
             await self.client.update(SLICES, {**found, "metadata": {**found["metadata"], "ownerReferences": [owner]}})
         self.server.written.clear()
 
-    async def answer(self, *pools: Pool | list[str | Device]) -> None:
-        made = [
+    async def set_pools(self, *pools: Pool | list[str | Device]) -> None:
+        created = [
             p if isinstance(p, Pool) else Pool("node", [Device(d) if isinstance(d, str) else d for d in p])
             for p in pools
         ]
-        await self.inventory.update(made)
+        await self.inventory.update(created)
 
     @contextlib.asynccontextmanager
     async def published(self) -> AsyncIterator[Publisher]:
@@ -67,7 +67,7 @@ class Row:
             await asyncio.wait_for(publisher.current(), 30)
 
     async def reconcile(self) -> list[str]:
-        """Publishes once; answers the writes, in order. Another look finds nothing to write."""
+        """Publishes once and returns the methods of the writes in order. Checks that a second run writes nothing."""
         async with self.published():
             pass
         out = [method for method, _ in self.server.written]
@@ -78,7 +78,7 @@ class Row:
         return out
 
     def shape(self, pool: str = "node") -> list[tuple[str, int, int, list[str]]]:
-        """Name, generation, count and devices of each slice."""
+        """Returns the name, generation, count and devices of each slice."""
         return [
             (
                 s["metadata"]["name"],
@@ -96,12 +96,12 @@ async def row(role: Role = Role.NODE) -> AsyncIterator[Row]:
         yield Row(server, client, role)
 
 
-async def several(r: Row, **given: Any) -> None:
-    """Three slices of two devices, as this publisher makes them; two fill a slice."""
+async def create_three_slices(r: Row, **spec: Any) -> None:
+    """Creates three slices of two devices each, as this publisher writes them, and limits slices to two devices."""
     r.inventory.slice_size = 2
     for i, pair in enumerate((["a", "b"], ["c", "d"], ["e", "f"])):
-        await r.existing(f"0000{i}-{DRIVER}-node-x", [*pair], **{"generation": 5, "count": 3, **given})
-    await r.owned()
+        await r.create_slice(f"0000{i}-{DRIVER}-node-x", [*pair], **{"generation": 5, "count": 3, **spec})
+    await r.set_owner()
 
 
 # --- one pool ---------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ async def several(r: Row, **given: Any) -> None:
 
 async def test_create() -> None:
     async with row() as r:
-        await r.answer(["a"])
+        await r.set_pools(["a"])
         assert await r.reconcile() == ["POST"]
         ((name, generation, count, devices),) = r.shape()
         assert name.startswith(f"00000-{DRIVER}-node-")
@@ -120,27 +120,27 @@ async def test_create() -> None:
 
 async def test_keep_unchanged() -> None:
     async with row() as r:
-        await r.existing("s", ["a"], generation=7)
-        await r.owned()
-        await r.answer(["a"])
+        await r.create_slice("s", ["a"], generation=7)
+        await r.set_owner()
+        await r.set_pools(["a"])
         assert await r.reconcile() == []
 
 
 async def test_keep_a_taint_unchanged() -> None:
     async with row() as r:
-        made = await r.existing("s", [Device("a", taints=[TAINT])])
-        await r.owned()
-        await r.answer([Device("a", taints=[TAINT])])
+        created = await r.create_slice("s", [Device("a", taints=[TAINT])])
+        await r.set_owner()
+        await r.set_pools([Device("a", taints=[TAINT])])
         assert await r.reconcile() == []
-        assert made["spec"]["devices"][0]["taints"][0]["timeAdded"]
+        assert created["spec"]["devices"][0]["taints"][0]["timeAdded"]
 
 
 async def test_add_taints() -> None:
     async with row() as r:
-        await r.existing("s", [Device("a", taints=[TAINT]), "b"])
-        await r.owned()
+        await r.create_slice("s", [Device("a", taints=[TAINT]), "b"])
+        await r.set_owner()
         (before,) = r.server.slices()
-        await r.answer([Device("a", taints=[TAINT]), Device("b", taints=[TAINT])])
+        await r.set_pools([Device("a", taints=[TAINT]), Device("b", taints=[TAINT])])
         assert await r.reconcile() == ["PUT"]
         (after,) = r.server.slices()
         assert after["spec"]["devices"][0]["taints"] == before["spec"]["devices"][0]["taints"]
@@ -150,9 +150,9 @@ async def test_add_taints() -> None:
 async def test_taints_dropped_by_the_server() -> None:
     async with row() as r:
         r.server.injected_faults.dropped.add("taints")
-        await r.answer([Device("a", taints=[TAINT]), Device("b", taints=[Taint(key="k", effect="None")]), "c"])
+        await r.set_pools([Device("a", taints=[TAINT]), Device("b", taints=[Taint(key="k", effect="None")]), "c"])
         assert await r.reconcile() == ["POST"]
-        assert r.shape()[0][3] == ["b", "c"], "what keeps pods away is kept away otherwise"
+        assert r.shape()[0][3] == ["b", "c"], "the publisher withholds a device if the server drops its taint"
         assert r.inventory.gates_off == {Gate.TAINTS}
         assert "DRADeviceTaints" in r.inventory.rejected["a"]
 
@@ -162,19 +162,19 @@ async def test_consumable_capacity_dropped() -> None:
         r.server.injected_faults.dropped |= {"allowMultipleAllocations", "requestPolicy"}
         policy = RequestPolicy(default="1Gi", min="1Gi", step="1Gi")
         shared = Device("a", capacity={"memory": Capacity("8Gi", policy=policy)}, allow_multiple_allocations=True)
-        await r.answer([shared])
+        await r.set_pools([shared])
         assert await r.reconcile() == ["POST"]
         (device,) = r.server.slices()[0]["spec"]["devices"]
-        assert device == {"name": "a", "capacity": {"memory": {"value": "8Gi"}}}, "it goes to one claim, whole"
+        assert device == {"name": "a", "capacity": {"memory": {"value": "8Gi"}}}, "one claim gets the whole device"
         assert (r.inventory.gates_off, dict(r.inventory.rejected)) == ({Gate.SHARING}, {})
 
 
 async def test_remove_a_pool() -> None:
     async with row() as r:
-        await r.existing("s", ["a"])
-        await r.existing("t", ["b"], pool="node-second")
-        await r.owned()
-        await r.answer(["a"])
+        await r.create_slice("s", ["a"])
+        await r.create_slice("t", ["b"], pool="node-second")
+        await r.set_owner()
+        await r.set_pools(["a"])
         assert await r.reconcile() == ["DELETE"]
         assert [name for name, *_ in r.shape()] == ["s"]
         assert r.shape("node-second") == []
@@ -182,9 +182,9 @@ async def test_remove_a_pool() -> None:
 
 async def test_one_existing_and_one_desired_is_updated_in_place() -> None:
     async with row() as r:
-        await r.existing("s", ["a"], generation=3)
-        await r.owned()
-        await r.answer(["b"])
+        await r.create_slice("s", ["a"], generation=3)
+        await r.set_owner()
+        await r.set_pools(["b"])
         assert await r.reconcile() == ["PUT"]
         assert r.shape() == [("s", 3, 1, ["b"])]
 
@@ -192,31 +192,31 @@ async def test_one_existing_and_one_desired_is_updated_in_place() -> None:
 async def test_more_than_one_of_either() -> None:
     async with row() as r:
         r.inventory.slice_size = 2
-        await r.existing("s", ["a"])
-        await r.owned()
-        await r.answer(["x", "y", "z"])
+        await r.create_slice("s", ["a"])
+        await r.set_owner()
+        await r.set_pools(["x", "y", "z"])
         assert sorted(await r.reconcile()) == ["DELETE", "POST", "POST"]
         assert {(g, n) for _, g, n, _ in r.shape()} == {(2, 2)}
-        await r.answer(["a"])
+        await r.set_pools(["a"])
         assert sorted(await r.reconcile()) == ["DELETE", "PUT"]
         assert [(n, d) for _, _, n, d in r.shape()] == [(1, ["a"])]
 
 
 async def test_delete_redundant() -> None:
     async with row() as r:
-        await r.existing("s", ["a"])
-        await r.existing("t", ["a"])
-        await r.owned()
-        await r.answer(["a"])
+        await r.create_slice("s", ["a"])
+        await r.create_slice("t", ["a"])
+        await r.set_owner()
+        await r.set_pools(["a"])
         assert await r.reconcile() == ["DELETE"]
         assert r.shape() == [("s", 1, 1, ["a"])]
 
 
 async def test_update_one() -> None:
     async with row() as r:
-        await r.existing("s", ["a"])
-        await r.owned()
-        await r.answer([Device("a", {"x": 1})])
+        await r.create_slice("s", ["a"])
+        await r.set_owner()
+        await r.set_pools([Device("a", {"x": 1})])
         assert await r.reconcile() == ["PUT"]
         assert r.server.slices()[0]["spec"]["devices"][0]["attributes"] == {"x": {"int": 1}}
 
@@ -224,9 +224,9 @@ async def test_update_one() -> None:
 async def test_update_many_devices() -> None:
     async with row() as r:
         r.inventory.slice_size = 128
-        await r.answer([f"d{i}" for i in range(300)])
+        await r.set_pools([f"d{i}" for i in range(300)])
         assert await r.reconcile() == ["POST"] * 3
-        await r.answer([Device(f"d{i}", {"x": i}) for i in range(300)])
+        await r.set_pools([Device(f"d{i}", {"x": i}) for i in range(300)])
         assert await r.reconcile() == ["PUT"] * 3
         assert [(g, n, len(d)) for _, g, n, d in r.shape()] == [(2, 3, 128), (2, 3, 128), (2, 3, 44)]
 
@@ -236,60 +236,60 @@ async def test_update_many_devices() -> None:
 
 async def test_several_existing_no_change() -> None:
     async with row() as r:
-        await several(r)
-        await r.answer([*"abcdef"])
+        await create_three_slices(r)
+        await r.set_pools([*"abcdef"])
         assert await r.reconcile() == []
 
 
 async def test_several_existing_other_generation_in_the_pool() -> None:
     async with row() as r:
-        await several(r)
-        await r.existing(f"00009-{DRIVER}-node-old", ["a", "b"], generation=4, count=3)
-        await r.owned()
-        await r.answer([*"abcdef"])
+        await create_three_slices(r)
+        await r.create_slice(f"00009-{DRIVER}-node-old", ["a", "b"], generation=4, count=3)
+        await r.set_owner()
+        await r.set_pools([*"abcdef"])
         assert await r.reconcile() == ["DELETE"]
         assert {g for _, g, _, _ in r.shape()} == {5}
 
 
 async def test_several_existing_one_changed() -> None:
     async with row() as r:
-        await several(r)
-        await r.answer(["a", "b", Device("c", {"x": 1}), "d", "e", "f"])
+        await create_three_slices(r)
+        await r.set_pools(["a", "b", Device("c", {"x": 1}), "d", "e", "f"])
         assert await r.reconcile() == ["PUT"]
         assert {(g, n) for _, g, n, _ in r.shape()} == {(5, 3)}
 
 
 async def test_several_existing_two_changed() -> None:
     async with row() as r:
-        await several(r)
-        await r.answer(["a", "b", Device("c", {"x": 1}), "d", Device("e", {"x": 1}), "f"])
+        await create_three_slices(r)
+        await r.set_pools(["a", "b", Device("c", {"x": 1}), "d", Device("e", {"x": 1}), "f"])
         assert await r.reconcile() == ["PUT"] * 3
         assert {(g, n) for _, g, n, _ in r.shape()} == {(6, 3)}
 
 
 async def test_several_existing_one_removed() -> None:
     async with row() as r:
-        await several(r)
-        await r.answer([*"abcd"])
+        await create_three_slices(r)
+        await r.set_pools([*"abcd"])
         assert await r.reconcile() == ["DELETE", "PUT", "PUT"]
         assert [(g, n, d) for _, g, n, d in r.shape()] == [(6, 2, ["a", "b"]), (6, 2, ["c", "d"])]
 
 
 async def test_several_existing_one_added() -> None:
     async with row() as r:
-        await several(r)
-        await r.answer([*"abcdefg"])
+        await create_three_slices(r)
+        await r.set_pools([*"abcdefg"])
         assert await r.reconcile() == ["PUT", "PUT", "PUT", "POST"]
         assert [(g, n, d) for _, g, n, d in r.shape()][-1] == (6, 4, ["g"])
         assert [d for _, _, _, d in r.shape()] == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
 
 
-# --- pools of no single node ------------------------------------------------------------------------
+# --- pools that do not belong to one node ------------------------------------------------------------------------
 
 
 async def test_network_device_for_all_nodes() -> None:
     async with row(Role.CONTROLLER) as r:
-        await r.answer(Pool("fabric", [Device("nic")], nodes=Nodes.all()))
+        await r.set_pools(Pool("fabric", [Device("nic")], nodes=Nodes.all()))
         assert await r.reconcile() == ["POST"]
         (found,) = r.server.slices("fabric")
         assert found["spec"]["allNodes"] is True
@@ -299,7 +299,7 @@ async def test_network_device_for_all_nodes() -> None:
 
 async def test_network_device_for_some_nodes() -> None:
     async with row(Role.CONTROLLER) as r:
-        await r.answer(Pool("fabric", [Device("nic")], nodes=Nodes.matching({"rack": ["a", "b"]})))
+        await r.set_pools(Pool("fabric", [Device("nic")], nodes=Nodes.matching({"rack": ["a", "b"]})))
         assert await r.reconcile() == ["POST"]
         (term,) = r.server.slices("fabric")[0]["spec"]["nodeSelector"]["nodeSelectorTerms"]
         assert term == {"matchExpressions": [{"key": "rack", "operator": "In", "values": ["a", "b"]}]}
@@ -307,21 +307,21 @@ async def test_network_device_for_some_nodes() -> None:
 
 
 async def test_reconcile_one_named_pool_created_without_node_name() -> None:
-    """And what others publish for the same driver is never touched."""
+    """The publisher also never changes slices that other publishers write for the same driver."""
     async with row(Role.CONTROLLER) as r:
-        await r.existing("plugin", ["a"], pool="node")
-        await r.existing("somebody", ["b"], pool="others", allNodes=True)
+        await r.create_slice("plugin", ["a"], pool="node")
+        await r.create_slice("somebody", ["b"], pool="others", allNodes=True)
         r.server.written.clear()
-        await r.answer(Pool("fabric", [Device("nic")], nodes=Nodes.all()))
+        await r.set_pools(Pool("fabric", [Device("nic")], nodes=Nodes.all()))
         assert await r.reconcile() == ["POST"]
-        await r.answer()
+        await r.set_pools()
         assert await r.reconcile() == ["DELETE"]
         assert (len(r.shape("node")), len(r.shape("others"))) == (1, 1)
 
 
 async def test_reconcile_one_named_pool_created_with_node_selector() -> None:
     async with row(Role.CONTROLLER) as r:
-        await r.answer(Pool("pool", [Device("d")], nodes=Nodes.named("node")))
+        await r.set_pools(Pool("pool", [Device("d")], nodes=Nodes.named("node")))
         assert await r.reconcile() == ["POST"]
         (term,) = r.server.slices("pool")[0]["spec"]["nodeSelector"]["nodeSelectorTerms"]
         assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node"]}]}
@@ -330,7 +330,7 @@ async def test_reconcile_one_named_pool_created_with_node_selector() -> None:
 async def test_reconcile_one_named_pool_created_with_per_device_selection() -> None:
     async with row(Role.CONTROLLER) as r:
         devices = [Device("a", nodes=Nodes.named("node")), Device("b")]
-        await r.answer(Pool("pool", devices, nodes=Nodes.all()))
+        await r.set_pools(Pool("pool", devices, nodes=Nodes.all()))
         assert await r.reconcile() == ["POST"]
         (found,) = r.server.slices("pool")
         assert found["spec"]["perDeviceNodeSelection"] is True
@@ -343,15 +343,15 @@ async def test_reconcile_one_named_pool_created_with_per_device_selection() -> N
 
 async def test_update_a_node_selector() -> None:
     async with row(Role.CONTROLLER) as r:
-        await r.answer(Pool("pool", [Device("d")], nodes=Nodes.matching({"rack": "a"})))
+        await r.set_pools(Pool("pool", [Device("d")], nodes=Nodes.matching({"rack": "a"})))
         await r.reconcile()
-        await r.answer(Pool("pool", [Device("d")], nodes=Nodes.matching({"rack": "b"})))
+        await r.set_pools(Pool("pool", [Device("d")], nodes=Nodes.matching({"rack": "b"})))
         assert await r.reconcile() == ["PUT"]
         (term,) = r.server.slices("pool")[0]["spec"]["nodeSelector"]["nodeSelectorTerms"]
         assert term["matchExpressions"][0]["values"] == ["b"]
 
 
-# --- what a gate decides ----------------------------------------------------------------------------
+# --- fields that depend on feature gates ----------------------------------------------------------------------------
 
 PARTS = [Device(f"part-{i}", consumes_counters={"gpu": {"slices": 1}}) for i in range(3)]
 SETS = [CounterSet("gpu", {"slices": 7})]
@@ -360,7 +360,7 @@ BINDING = Device("fabric", binding_conditions=["example.com/ready"], binding_fai
 
 async def test_partitionable_devices_created() -> None:
     async with row() as r:
-        await r.answer(Pool("node", [*PARTS, Device("whole")], SETS))
+        await r.set_pools(Pool("node", [*PARTS, Device("whole")], SETS))
         assert await r.reconcile() == ["POST", "POST"]
         counters, devices = r.server.slices()
         assert (counters["spec"]["sharedCounters"][0]["name"], counters["spec"].get("devices")) == ("gpu", None)
@@ -371,18 +371,18 @@ async def test_partitionable_devices_created() -> None:
 async def test_partitionable_devices_dropped_by_the_server() -> None:
     async with row() as r:
         r.server.injected_faults.dropped |= {"sharedCounters", "consumesCounters"}
-        await r.answer(Pool("node", [*PARTS, Device("whole")], SETS))
+        await r.set_pools(Pool("node", [*PARTS, Device("whole")], SETS))
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["whole"]
         assert set(r.inventory.rejected) == {"part-0", "part-1", "part-2"}
         r.server.injected_faults.dropped.clear()
-        assert await r.reconcile() == ["PUT", "POST"], "an upgraded server is asked again"
+        assert await r.reconcile() == ["PUT", "POST"], "the publisher checks an upgraded server again"
         assert r.inventory.rejected == {}
 
 
 async def test_binding_conditions_created() -> None:
     async with row() as r:
-        await r.answer([BINDING])
+        await r.set_pools([BINDING])
         assert await r.reconcile() == ["POST"]
         assert r.server.slices()[0]["spec"]["devices"][0]["bindingConditions"] == ["example.com/ready"]
         assert await r.reconcile() == []
@@ -391,7 +391,7 @@ async def test_binding_conditions_created() -> None:
 async def test_binding_conditions_dropped_by_the_server() -> None:
     async with row() as r:
         r.server.injected_faults.dropped |= {"bindingConditions", "bindingFailureConditions", "bindsToNode"}
-        await r.answer([BINDING, Device("free")])
+        await r.set_pools([BINDING, Device("free")])
         assert await r.reconcile() == ["POST"]
         assert r.shape()[0][3] == ["free"]
         assert "binding conditions" in r.inventory.rejected["fabric"]
@@ -402,7 +402,7 @@ async def test_binding_conditions_dropped_by_the_server() -> None:
 
 async def test_detected_before_sending_duplicate_counter_set() -> None:
     async with row() as r:
-        await r.answer(Pool("node", [*PARTS, Device("whole")], [*SETS, *SETS]))
+        await r.set_pools(Pool("node", [*PARTS, Device("whole")], [*SETS, *SETS]))
         await r.reconcile()
         assert r.shape()[0][3] == ["whole"]
         assert set(r.inventory.rejected) == {"counter set gpu", "part-0", "part-1", "part-2"}
@@ -410,23 +410,23 @@ async def test_detected_before_sending_duplicate_counter_set() -> None:
 
 async def test_detected_before_sending_duplicate_device() -> None:
     async with row() as r:
-        await r.answer(["a"])
+        await r.set_pools(["a"])
         with pytest.raises(DriverError, match="two devices named 'b'"):
-            await r.answer(["b", "b"])
+            await r.set_pools(["b", "b"])
         assert await r.reconcile() == ["POST"]
-        assert r.shape()[0][3] == ["a"], "the last answer stays in force"
+        assert r.shape()[0][3] == ["a"], "the last valid result stays in force"
 
 
 async def test_detected_before_sending_unknown_counter_set() -> None:
     async with row() as r:
-        await r.answer([*PARTS, "whole"])
+        await r.set_pools([*PARTS, "whole"])
         await r.reconcile()
         assert r.shape()[0][3] == ["whole"]
 
 
 async def test_detected_before_sending_unknown_counter() -> None:
     async with row() as r:
-        await r.answer(Pool("node", [*PARTS, Device("whole")], [CounterSet("gpu", {"other": 7})]))
+        await r.set_pools(Pool("node", [*PARTS, Device("whole")], [CounterSet("gpu", {"other": 7})]))
         await r.reconcile()
         assert [d for *_, devices in r.shape() for d in devices] == ["whole"]
 
@@ -437,10 +437,10 @@ async def test_detected_before_sending_unknown_counter() -> None:
 async def test_migration_from_random_names_to_indexed_names() -> None:
     async with row() as r:
         r.inventory.slice_size = 2
-        await r.existing("zz", ["a", "b"], count=2)
-        await r.existing("aa", ["c", "d"], count=2)
-        await r.owned()
-        await r.answer([*"abcd"])
+        await r.create_slice("zz", ["a", "b"], count=2)
+        await r.create_slice("aa", ["c", "d"], count=2)
+        await r.set_owner()
+        await r.set_pools([*"abcd"])
         await r.reconcile()
         assert [(n[:6], d) for n, _, _, d in r.shape()] == [("00000-", ["a", "b"]), ("00001-", ["c", "d"])]
         assert await r.reconcile() == []
@@ -449,10 +449,10 @@ async def test_migration_from_random_names_to_indexed_names() -> None:
 async def test_migration_from_a_mix_of_both() -> None:
     async with row() as r:
         r.inventory.slice_size = 2
-        await r.existing(f"00000-{DRIVER}-node-x", ["c", "d"], count=2)
-        await r.existing("zz", ["a", "b"], count=2)
-        await r.owned()
-        await r.answer([*"abcd"])
+        await r.create_slice(f"00000-{DRIVER}-node-x", ["c", "d"], count=2)
+        await r.create_slice("zz", ["a", "b"], count=2)
+        await r.set_owner()
+        await r.set_pools([*"abcd"])
         await r.reconcile()
         assert [(n[:6], d) for n, _, _, d in r.shape()] == [("00000-", ["a", "b"]), ("00001-", ["c", "d"])]
         assert await r.reconcile() == []
@@ -461,9 +461,9 @@ async def test_migration_from_a_mix_of_both() -> None:
 async def test_random_names_that_are_in_order_are_left_as_they_are() -> None:
     async with row() as r:
         r.inventory.slice_size = 2
-        await r.existing("aa", ["a", "b"], count=2)
-        await r.existing("zz", ["c", "d"], count=2)
-        await r.owned()
-        await r.answer([*"abcd"])
+        await r.create_slice("aa", ["a", "b"], count=2)
+        await r.create_slice("zz", ["c", "d"], count=2)
+        await r.set_owner()
+        await r.set_pools([*"abcd"])
         assert await r.reconcile() == []
         await wait_until(lambda: len(r.shape()) == 2)

@@ -1,4 +1,4 @@
-"""A real Prometheus beside a plugin that runs: scraped by deploy/monitoring/scrape.yaml, asked what deploy/monitoring/alerts.yaml asks."""
+"""Runs a real Prometheus that scrapes a plugin with deploy/monitoring/scrape.yaml and evaluates deploy/monitoring/alerts.yaml."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ META = {
     "__meta_kubernetes_pod_name": "npu-x",
     "__meta_kubernetes_pod_container_name": "driver",
 }
-"""What service discovery says of a plugin's pod."""
+"""The labels that service discovery sets for a plugin's pod."""
 
 
 def rules() -> list[JSON]:
@@ -42,19 +42,19 @@ def rules() -> list[JSON]:
 
 
 def scraping() -> JSON:
-    """The one entry of ``scrape_configs``."""
+    """Returns the only entry of ``scrape_configs``."""
     (found,) = yaml.safe_load((FOLDER / "scrape.yaml").read_text())["scrape_configs"]
     return dict(found)
 
 
 class Prometheus:
-    """Scrapes ten times a second, and answers expressions. Ranges of minutes and hours are asked as they are."""
+    """Scrapes ten times a second and evaluates expressions, with unchanged ranges of minutes and hours."""
 
     def __init__(self, url: str) -> None:
         self._address = urlsplit(url)
 
     async def ask(self, expression: str) -> list[Mapping[str, str]]:
-        """The labels of what the expression selects now. Raises ``AssertionError`` where it does not parse."""
+        """Returns the labels of the series that the expression selects now. Raises ``AssertionError`` if it does not parse."""
         assert self._address.hostname
         reader, writer = await asyncio.open_connection(self._address.hostname, self._address.port)
         try:
@@ -72,7 +72,7 @@ class Prometheus:
 
 @contextlib.asynccontextmanager
 async def prometheus(folder: Path, targets: Sequence[tuple[str, Mapping[str, str]]]) -> AsyncIterator[Prometheus]:
-    """``targets`` are URLs with the labels that service discovery would give them."""
+    """Starts Prometheus. ``targets`` are URLs with their labels from service discovery."""
     port = free_port()
     entry = {k: v for k, v in scraping().items() if k != "kubernetes_sd_configs"}
     entry["static_configs"] = [{"targets": [urlsplit(u).netloc], "labels": {**META, **labels}} for u, labels in targets]
@@ -105,24 +105,24 @@ async def prometheus(folder: Path, targets: Sequence[tuple[str, Mapping[str, str
         await process.wait()
 
 
-async def selects(cluster: LocalCluster, asked: Prometheus, expression: str) -> None:
-    """Waits until an expression selects something: a scrape may not have come to its end in time."""
+async def selects(cluster: LocalCluster, server: Prometheus, expression: str) -> None:
+    """Waits until an expression selects a series, because a scrape may time out."""
 
     async def so() -> bool:
-        return bool(await asked.ask(expression))
+        return bool(await server.ask(expression))
 
     await cluster.wait(f"{expression} to select something", so, timeout=60)
 
 
 async def becomes(
-    cluster: LocalCluster, asked: Prometheus, alert: str, *, true: bool = True
+    cluster: LocalCluster, server: Prometheus, alert: str, *, true: bool = True
 ) -> list[Mapping[str, str]]:
-    """Waits until the expression of an alert selects something, or nothing."""
+    """Waits until the expression of an alert selects a series (``true``) or no series."""
     (expression,) = [r["expr"] for r in rules() if r["alert"] == alert]
     found: list[Mapping[str, str]] = []
 
     async def so() -> bool:
-        found[:] = await asked.ask(expression)
+        found[:] = await server.ask(expression)
         return bool(found) is true
 
     await cluster.wait(f"{alert} to be {true}", so, timeout=60)

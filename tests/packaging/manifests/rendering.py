@@ -1,4 +1,4 @@
-"""Manifests of drivers, rendered three ways: plainly from the source, by kustomize, and by Helm."""
+"""Renders the manifests of drivers in three ways: directly from the source, with kustomize, and with Helm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.helpers.shared_folders import shared_folder
 
 JSON = dict[str, Any]
 ROOT = Path(__file__).parents[3]
-# libyaml, where PyYAML has it, is ten times as fast.
+# PyYAML with libyaml is ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 SOURCE = load()
@@ -36,7 +36,7 @@ LEAST: JSON = {
         "npu.example.com": {"selectors": [{"cel": {"expression": 'device.driver == "npu.example.com"'}}]}
     },
 }
-"""Values of a driver that leaves everything else as it is."""
+"""Values of a driver that uses all other defaults."""
 
 
 def values_of(name: str) -> JSON:
@@ -45,37 +45,39 @@ def values_of(name: str) -> JSON:
 
 
 ALL = tuple(f for f in SOURCE.features if f not in {"hostNetwork", "webhookCABundle"})
-"""As many features as go together; the two left out have others in the place of some."""
+"""All features that can be combined. The two omitted features exclude some of the others."""
 NEEDS = {
     "webhook": ("webhook", "certManager"),
     "certManager": ("webhook", "certManager"),
     "webhookCABundle": ("webhook", "webhookCABundle"),
 }
-"""Features that are not for themselves."""
+"""Features that require other features."""
 CA = (Path(__file__).parent / "ca.crt").read_bytes()
-"""Any certificate. It is the same for all workers, so that they share renderings."""
+"""An arbitrary certificate. All workers use the same one, so that they share renderings."""
 
 
 def with_features(*names: str, **more: Any) -> JSON:
-    """``LEAST`` with these features and no others."""
+    """Returns ``LEAST`` with exactly these features."""
     features = {f: f in names for f in SOURCE.features}
     needed = {"nodeLabel": "example.com/npu", "webhookCABundle": base64.b64encode(CA).decode()}
     return merged(LEAST, {"features": features, **needed, **more})
 
 
-def plain(given: JSON) -> list[JSON]:
-    """The source with text in place of parameters: what both forms must come to. Namespaced objects first."""
-    values = read(SOURCE, given)
-    wanted = [
+def plain(driver_values: JSON) -> list[JSON]:
+    """Renders the source directly, with namespaced objects first. kustomize and Helm must produce the same objects."""
+    values = read(SOURCE, driver_values)
+    selected = [
         (pod, m)
         for pod, manifests in SOURCE.manifests.items()
         for m in manifests
         if not m.feature or m.feature in values.features
     ]
-    out = [m.render(values.features, values.parameters) for _, m in wanted]
-    for (pod, _), made in zip(wanted, out, strict=True):
-        if made["kind"] in {"DaemonSet", "Deployment"}:
-            made["spec"]["template"] = pod_fields.template_with(SOURCE, made["spec"]["template"], values.pods[pod])
+    out = [m.render(values.features, values.parameters) for _, m in selected]
+    for (pod, _), rendered in zip(selected, out, strict=True):
+        if rendered["kind"] in {"DaemonSet", "Deployment"}:
+            rendered["spec"]["template"] = pod_fields.template_with(
+                SOURCE, rendered["spec"]["template"], values.pods[pod]
+            )
     name = values.parameters["name"]
     labels = {"app.kubernetes.io/name": name}
     head = {"name": f"{name}-options", "namespace": values.parameters["namespace"], "labels": labels}
@@ -87,11 +89,11 @@ def plain(given: JSON) -> list[JSON]:
     return out
 
 
-def kustomized(given: JSON, folder: Path) -> list[JSON]:
-    """As ``kubectl apply -k`` would apply it."""
+def kustomized(driver_values: JSON, folder: Path) -> list[JSON]:
+    """Returns the objects that ``kubectl apply -k`` would apply."""
     folder.mkdir(parents=True, exist_ok=True)
     base = Path("/".join([".."] * (len(folder.resolve().parts) - 1))) / str(ROOT / "deploy/kustomize").lstrip("/")
-    for path, text in driver_folder.files(SOURCE, read(SOURCE, given), str(base)):
+    for path, text in driver_folder.files(SOURCE, read(SOURCE, driver_values), str(base)):
         (folder / path).write_text(text)
     return built(folder)
 
@@ -100,14 +102,14 @@ def built(folder: Path) -> list[JSON]:
     return documents(_run("kubectl", "kustomize", str(folder)))
 
 
-def helmed(given: JSON, folder: Path, *files: Path) -> list[JSON]:
-    """As ``helm install`` would, into the namespace of the values, with further files of values on top."""
+def helmed(driver_values: JSON, folder: Path, *files: Path) -> list[JSON]:
+    """Returns the objects that ``helm install`` would create in the namespace of the values; later files override the values."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "values.yaml"
-    path.write_text(yaml.safe_dump(given))
+    path.write_text(yaml.safe_dump(driver_values))
     on_top = [part for file in files for part in ("-f", str(file))]
     return documents(
-        _run("helm", "template", "release", str(CHART), "-n", given["namespace"], "-f", str(path), *on_top)
+        _run("helm", "template", "release", str(CHART), "-n", driver_values["namespace"], "-f", str(path), *on_top)
     )
 
 
@@ -117,13 +119,15 @@ class Renderings:
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         self._factory = factory
 
-    def kustomized(self, given: JSON) -> list[JSON]:
-        return self._once("kustomize", [given], lambda folder: kustomized(given, folder))
+    def kustomized(self, driver_values: JSON) -> list[JSON]:
+        return self._render_once("kustomize", [driver_values], lambda folder: kustomized(driver_values, folder))
 
-    def helmed(self, given: JSON, *files: Path) -> list[JSON]:
-        return self._once("helm", [given, *map(str, files)], lambda folder: helmed(given, folder, *files))
+    def helmed(self, driver_values: JSON, *files: Path) -> list[JSON]:
+        return self._render_once(
+            "helm", [driver_values, *map(str, files)], lambda folder: helmed(driver_values, folder, *files)
+        )
 
-    def _once(self, form: str, key: object, render: Callable[[Path], list[JSON]]) -> list[JSON]:
+    def _render_once(self, form: str, key: object, render: Callable[[Path], list[JSON]]) -> list[JSON]:
         name = f"{form}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]}"
         file = "rendered.json"
         folder = shared_folder(
@@ -144,9 +148,9 @@ def documents(text: str) -> list[JSON]:
 
 
 def by_id(manifests: list[JSON]) -> dict[tuple[str, str, str], JSON]:
-    """By kind, namespace and name; a name with a hash of its content without it, and what only tells of that not at all.
+    """Maps manifests by kind, namespace and name, without content hashes in names and without annotations that contain such hashes.
 
-    Items that a patch adds stand first, and none refers to another: their order is made one.
+    kustomize puts the items that a patch adds first. The function sorts such lists, because their order has no meaning.
     """
     found = {}
     for manifest in manifests:
@@ -179,7 +183,7 @@ def _options_name(manifests: list[JSON]) -> str:
 
 
 def one(manifests: list[JSON], kind: str, name: str = "") -> JSON:
-    """The only one of the kind; with ``name``, of those whose names end so."""
+    """Returns the only manifest of the kind; ``name`` selects manifests whose names end with it."""
     (found,) = (m for m in manifests if m["kind"] == kind and m["metadata"]["name"].endswith(name))
     return found
 

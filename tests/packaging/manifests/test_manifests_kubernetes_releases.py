@@ -1,4 +1,4 @@
-"""Each rendered manifest against the types of each release it is for, from Kubernetes 1.32 to 1.37."""
+"""Checks each rendered manifest against the types of each supported release, from Kubernetes 1.32 to 1.37."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.packaging.manifests.rendering import (
 )
 
 TYPES = json.loads((Path(__file__).parent / "release_fields.json").read_text())
-"""Of the official clients, whose models come from each release's OpenAPI: see tests/tools/release_fields.py."""
+"""Types of the official clients, whose models come from each release's OpenAPI: see tests/tools/release_fields.py."""
 RELEASES = range(32, 38)
 PLAIN = {"str": str, "int": int, "bool": bool, "object": object}
 
 
 def faults(value: Any, kind: str, release: int, where: str) -> Iterator[str]:
-    """What that release would refuse under strict validation."""
+    """Returns the fields that the release would reject under strict validation."""
     if match := re.fullmatch(r"list\[(.*)\]", kind):
         for i, item in enumerate(value):
             yield from faults(item, match[1], release, f"{where}[{i}]")
@@ -51,9 +51,9 @@ def faults(value: Any, kind: str, release: int, where: str) -> Iterator[str]:
                 yield from faults(inner, fields[name][0], release, f"{where}.{name}")
 
 
-def of_release(given: JSON, release: int) -> JSON:
+def of_release(driver_values: JSON, release: int) -> JSON:
     found = SOURCE.distributions.get(f"kubernetes-1.{release}")
-    return merged(given, found.values) if found else given
+    return merged(driver_values, found.values) if found else driver_values
 
 
 def model(manifest: JSON) -> str:
@@ -75,18 +75,18 @@ FORMS: dict[str, JSON] = {
 @pytest.mark.cases(20)
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_release_knows_every_field_that_is_written_for_it(form: str, release: int) -> None:
+def test_a_release_has_every_field_of_its_manifests(form: str, release: int) -> None:
     for manifest in plain(of_release(FORMS[form], release)):
         kind = model(manifest)
         if manifest["apiVersion"] == "cert-manager.io/v1":
-            continue  # none of Kubernetes' own
+            continue  # not a type of Kubernetes itself
         assert kind in TYPES, kind
         (first, last) = TYPES[kind]["kind"][1:]
         assert first <= release <= last, f"{manifest['apiVersion']} {manifest['kind']} is not served by 1.{release}"
         assert list(faults(manifest, kind, release, manifest["kind"])) == []
 
 
-def test_the_check_notices_what_a_release_does_not_know() -> None:
+def test_the_check_finds_fields_that_a_release_does_not_have() -> None:
     gpu = one(plain(merged(values_of("gpu_example"), {"resourceAPI": "v1"})), "DeviceClass")
     assert list(faults(gpu, "V1DeviceClass", 34, "c")) == []
     assert list(faults(gpu, "V1beta2DeviceClass", 33, "c")) == ["c.spec.extendedResourceName: no field of 1.33"]
@@ -97,14 +97,14 @@ def test_the_check_notices_what_a_release_does_not_know() -> None:
 
 
 def test_a_release_without_seamless_updates_gets_one_instance_at_a_time() -> None:
-    """Before 1.33 a second instance of a driver replaces the first at the kubelet, and takes its slices along when it goes."""
+    """Before 1.33, a second instance of a driver replaces the first at the kubelet, and its end deletes the driver's slices."""
     daemonset = one(plain(of_release(values_of("pci"), 32)), "DaemonSet")
-    assert "updateStrategy" not in daemonset["spec"]  # the default: maxSurge 0, maxUnavailable 1
+    assert "updateStrategy" not in daemonset["spec"]  # The default is maxSurge 0 and maxUnavailable 1.
     assert "POD_UID" not in {e["name"] for e in container(daemonset)["env"]}
 
 
-def test_rules_for_later_releases_grant_nothing_before() -> None:
-    """A subresource and verbs of 1.36 on their own, so that older servers match no request by them."""
+def test_rules_for_later_releases_grant_nothing_on_earlier_releases() -> None:
+    """Rules for the subresource and verbs of 1.36 are separate, so they match no request on older servers."""
     for manifest in plain(EVERYTHING):
         for rule in manifest.get("rules", []):
             if "resourceclaims/driver" in rule["resources"]:

@@ -1,4 +1,4 @@
-"""Probes as the manifests have them, from a node to its pod's network: of both families, or of one alone; and in bounded time."""
+"""The probes of the manifests from a node to its pod's network, with one or both address families, and their time limits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def address(workload: JSON) -> str:
 
 @dataclass(frozen=True)
 class Network:
-    """A pod's: addresses of the node's end and of the pod's, for each family that it has."""
+    """The network of a pod: the addresses of the node's end and of the pod's end for each address family."""
 
     v4: bool
     v6: bool
@@ -59,8 +59,8 @@ NETWORKS = {
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """The addresses are the same in every run of the tests on this machine."""
+def _network_lock() -> Iterator[None]:
+    """Takes a lock, because every test run on this machine uses the same addresses."""
     with (Path(tempfile.gettempdir()) / "dra-tests-network.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -68,42 +68,43 @@ def _alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def pod_network(network: Network) -> Iterator[str]:
-    """A network namespace, joined to this one by a pair of interfaces. Answers its name."""
-    with _alone():
-        yield from _joined(network)
+    """Creates a network namespace that a pair of interfaces connects to this one. Returns its name."""
+    with _network_lock():
+        yield from _connected(network)
 
 
-def _joined(network: Network) -> Iterator[str]:
+def _connected(network: Network) -> Iterator[str]:
     name = f"dra-{secrets.token_hex(4)}"
     inside = ["ip", "netns", "exec", name]
-    ours, theirs = f"{name}a", f"{name}b"
+    node_port, pod_port = f"{name}a", f"{name}b"
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         if not network.kernel_v6:
             subprocess.run([*inside, "sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1"], check=True)
-        subprocess.run(["ip", "link", "add", ours, "type", "veth", "peer", theirs, "netns", name], check=True)
+        subprocess.run(["ip", "link", "add", node_port, "type", "veth", "peer", pod_port, "netns", name], check=True)
         families = ([V4] if network.v4 else []) + ([V6] if network.v6 else [])
         for node_end, pod_end in families:
             subprocess.run(
-                ["ip", "address", "add", node_end, "dev", ours, *(["nodad"] if ":" in node_end else [])], check=True
-            )
-            subprocess.run(
-                [*inside, "ip", "address", "add", pod_end, "dev", theirs, *(["nodad"] if ":" in pod_end else [])],
+                ["ip", "address", "add", node_end, "dev", node_port, *(["nodad"] if ":" in node_end else [])],
                 check=True,
             )
-        subprocess.run(["ip", "link", "set", ours, "up"], check=True)
-        subprocess.run([*inside, "ip", "link", "set", theirs, "up"], check=True)
+            subprocess.run(
+                [*inside, "ip", "address", "add", pod_end, "dev", pod_port, *(["nodad"] if ":" in pod_end else [])],
+                check=True,
+            )
+        subprocess.run(["ip", "link", "set", node_port, "up"], check=True)
+        subprocess.run([*inside, "ip", "link", "set", pod_port, "up"], check=True)
         yield name
     finally:
-        # With its network it would go too, but later, and the next test has the same addresses. It may not have been made.
-        subprocess.run(["ip", "link", "delete", ours], check=False, capture_output=True)
+        # The namespace's end would delete the interface later, but the next test uses the same addresses. The interface may not exist.
+        subprocess.run(["ip", "link", "delete", node_port], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "delete", name], check=True)
 
 
 @pytest.mark.netns
 @WORKLOADS
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_the_kubelet_reaches_the_pod_by_each_address_that_it_has(kind: str, workload: JSON) -> None:
+def test_the_kubelet_reaches_the_pod_at_each_of_its_addresses(kind: str, workload: JSON) -> None:
     network = NETWORKS[kind]
     port = container(workload)["ports"][0]["containerPort"]
     with pod_network(network) as name:
@@ -127,18 +128,18 @@ def probe(host: str, port: int) -> bytes:
 
 
 @WORKLOADS
-def test_probes_name_no_host_and_an_address_of_no_family(workload: JSON) -> None:
-    """``httpGet.host`` is looked up on the node: the loopback there is the node's own, and a family in it is the wrong one somewhere."""
+def test_probes_contain_no_host_and_no_address_of_one_family(workload: JSON) -> None:
+    """The node resolves ``httpGet.host``: a loopback address there is the node's own, and an address fixes one address family."""
     assert load({}, {"HTTP_ADDRESS": address(workload)}).http_address.startswith(":")
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = container(workload)[name]
         assert set(probe["httpGet"]) == {"path", "port"}
-        assert probe["timeoutSeconds"] > 1  # of the default, a loaded node makes a restart
+        assert probe["timeoutSeconds"] > 1  # With the default, a loaded node causes restarts.
 
 
 @WORKLOADS
-def test_a_slow_vendor_library_outlives_no_restart_and_a_hung_one_gets_none(workload: JSON) -> None:
-    """The startup probe waits for longer than all that a start may wait for."""
+def test_the_kubelet_restarts_neither_a_slow_nor_a_hanging_vendor_library(workload: JSON) -> None:
+    """The startup probe waits longer than the sum of all timeouts at start."""
     settings = Settings()
     startup = container(workload)["startupProbe"]
     waits = startup["periodSeconds"] * startup["failureThreshold"]
@@ -147,14 +148,14 @@ def test_a_slow_vendor_library_outlives_no_restart_and_a_hung_one_gets_none(work
 
 
 @WORKLOADS
-def test_a_pod_is_killed_only_after_the_stop_has_had_its_time(workload: JSON) -> None:
+def test_the_kubelet_kills_a_pod_only_after_the_time_for_its_stop(workload: JSON) -> None:
     assert (
         workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= Settings().shutdown_grace_period + 10
     )
 
 
-def test_on_the_nodes_network_no_two_pods_of_one_driver_want_one_port() -> None:
-    """A port of a pod there is the node's: the scheduler would never place the second pod of a rolling update."""
+def test_pods_of_one_driver_use_different_ports_on_the_nodes_network() -> None:
+    """On the node's network, two pods cannot use one port, so the scheduler would never place the second pod of a rolling update."""
     daemonset = one(plain(with_features("probes", "hostNetwork")), "DaemonSet")
     assert daemonset["spec"]["template"]["spec"]["hostNetwork"] is True
     assert "updateStrategy" not in daemonset["spec"]
@@ -162,7 +163,7 @@ def test_on_the_nodes_network_no_two_pods_of_one_driver_want_one_port() -> None:
     assert (container(other)["ports"][0]["containerPort"], address(other)) == (9555, ":9555")
 
 
-def test_without_probes_nothing_listens() -> None:
+def test_no_server_listens_without_probes() -> None:
     bare = container(one(plain(with_features()), "DaemonSet"))
     assert not {"ports", "startupProbe", "readinessProbe", "livenessProbe"} & set(bare)
     assert "HTTP_ADDRESS" not in {e["name"] for e in bare["env"]}

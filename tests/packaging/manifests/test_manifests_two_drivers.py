@@ -1,4 +1,4 @@
-"""Two drivers in one cluster: nothing that belongs to one is the other's, and each runs under its own account alone."""
+"""Two drivers in one cluster share no objects, and each runs under its own account."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ FPGA: JSON = NPU | {
     "options": {"FPGA_MODE": "x"},
 }
 BESIDE: JSON = merged(FPGA, {"namespace": NPU["namespace"], "features": {"namespace": False}})
-"""In the other's namespace, which is made once."""
+"""A driver in the namespace of the other driver; only one of them creates the namespace."""
 READY = 60.0
 
 
 class Two(Driver):
-    """Devices of whichever driver it is run as."""
+    """Publishes devices under the configured driver name."""
 
     async def devices(self) -> list[Device]:
         return [Device(f"d{i}") for i in range(2)]
@@ -46,7 +46,7 @@ class Two(Driver):
 
 
 @pytest.mark.parametrize("other", [FPGA, BESIDE], ids=["apart", "in-one-namespace"])
-def test_no_object_of_one_is_the_others(other: JSON) -> None:
+def test_two_drivers_share_no_objects(other: JSON) -> None:
     a, b = by_id(plain(NPU)), by_id(plain(other))
     assert not set(a) & set(b)
     for own, foreign in ((a, "fpga"), (b, "npu")):
@@ -55,7 +55,7 @@ def test_no_object_of_one_is_the_others(other: JSON) -> None:
 
 
 def environment(manifests: list[JSON], pod: JSON, cluster: LocalCluster) -> dict[str, str]:
-    """What the container of the DaemonSet's pod is told, with this machine's folders in place of a node's."""
+    """Returns the environment of the DaemonSet's container, with folders of this machine instead of the node's folders."""
     fields = {"spec.nodeName": pod["spec"]["nodeName"], "metadata.uid": pod["metadata"]["uid"]}
     main = container(one(manifests, "DaemonSet"))
     (source,) = main["envFrom"]
@@ -76,7 +76,7 @@ def environment(manifests: list[JSON], pod: JSON, cluster: LocalCluster) -> dict
         "KUBELET_ROOT": str(cluster.node.kubelet_root),
         "CDI_ROOT": str(cluster.node.cdi_root),
         "DEV_ROOT": "/dev",
-        "HTTP_ADDRESS": ":0",  # one network for both, which pods do not have
+        "HTTP_ADDRESS": ":0",  # Both plugins share this machine's network; pods have separate networks.
         "LOCAL_CLUSTER": "1",
     }
     return out | here
@@ -102,13 +102,13 @@ async def pod_of(cluster: LocalCluster, daemonset: JSON) -> JSON | None:
 
 
 @pytest.mark.parametrize("other", [FPGA, BESIDE], ids=["apart", "in-one-namespace"])
-async def test_both_run_side_by_side_and_one_goes_without_the_other(other: JSON) -> None:
+async def test_two_drivers_run_together_and_one_is_removed_alone(other: JSON) -> None:
     async with LocalCluster() as cluster:
-        mine, theirs = plain(NPU), plain(other)
-        await cluster.apply(*mine, *theirs)
+        own_rules, other_rules = plain(NPU), plain(other)
+        await cluster.apply(*own_rules, *other_rules)
         async with contextlib.AsyncExitStack() as stack:
-            first = await stack.enter_async_context(running(cluster, theirs))
-            async with running(cluster, mine):
+            first = await stack.enter_async_context(running(cluster, other_rules))
+            async with running(cluster, own_rules):
                 drivers = ("npu.example.com", "fpga.example.com")
                 for name in drivers:
                     await cluster.apply(template(name, ClaimSpec(Request(device_class=name))))
@@ -120,13 +120,13 @@ async def test_both_run_side_by_side_and_one_goes_without_the_other(other: JSON)
                 }
                 assert {s["spec"]["driver"] for s in cluster.slices()} == set(drivers)
                 await cluster.delete_pod("uses-both")
-            for manifest in mine:
+            for manifest in own_rules:
                 if not (manifest["kind"] == "Namespace" and other is BESIDE):
                     await remove(cluster, manifest)
             await cluster.apply(pod("goes-on", templates=["fpga.example.com"]))
             await cluster.wait_running("goes-on")
             assert first.publisher.fault == ""
-            for manifest in theirs:
+            for manifest in other_rules:
                 meta = manifest["metadata"]
                 await cluster.client.get(resource_of(manifest), meta["name"], meta.get("namespace", ""))
             await cluster.delete_pod("goes-on")
@@ -134,12 +134,12 @@ async def test_both_run_side_by_side_and_one_goes_without_the_other(other: JSON)
 
 async def remove(cluster: LocalCluster, manifest: JSON) -> None:
     meta = manifest["metadata"]
-    with contextlib.suppress(NotFoundError):  # gone with its namespace
+    with contextlib.suppress(NotFoundError):  # deleted together with its namespace
         await cluster.client.delete(resource_of(manifest), meta["name"], meta.get("namespace", ""))
 
 
-async def test_under_one_drivers_account_the_status_of_anothers_devices_is_not_reported() -> None:
-    """Roles name the driver, so that a role for one is none for the other."""
+async def test_a_driver_s_account_cannot_report_the_status_of_another_driver_s_devices() -> None:
+    """Roles contain the driver's name, so a role of one driver grants nothing to the other."""
     for given in (NPU, FPGA):
         rules = [r for m in plain(given) for r in m.get("rules", []) if "resourceclaims/driver" in r["resources"]]
         assert rules

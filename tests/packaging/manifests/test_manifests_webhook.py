@@ -1,4 +1,4 @@
-"""The webhook as it is deployed: an API server with the rendered configuration asks a process with the rendered arguments."""
+"""The deployed webhook: an API server with the rendered configuration calls a process with the rendered arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ GPU: JSON = {
 HOOKS = Resource("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations", namespaced=False)
 
 
-# --- what is sent -------------------------------------------------------------------------------------
+# --- requests that the API server sends -------------------------------------------------------------------------------------
 
 ENV = cel.NewEnv(
     variables=dict.fromkeys(("request", "object", "oldObject"), cel.Type.DYN), extensions=[ext_optional.ExtOptional()]
@@ -57,7 +57,7 @@ ENV = cel.NewEnv(
 CONDITIONS = one(plain(with_features(*ALL, **GPU)), "ValidatingWebhookConfiguration")["webhooks"][0]["matchConditions"]
 OURS: JSON = {"opaque": {"driver": DRIVER, "parameters": {"a": 1}}}
 OTHERS: JSON = {"requests": ["a"], "opaque": {"driver": f"not-{DRIVER}", "parameters": {}}}
-LATER: JSON = {"requests": ["a"], "notOpaque": {"driver": DRIVER}}  # of a release to come
+LATER: JSON = {"requests": ["a"], "notOpaque": {"driver": DRIVER}}  # a version of a future release
 REQUESTS: list[JSON] = [
     {"name": "a", "exactly": {"deviceClassName": "g"}},
     {"name": "b", "firstAvailable": [{"name": "x", "deviceClassName": "g"}, {"name": "y", "deviceClassName": "h"}]},
@@ -65,20 +65,20 @@ REQUESTS: list[JSON] = [
 
 
 def with_config(kind: str, config: list[JSON] | None, version: str = "v1") -> JSON:
-    given = {} if config is None else {"config": config}
-    devices: JSON = {"requests": REQUESTS, **given}
+    parameters = {} if config is None else {"config": config}
+    devices: JSON = {"requests": REQUESTS, **parameters}
     spec: JSON = {"ResourceClaim": {"devices": devices}, "ResourceClaimTemplate": {"spec": {"devices": devices}}}.get(
-        kind, {"selectors": [], **given}
+        kind, {"selectors": [], **parameters}
     )
     return convert({"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}, version)
 
 
 def is_sent(obj: JSON, old: JSON | None = None) -> bool:
-    """As both CEL implementations have it."""
+    """Returns whether the API server sends the object. Checks that both CEL implementations agree."""
     data = {"request": {"operation": "UPDATE" if old else "CREATE"}, "object": obj, "oldObject": old}
     googles = all(ENV.compile(c["expression"]).eval(data=data).plain_value() for c in CONDITIONS)
-    ours = all(e.evaluate(data, Budget()) is True for e in compile_conditions(CONDITIONS).values())
-    assert googles == ours
+    own_webhook = all(e.evaluate(data, Budget()) is True for e in compile_conditions(CONDITIONS).values())
+    assert googles == own_webhook
     return googles
 
 
@@ -87,7 +87,7 @@ EACH = [pytest.param(k, v, id=f"{k}-{v}") for k in KINDS for v in ("v1", "v1beta
 
 
 @pytest.mark.parametrize(("kind", "version"), EACH)
-def test_what_names_the_driver_is_sent_and_nothing_else(kind: str, version: str) -> None:
+def test_only_objects_that_name_the_driver_are_sent(kind: str, version: str) -> None:
     for config, sent in (
         (None, False),
         ([], False),
@@ -102,8 +102,8 @@ def test_what_names_the_driver_is_sent_and_nothing_else(kind: str, version: str)
 
 
 @pytest.mark.parametrize(("kind", "version"), EACH)
-def test_an_update_is_sent_where_it_changes_what_is_requested(kind: str, version: str) -> None:
-    """So a webhook that is down keeps nothing from losing its finalizers."""
+def test_an_update_is_sent_if_it_changes_the_requests(kind: str, version: str) -> None:
+    """Other updates are not sent, so objects can lose their finalizers while the webhook is down."""
     before = with_config(kind, [OURS], version)
     relabelled = merged(before, {"metadata": {"labels": {"a": "b"}, "finalizers": ["x"]}})
     assert not is_sent(relabelled, before)
@@ -116,7 +116,7 @@ def test_an_update_is_sent_where_it_changes_what_is_requested(kind: str, version
 
 @dataclass
 class Process:
-    """A container of the Deployment, without the container: its arguments and its variables, with this machine's places."""
+    """Runs the Deployment's command as a process, with its arguments and variables, and with paths of this machine."""
 
     deployment: JSON
     options: JSON
@@ -143,7 +143,9 @@ class Process:
                 assert line, self.log
                 self.log.append(line)
                 if "serving admission reviews at " in line:
-                    self.url = line.partition("serving admission reviews at ")[2].split('"')[0]  # of a JSON string
+                    self.url = line.partition("serving admission reviews at ")[2].split('"')[
+                        0
+                    ]  # the end of a JSON string
 
     async def stop(self) -> None:
         if self.process and self.process.returncode is None:
@@ -152,13 +154,13 @@ class Process:
                 await self.process.communicate()
 
 
-def put(folder: Path, cert: str, key: str) -> None:
-    """As the kubelet does it: files are links into a folder whose name is swapped."""
-    fresh = folder / f"..{len(list(folder.iterdir()))}"
-    fresh.mkdir(parents=True)
-    (fresh / "tls.crt").write_text(cert)
-    (fresh / "tls.key").write_text(key)
-    (folder / "..new").symlink_to(fresh.name)
+def write_certificate(folder: Path, cert: str, key: str) -> None:
+    """Writes the files as the kubelet does: they are links into a folder, and the kubelet replaces the link to that folder."""
+    new_certificate = folder / f"..{len(list(folder.iterdir()))}"
+    new_certificate.mkdir(parents=True)
+    (new_certificate / "tls.crt").write_text(cert)
+    (new_certificate / "tls.key").write_text(key)
+    (folder / "..new").symlink_to(new_certificate.name)
     (folder / "..new").rename(folder / "..data")
     for name in ("tls.crt", "tls.key"):
         if not (folder / name).is_symlink():
@@ -170,7 +172,7 @@ def base(cert: str) -> str:
 
 
 def reached(manifests: list[JSON], url: str) -> list[JSON]:
-    """With a URL in place of a Service, to which the local cluster has no network."""
+    """Replaces the Service by a URL, because the local cluster has no network to the Service."""
     for manifest in manifests:
         for hook in manifest.get("webhooks", ()):
             assert hook["clientConfig"].pop("service")["path"] == "/validate"
@@ -184,7 +186,7 @@ async def deployed(
 ) -> AsyncIterator[Process]:
     cert, key = certificate.make(["127.0.0.1"])
     (folder / "tls").mkdir(exist_ok=True)
-    put(folder / "tls", cert, key)
+    write_certificate(folder / "tls", cert, key)
     values = with_features(
         "webhook", "webhookCABundle", webhookFailurePolicy=policy, **GPU, **{"webhookCABundle": base(cert)}
     )
@@ -193,8 +195,8 @@ async def deployed(
     await webhook.start()
     try:
         configuration = [one(manifests, "ValidatingWebhookConfiguration")]
-        given = yaml.safe_dump_all(reached(configuration, webhook.url))
-        await run(cluster, "kubectl", "apply", "--server-side", "--validate=strict", "-f", "-", stdin=given)
+        parameters = yaml.safe_dump_all(reached(configuration, webhook.url))
+        await run(cluster, "kubectl", "apply", "--server-side", "--validate=strict", "-f", "-", stdin=parameters)
         yield webhook
     finally:
         await webhook.stop()
@@ -218,7 +220,7 @@ DENIED = f'admission webhook "parameters.dra.{DRIVER}" denied the request: '
 @pytest.mark.kubectl
 @pytest.mark.helm
 @pytest.mark.parametrize("by_helm", [False, True], ids=["kustomize", "helm"])
-async def test_a_wrong_claim_is_refused_with_its_sentence_and_a_right_one_is_made(
+async def test_an_invalid_claim_is_rejected_with_its_error_and_a_valid_claim_is_created(
     by_helm: bool, tmp_path: Path
 ) -> None:
     async with LocalCluster(("node-1",)) as cluster, deployed(cluster, tmp_path, "Fail", by_helm=by_helm):
@@ -237,11 +239,11 @@ OTHERS_IN_CLASS: JSON = {"opaque": OTHERS["opaque"]}
 
 
 @pytest.mark.kubectl
-async def test_an_update_that_moves_an_old_fault_passes_and_a_new_fault_does_not(tmp_path: Path) -> None:
+async def test_an_update_with_an_old_fault_passes_and_a_new_fault_is_rejected(tmp_path: Path) -> None:
     old = {"opaque": claim("x", **WRONG)["spec"]["devices"]["config"][0]["opaque"]}
     new = {"opaque": claim("x", shering={})["spec"]["devices"]["config"][0]["opaque"]}
     async with LocalCluster(("node-1",)) as cluster:
-        await cluster.apply(device_class("gpu", old))  # from before the webhook
+        await cluster.apply(device_class("gpu", old))  # a claim from before the installation of the webhook
         async with deployed(cluster, tmp_path, "Fail"):
             kept = await cluster.client.get(CLASSES, "gpu")
             kept["spec"]["config"] = [OTHERS_IN_CLASS, old]
@@ -253,18 +255,20 @@ async def test_an_update_that_moves_an_old_fault_passes_and_a_new_fault_does_not
 
 @pytest.mark.full
 @pytest.mark.kubectl
-async def test_a_certificate_that_is_replaced_on_disk_is_used_without_a_restart(tmp_path: Path) -> None:
+async def test_the_webhook_uses_a_replaced_certificate_without_a_restart(tmp_path: Path) -> None:
     async with LocalCluster(("node-1",)) as cluster, deployed(cluster, tmp_path, "Fail") as webhook:
-        fresh, key = certificate.make(["127.0.0.1"])
-        put(tmp_path / "tls", fresh, key)
+        new_certificate, key = certificate.make(["127.0.0.1"])
+        write_certificate(tmp_path / "tls", new_certificate, key)
         host, port = webhook.url.removeprefix("https://").partition("/")[0].split(":")
         async with asyncio.timeout(60):
-            while await asyncio.to_thread(ssl.get_server_certificate, (host, int(port))) != fresh:
+            while await asyncio.to_thread(ssl.get_server_certificate, (host, int(port))) != new_certificate:
                 await asyncio.sleep(0.1)
-        with pytest.raises(ApiError, match=r"failed calling webhook .*[Cc]ertificate"):  # nobody trusts it yet
+        with pytest.raises(
+            ApiError, match=r"failed calling webhook .*[Cc]ertificate"
+        ):  # no API server trusts this certificate yet
             await cluster.apply(claim("right", **RIGHT))
         found = await cluster.client.get(HOOKS, "npu-parameters")
-        found["webhooks"][0]["clientConfig"]["caBundle"] = base(fresh)
+        found["webhooks"][0]["clientConfig"]["caBundle"] = base(new_certificate)
         await cluster.client.update(HOOKS, found)
         await cluster.apply(claim("right", **RIGHT))
         with pytest.raises(ApiError, match="did you mean 'sharing'"):
@@ -273,9 +277,7 @@ async def test_a_certificate_that_is_replaced_on_disk_is_used_without_a_restart(
 
 @pytest.mark.kubectl
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-async def test_while_it_is_down_its_failure_policy_decides_for_what_it_would_have_judged(
-    policy: str, tmp_path: Path
-) -> None:
+async def test_the_failure_policy_applies_to_requests_while_the_webhook_is_down(policy: str, tmp_path: Path) -> None:
     async with LocalCluster(("node-1",)) as cluster, deployed(cluster, tmp_path, policy) as webhook:
         entry = {"opaque": claim("x", **RIGHT)["spec"]["devices"]["config"][0]["opaque"]}
         await cluster.apply(device_class("ours", entry))
@@ -288,14 +290,16 @@ async def test_while_it_is_down_its_failure_policy_decides_for_what_it_would_hav
         await cluster.apply(device_class("others", OTHERS_IN_CLASS))
         kept = await cluster.client.get(CLASSES, "ours")
         kept["metadata"]["labels"] = {"a": "b"}
-        await cluster.client.update(CLASSES, kept)  # asks for nothing else, so nobody is asked
+        await cluster.client.update(
+            CLASSES, kept
+        )  # The claim requests no device of the driver, so the API server does not call the webhook.
         await cluster.client.delete(CLASSES, "ours")
 
 
 @pytest.mark.kubectl
 @pytest.mark.helm
-async def test_helm_takes_the_webhook_away_whole(tmp_path: Path) -> None:
-    """A configuration that is left would stop every claim of the driver for ever, with nobody to answer."""
+async def test_helm_removes_the_webhook_completely(tmp_path: Path) -> None:
+    """A remaining configuration without a running webhook would block every claim of the driver permanently."""
     cert, _ = certificate.make(["127.0.0.1"])
     values = with_features("webhook", "webhookCABundle", webhookFailurePolicy="Fail", **GPU, webhookCABundle=base(cert))
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
@@ -314,7 +318,7 @@ async def test_helm_takes_the_webhook_away_whole(tmp_path: Path) -> None:
             "npu",
             "--create-namespace",
         )
-        made = (await run(cluster, "kubectl", "get", kinds, "-n", "npu", "-o", "name")).split()
-        assert {n.partition("/")[0].partition(".")[0] for n in made if "npu" in n} == set(kinds.split(","))
+        created = (await run(cluster, "kubectl", "get", kinds, "-n", "npu", "-o", "name")).split()
+        assert {n.partition("/")[0].partition(".")[0] for n in created if "npu" in n} == set(kinds.split(","))
         await run(cluster, "helm", "uninstall", "npu", "-n", "npu", TIMEOUT)
         assert "npu" not in await run(cluster, "kubectl", "get", kinds, "-n", "npu", "-o", "name")

@@ -1,4 +1,4 @@
-"""A driver whose class sets ``privileged = True`` gets a privileged container: from `dra deploy`, and from its own Helm chart."""
+"""A driver class with ``privileged = True`` gets a privileged container from `dra deploy` and from its own Helm chart."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def test_helm_installs_a_privileged_container_with_the_chart_of_the_driver(packa
     assert security(documents(rendered))["privileged"] is True
 
 
-def test_values_that_take_it_back_are_obeyed_with_a_warning(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_can_disable_the_privileged_container_with_a_warning(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_values(package, {"privileged": False})
     deploy(package)
     assert not listed(package)

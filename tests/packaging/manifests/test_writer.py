@@ -1,4 +1,4 @@
-"""What `dra deploy` writes takes the place of what it wrote before: whole, alone, and of nothing else."""
+"""`dra deploy` replaces all files of its earlier run, and never changes other files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rendered() -> dict[ModuleType, list[tuple[str, str]]]:
 
 @pytest.fixture(autouse=True)
 def _rendered_once(rendered: dict[ModuleType, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rendering takes long, and every test here writes the same files."""
+    """Renders the files once, because rendering is slow and every test in this file writes the same files."""
     for form, files in rendered.items():
         monkeypatch.setattr(form, "files", lambda *_, files=files: iter(files))
 
@@ -56,44 +56,42 @@ def tree(folder: Path) -> dict[str, bytes]:
     ],
 )
 @pytest.mark.parametrize("linked", [False, True], ids=["a file", "a link"])
-def test_what_somebody_else_made_is_never_lost(tmp_path: Path, writer: str, place: str, linked: bool) -> None:
+def test_dra_deploy_never_overwrites_files_of_others(tmp_path: Path, writer: str, place: str, linked: bool) -> None:
     folder = tmp_path / "deploy"
-    for again in (False, True):  # also amid what was rendered before
+    for again in (False, True):  # also among files of an earlier run
         if again:
             WRITERS[writer](folder)
-        mine = folder / place
-        mine.unlink(missing_ok=True)
-        mine.parent.mkdir(parents=True, exist_ok=True)
+        own_file = folder / place
+        own_file.unlink(missing_ok=True)
+        own_file.parent.mkdir(parents=True, exist_ok=True)
         if linked:
             (tmp_path / "own").write_text("my: own\n")
-            mine.symlink_to(tmp_path / "own")
+            own_file.symlink_to(tmp_path / "own")
         else:
-            mine.write_text("my: own\n")
+            own_file.write_text("my: own\n")
         before = tree(folder)
         with pytest.raises(SettingsError, match=rf"{place} was not written by `dra deploy`"):
             WRITERS[writer](folder)
         assert tree(folder) == before
-        mine.unlink()
+        own_file.unlink()
 
 
-def test_what_is_lost_otherwise_is_reported_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_files_that_it_would_overwrite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "helm").mkdir()
     (tmp_path / "helm/mine").write_text("x")
     assert main(["deploy", "--shared-dir", str(tmp_path)]) == 2
     assert f"{tmp_path}/helm/mine was not written by `dra deploy` and would be overwritten" in capsys.readouterr().err
 
 
-def test_a_run_after_a_fault_at_any_step_writes_what_a_whole_run_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_after_a_failure_at_any_step_writes_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     WRITERS["driver"](tmp_path / "whole")
-    left = 0
+    calls_until_failure = 0
 
     def failing(real: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
+            nonlocal calls_until_failure
+            calls_until_failure -= 1
+            if calls_until_failure == 0:
                 raise OSError(28, "No space left on device")
             return real(*args, **options)
 
@@ -102,16 +100,16 @@ def test_a_run_after_a_fault_at_any_step_writes_what_a_whole_run_writes(
     for name in ("write_text", "replace", "unlink"):
         monkeypatch.setattr(Path, name, failing(getattr(Path, name)))
     steps = 0
-    while steps == 0 or left <= 0:
+    while steps == 0 or calls_until_failure <= 0:
         steps += 1
         folder = tmp_path / str(steps)
         (folder / "kustomize/base").mkdir(parents=True)
         (folder / "kustomize/base/obsolete.yaml").write_text("# Made by `dra deploy`\n")
-        left = steps
+        calls_until_failure = steps
         with contextlib.suppress(OSError):
             WRITERS["driver"](folder)
-        finished = left > 0
-        left = -1
+        finished = calls_until_failure > 0
+        calls_until_failure = -1
         WRITERS["driver"](folder)
         assert tree(folder) == tree(tmp_path / "whole"), f"step {steps}"
         if finished:
@@ -119,7 +117,7 @@ def test_a_run_after_a_fault_at_any_step_writes_what_a_whole_run_writes(
     assert steps > 2 * len(tree(tmp_path / "whole"))
 
 
-def test_several_at_once_make_what_one_makes(tmp_path: Path) -> None:
+def test_concurrent_runs_write_the_files_of_one_run(tmp_path: Path) -> None:
     WRITERS["driver"](tmp_path / "one")
     faults = []
 
@@ -139,7 +137,7 @@ def test_several_at_once_make_what_one_makes(tmp_path: Path) -> None:
     assert tree(tmp_path / "many") == tree(tmp_path / "one")
 
 
-def test_classes_that_are_no_more_go(tmp_path: Path) -> None:
+def test_dra_deploy_deletes_the_files_of_removed_classes(tmp_path: Path) -> None:
     WRITERS["driver"](tmp_path)
     write_driver(SOURCE, read(SOURCE, GIVEN), tmp_path)
     assert not (tmp_path / "deviceclass.yaml").exists()

@@ -1,4 +1,4 @@
-"""The drivers of this tree are packages as `dra new` makes them: what is said of one holds for the other."""
+"""The drivers of this tree have the layout of packages that `dra new` writes, so documentation of one applies to both."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LEFT_OUT = {
     "deploy/kustomize": "the drivers share deploy/kustomize of this tree: DEPLOY in their Makefiles",
 }
 NO_HOST = {"gpu_example", "fabric_example"}
-"""Their devices are simulated, and need no machine that could be described."""
-BESIDES = {
+"""Drivers with simulated devices. They need no description of a host."""
+ADDITIONAL = {
     "pci/demo.py",
     "nvidia/recordings/h100.json",
     *(f"nvidia/deploy/monitoring/{name}" for name in ("alerts.yaml", "dashboard.json")),
     *(f"nvidia/tests/gpu/{name}.py" for name in ("conftest", "cuda_program", "python_image", "test_nvidia_gpu")),
 }
-"""`make demo` of this tree; the recorded NVML of a described host; tests on a real GPU."""
+"""Additional files: `make demo` of this tree, the recorded NVML of a described host, and tests on a real GPU."""
 PLUGIN = "dra_kubeletplugin.pytest_plugin"
 _CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 _TABLES = ("build-system", "dependency-groups", "tool.hatch.build.targets.wheel", "tool.mypy", "tool.ruff")
@@ -46,8 +46,8 @@ def module_in(package: Path) -> str:
     return package.name.replace("-", "_")
 
 
-def general(path: str, module: str) -> str:
-    """A file by its role: names of modules, hosts and manifests are each driver's own."""
+def role_path(path: str, module: str) -> str:
+    """Returns a path that is equal for files with the same role, because each driver has its own names of modules and manifests."""
     folder, _, name = path.rpartition("/")
     if folder in {"hosts", "examples"} and name.endswith(".yaml"):
         return f"{folder}/*.yaml"
@@ -67,7 +67,7 @@ def table(package: Path, name: str) -> Any:
 
 @pytest.fixture
 def fresh(package: Path, tmp_path: Path) -> Path:
-    """A package of that name, as `dra new` makes it."""
+    """Returns a package of the same name that `dra new` has just written."""
     return make(Names("sdk", package.name.replace("_", "-"), load_driver(str(package)).name), tmp_path)
 
 
@@ -79,20 +79,20 @@ def test_each_folder_of_drivers_is_a_package() -> None:
 @every_driver
 def test_a_driver_has_the_files_of_a_new_package_and_no_others(package: Path, fresh: Path) -> None:
     module = module_in(package)
-    want = {general(p, module) for p in paths(fresh) if not p.startswith(tuple(LEFT_OUT))}
-    have = {general(p, module) for p in paths(package) if f"{package.name}/{p}" not in BESIDES}
-    modules = f"src/{module}/*.py"  # a driver may be one module, or several
-    assert have - {modules} == want - {modules} - ({"hosts/*.yaml"} if package.name in NO_HOST else set())
+    expected = {role_path(p, module) for p in paths(fresh) if not p.startswith(tuple(LEFT_OUT))}
+    actual = {role_path(p, module) for p in paths(package) if f"{package.name}/{p}" not in ADDITIONAL}
+    modules = f"src/{module}/*.py"  # A driver may have one module or several.
+    assert actual - {modules} == expected - {modules} - ({"hosts/*.yaml"} if package.name in NO_HOST else set())
     assert module_of(fresh.name) == module
 
 
 @every_driver
-def test_what_is_no_driver_s_own_is_as_the_template_has_it(package: Path) -> None:
+def test_files_shared_by_all_drivers_equal_the_template(package: Path) -> None:
     assert {str(p.relative_to(ROOT)) for p, text in same(package) if p.read_text() != text} == set(), "make drivers"
 
 
 @every_driver
-def test_a_driver_is_built_checked_and_tested_as_a_new_package_is(package: Path, fresh: Path) -> None:
+def test_a_driver_has_the_build_and_test_settings_of_a_new_package(package: Path, fresh: Path) -> None:
     for name in _TABLES:
         assert table(package, name) == table(fresh, name), name
     assert table(package, "project.name") == fresh.name
@@ -100,9 +100,9 @@ def test_a_driver_is_built_checked_and_tested_as_a_new_package_is(package: Path,
     assert set(table(fresh, "project.optional-dependencies.dev")) <= set(
         table(package, "project.optional-dependencies.dev")
     )
-    ours, theirs = (table(p, "tool.pytest.ini_options") for p in (package, fresh))
-    hosts = {} if package.name in NO_HOST else {"dra_host": ours.get("dra_host")}
-    assert ours.items() >= ({k: v for k, v in theirs.items() if k != "dra_host"} | hosts).items()
+    driver_options, template_options = (table(p, "tool.pytest.ini_options") for p in (package, fresh))
+    hosts = {} if package.name in NO_HOST else {"dra_host": driver_options.get("dra_host")}
+    assert driver_options.items() >= ({k: v for k, v in template_options.items() if k != "dra_host"} | hosts).items()
     for host in hosts.values():
         assert (package / host).is_file()
 
@@ -119,7 +119,7 @@ def test_the_image_of_a_driver_is_named_once_and_runs_its_module(package: Path) 
 @pytest.mark.cases(1)
 @every_driver
 def test_a_driver_s_tests_are_found_in_its_own_folder_too(package: Path) -> None:
-    """As `make test` there runs them: by its own pyproject.toml, with nothing of this tree's but the framework."""
+    """Runs the tests as `make test` in the folder does: with the driver's pyproject.toml, and only the framework of this tree."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [
         sys.executable,
@@ -155,6 +155,6 @@ def test_the_commands_of_a_driver_s_makefile_are_those_of_a_new_package(package:
     (dev,) = [line for line in done.stdout.splitlines() if " dev " in line]
     words = dev.split()
     assert words[2] == f"{module_in(package)}.driver"
-    given = [package / words[i + 1] for i, word in enumerate(words) if word in {"--host", "--apply"}]
-    assert given
-    assert [p for p in given if not p.is_file()] == []
+    expected_options = [package / words[i + 1] for i, word in enumerate(words) if word in {"--host", "--apply"}]
+    assert expected_options
+    assert [p for p in expected_options if not p.is_file()] == []
