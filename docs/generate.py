@@ -270,7 +270,7 @@ _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fail
     },
 }
 _STRUCTS = {
-    "": parts.Machine, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
+    "": parts.HostDescription, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
     "numa_nodes{{}}": parts.NumaNode,
 }  # fmt: skip
 _DERIVED_DEFAULTS = {  # defaults that depend on other keys
