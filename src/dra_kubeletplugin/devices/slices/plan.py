@@ -14,7 +14,7 @@ from typing import Any
 from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
 from .pack import PublishedNames, SliceContent
-from .slice_objects import ExistingSlice, PoolFrame, SliceWrite
+from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite
 
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
@@ -22,36 +22,36 @@ _LAST_GENERATION = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The writes that turn a pool's existing slices into the wanted ones, in this order: ``first``, ``writes``, ``last``."""
+    """The requests that turn a pool's existing slices into the wanted slices, in the order of the fields ``delete_first`` to ``delete_last``."""
 
-    frame: PoolFrame
-    first: Sequence[ExistingSlice]  # to delete
+    common: CommonSliceFields
+    delete_first: Sequence[ExistingSlice]
     writes: Sequence[SliceWrite]
-    last: Sequence[ExistingSlice]  # to delete
+    delete_last: Sequence[ExistingSlice]
     devices: int
     rewrites_all: bool = False  # every slice is written, in a new generation
 
     @property
     def count(self) -> int:
-        return len(self.first) + len(self.writes) + len(self.last)
+        return len(self.delete_first) + len(self.writes) + len(self.delete_last)
 
 
-def first_frame(
+def common_fields(
     contents: Sequence[SliceContent],
     existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
     fields: Mapping[str, Any],
-) -> PoolFrame:
-    """Returns the frame with the current generation, to compare existing slices with it. :func:`make_plan` may raise the generation."""
+) -> CommonSliceFields:
+    """Returns the common fields with the current generation, to compare existing slices. :func:`make_plan` may raise the generation."""
     generation = max((s.generation for s in existing), default=1)
-    return PoolFrame(driver, pool, fields, generation, len(contents))
+    return CommonSliceFields(driver, pool, fields, generation, len(contents))
 
 
 def make_plan(
     contents: Sequence[SliceContent],
     existing: Sequence[ExistingSlice],
-    frame: PoolFrame,
+    common: CommonSliceFields,
     changed: Collection[str],
     touch: Collection[str] = (),
 ) -> WritePlan:
@@ -64,13 +64,13 @@ def make_plan(
     Args:
         contents: the wanted slices.
         existing: the pool's existing slices.
-        frame: the result of :func:`first_frame`.
-        changed: slices that differ from ``contents`` in this frame.
+        common: the result of :func:`common_fields`.
+        changed: existing slices whose spec differs from the wanted spec with these common fields.
         touch: slices of which only the metadata differs.
     """
     by_name = {s.name: s for s in existing}
     names = {c.name for c in contents if c.name}
-    current = {s.name: s for s in existing if s.generation == frame.generation}
+    current = {s.name: s for s in existing if s.generation == common.generation}
     bad = [i for i, c in enumerate(contents) if c.name in current and c.name in changed]
     missing = [i for i, c in enumerate(contents) if c.name not in current]
     obsolete = [s for name, s in sorted(by_name.items()) if name not in names]
@@ -86,17 +86,17 @@ def make_plan(
         order = writes([*touched, *bad, *missing])
         # Surplus slices are deleted last: while there are too many slices, the generation counts as incomplete.
         if len(current) > len(contents):
-            return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
-        return WritePlan(frame, obsolete, order, [], devices)
+            return WritePlan(common, [s for s in obsolete if s not in extra], order, extra, devices)
+        return WritePlan(common, obsolete, order, [], devices)
     # Another writer has used the largest possible generation: all slices are deleted, and the generation restarts at 1.
-    if frame.generation >= _LAST_GENERATION:
+    if common.generation >= _LAST_GENERATION:
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
-        return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
-    new_frame = replace(frame, generation=frame.generation + 1)
+        return WritePlan(replace(common, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
+    in_next_generation = replace(common, generation=common.generation + 1)
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
     every.sort(key=lambda w: w.existing is None)
-    return WritePlan(new_frame, obsolete, every, [], devices, rewrites_all=True)
+    return WritePlan(in_next_generation, obsolete, every, [], devices, rewrites_all=True)
 
 
 def is_numbered(name: str) -> bool:

@@ -240,7 +240,9 @@ class Publisher:
             self._contention.written(time.monotonic(), is_response=undone is not None)
         self._failures = 0
         self._pools = tuple(
-            PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
+            PoolStatus(p.common.pool, p.common.generation, p.common.count, p.devices)
+            for p in sync.plans
+            if p.common.count
         )
         self.metrics.set("pools", len(self._pools))
         self._mark_current(sync.version)

@@ -73,7 +73,7 @@ def existing_slice(obj: JSON) -> ExistingSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolFrame:
+class CommonSliceFields:
     """The common fields of a pool's slices. ``fields`` contains the nodes and the options of all devices."""
 
     driver: str
@@ -122,22 +122,22 @@ class SliceWrite:
     existing: ExistingSlice | None
     index: int
 
-    def object(self, frame: PoolFrame, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
+    def object(self, common: CommonSliceFields, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
         """Returns the whole slice. It is built when it is sent, so that only one is in memory.
 
         Args:
-            frame: the common fields.
+            common: the common fields.
             node: the only node of the slices, which is part of a new slice's name; empty if they belong to no single node.
             metadata: its metadata without the name; labels of other writers are kept.
             timed: device → taints with the times when they were added.
         """
         if self.existing is None:
-            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{node}-" if node else "")
+            prefix = f"{self.index:05x}-{common.driver}-" + (f"{node}-" if node else "")
             meta = {"generateName": _cut(prefix), **metadata}
         else:
             labels = {**(self.existing.metadata.get("labels") or {}), **metadata.get("labels", {})}
             meta = {**self.existing.metadata, **metadata, **({"labels": labels} if labels else {})}
-        spec = frame.spec(self.content, {**timed, **self.existing.timed} if self.existing else timed)
+        spec = common.spec(self.content, {**timed, **self.existing.timed} if self.existing else timed)
         return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
 
 

@@ -28,10 +28,10 @@ from ..pool_content import PoolContent
 from ..validation import decoded
 from .leadership import Leadership
 from .pack import SliceContent, assign_existing, pack
-from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, previous_contents
+from .plan import WritePlan, common_fields, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
-from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
+from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite, existing_slice
 from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
@@ -168,8 +168,8 @@ class Syncer:
             of_pool.setdefault(slice_.pool, []).append(slice_)
         removals, others = list[WritePlan](), list[WritePlan]()
         for pool in sorted(of_pool.keys() - {c.name for c in contents}):
-            frame = first_frame([], of_pool[pool], self._scope.driver, pool, {})
-            removals.append(make_plan([], of_pool[pool], frame, ()))
+            common = common_fields([], of_pool[pool], self._scope.driver, pool, {})
+            removals.append(make_plan([], of_pool[pool], common, ()))
         for content in contents:
             stay = {d.name for d in content.devices}
             removes = any(name not in stay for s in of_pool[content.name] for name in s.names.devices)
@@ -189,27 +189,27 @@ class Syncer:
         for slice_ in slices:
             if slice_.name in gone:
                 slice_.name = None  # create it again with the same content
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
+        common = common_fields(slices, existing, self._scope.driver, pool.name, pool.fields)
         kept = [(by_name[s.name], s) for s in slices if s.name]
-        changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, frame)}
+        changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, common)}
         touch = {have.name for have, _ in kept if have.name not in changed and not self._has_metadata(have)}
-        plan = make_plan(slices, existing, frame, changed, touch)
+        plan = make_plan(slices, existing, common, changed, touch)
         if not plan.rewrites_all or not before:
             return plan
         # All slices are written anyway, so the author's order costs no further write.
         slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
         assign_existing(slices, {name: names for name, names in before.items() if name in by_name})
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
-        ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name})
+        common = common_fields(slices, existing, self._scope.driver, pool.name, pool.fields)
+        ordered = make_plan(slices, existing, common, {s.name for s in slices if s.name})
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
-    def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
+    def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, common: CommonSliceFields) -> bool:
         """Whether a slice's spec needs no write.
 
         The API server may store a spec differently from the request, for example without unknown fields. Such a spec is not written again.
         """
-        accepted = (frame.mark(content), have.digest)
-        if self._accepted.get(have.name) != accepted and frame.digest(content) != have.digest:
+        accepted = (common.mark(content), have.digest)
+        if self._accepted.get(have.name) != accepted and common.digest(content) != have.digest:
             return False
         self._accepted[have.name] = accepted
         return True
@@ -254,22 +254,22 @@ class Syncer:
             self._times.forget(tainted)
 
     async def _carry_out_pool(self, plan: WritePlan, resource: Resource) -> None:
-        for slice_ in plan.first:
+        for slice_ in plan.delete_first:
             await self._delete(resource, slice_)
         for write in plan.writes:
-            await self._write(resource, write, plan.frame)
-        for slice_ in plan.last:
+            await self._write(resource, write, plan.common)
+        for slice_ in plan.delete_last:
             await self._delete(resource, slice_)
         if plan.count:
             made = sum(w.existing is None for w in plan.writes)
             log.info(
                 "published %s in %s (%d created, %d updated, %d deleted)",
                 counted(plan.devices, "device"),
-                counted(plan.frame.count, "slice"),
+                counted(plan.common.count, "slice"),
                 made,
                 len(plan.writes) - made,
-                len(plan.first) + len(plan.last),
-                extra={"pool": plan.frame.pool},
+                len(plan.delete_first) + len(plan.delete_last),
+                extra={"pool": plan.common.pool},
             )
 
     @contextlib.asynccontextmanager
@@ -283,10 +283,10 @@ class Syncer:
                 raise SupersededError
             yield
 
-    async def _write(self, resource: Resource, write: SliceWrite, frame: PoolFrame) -> None:
+    async def _write(self, resource: Resource, write: SliceWrite, common: CommonSliceFields) -> None:
         async with self._writing():
             await asyncio.sleep(0)
-            obj = write.object(frame, self._scope.node, self._metadata or {}, self._times.of(frame.pool))
+            obj = write.object(common, self._scope.node, self._metadata or {}, self._times.of(common.pool))
             sent = as_sent(obj, resource)
             try:
                 response = await (
@@ -295,13 +295,13 @@ class Syncer:
             except ApiError as e:
                 if reasons := rejected_devices(e, obj):
                     sent_devices = {d.name: d.device for d in write.content.devices}
-                    await self._inventory.reject(reasons, frame.pool, sent_devices)
+                    await self._inventory.reject(reasons, common.pool, sent_devices)
                 raise
             del sent
             self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")
             stored = in_v1(response, resource)
             await asyncio.sleep(0)
-            await self._check_stored(obj, stored, write.content, frame)
+            await self._check_stored(obj, stored, write.content, common)
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
         async with self._writing():
@@ -311,11 +311,11 @@ class Syncer:
         self._found.pop(slice_.name, None)
         self.settled.pop(slice_.name, None)
 
-    async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, frame: PoolFrame) -> None:
+    async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, common: CommonSliceFields) -> None:
         """Compares the stored spec with the sent spec. The API server silently drops unknown fields; each such field is logged once."""
         have = existing_slice(stored)
         self._found[have.name] = self.settled[have.name] = have
-        self._accepted[have.name] = (frame.mark(content), have.digest)
+        self._accepted[have.name] = (common.mark(content), have.digest)
         if sent["spec"] == stored["spec"]:
             return
         paths = dropped_by_server(sent["spec"], stored["spec"])
