@@ -22,7 +22,10 @@ _LAST_GENERATION = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The requests that turn a pool's existing slices into the wanted slices, in the order of the fields ``delete_first`` to ``delete_last``."""
+    """The requests that turn a pool's existing slices into the wanted slices.
+
+    Order of the requests: ``delete_first``, ``writes``, ``delete_last``.
+    """
 
     common: CommonSliceFields
     delete_first: Sequence[ExistingSlice]
