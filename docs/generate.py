@@ -152,7 +152,7 @@ def permissions() -> str:
     """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
-        loaded = source_reader.load()
+        loaded = source_reader.load_source()
         for manifest in loaded.all:
             found = manifest.render(frozenset(), {name: name for name in loaded.parameters})
             if found["kind"] not in {"Role", "ClusterRole"}:
