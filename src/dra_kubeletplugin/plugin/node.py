@@ -17,7 +17,7 @@ from ..base.http_server.server import Request, Response
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
 from ..claims import ClaimManager, PluginContext
-from ..claims.instances import InstanceLock, OwnedSocket
+from ..claims.instance_lock import InstanceLock, OwnedSocket
 from ..devices.discovery import DeviceDiscovery, Intervals, discovery_method
 from ..devices.health_events import HealthEvents
 from ..devices.health_monitor import HealthMonitor
