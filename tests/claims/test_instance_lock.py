@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.base import flock as locks
-from dra_kubeletplugin.claims import instances as module
+from dra_kubeletplugin.claims import instance_lock as module
 from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 
