@@ -166,7 +166,7 @@ class HealthDecision:
             recovered_at,
         )
 
-    def informed(self, before: HealthDecision | None, now: float) -> HealthDecision:
+    def with_informational_taints(self, before: HealthDecision | None, now: float) -> HealthDecision:
         """Returns the state with the informational taints of the last report, unless they changed less than a minute ago.
 
         They do not wait if the device becomes unhealthy or healthy, because its slice is written anyway. A report of unknown health

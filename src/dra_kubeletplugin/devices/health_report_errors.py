@@ -19,7 +19,7 @@ _MAX_NOTES = 20
 _MAX_HINTS = 8  # unknown names of a report for which the nearest name is searched
 
 
-class RejectedReports:
+class HealthReportErrors:
     """The errors of the last report."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class RejectedReports:
         )
         return sentences[:_MAX_NOTES] + more
 
-    def taintable(self, reports: Mapping[str, Health]) -> dict[str, Health]:
+    def without_invalid_taints(self, reports: Mapping[str, Health]) -> dict[str, Health]:
         """Removes taints that the API server would reject. An unhealthy device without another taint then gets the default taint."""
         faults = {n: fault for n, h in reports.items() if h.taints and (fault := _taint_faults(h))}
         sentences = {

@@ -30,7 +30,7 @@ from ..resourceapi.validation.slices import MAX_DEVICES_IN_SLICE
 from .background import compute
 from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
-from .health_report_errors import RejectedReports
+from .health_report_errors import HealthReportErrors
 from .pool_content import PoolContent, render_pool, sample_devices
 from .pool_state import DeviceKey, Held, PoolState, updated_pool
 from .validation import parse_pools, taint_fault
@@ -83,7 +83,7 @@ class Inventory:
         self.health_version = 0  # increases with every health report and every change of the devices
         self.rejected: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
-        self.rejected_reports = RejectedReports()  # errors in the driver's last health report
+        self.health_report_errors = HealthReportErrors()  # errors in the driver's last health report
         self.depends_on_gates = False
         """Whether the driver is called again when gates turn out to be off. If so, rejected devices are logged only after that call."""
         self.update_pending = False  # gates were found off, and the driver's new result is still to come
@@ -406,21 +406,21 @@ class Inventory:
 
     def _decide(self, report: object, at: float) -> tuple[dict[DeviceKey, HealthDecision], bool]:
         """Returns the health decision for each device after a report, and whether marks change. Logs changes of health."""
-        reports = self.rejected_reports.taintable(checked_report(report))
+        reports = self.health_report_errors.without_invalid_taints(checked_report(report))
         healthy = Health(True)
         out, failed, recovered = {}, list[tuple[DeviceKey, Health]](), list[DeviceKey]()
         for key, _ in self.items():
             health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or healthy
             before, when = self._decisions.get(key), self._measured(health, at)
             now = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
-            out[key] = now = now.informed(before, self._clock())
+            out[key] = now = now.with_informational_taints(before, self._clock())
             if now.fault and not (before and before.fault):
                 failed.append((key, now.fault))
             elif before and before.fault and not now.fault:
                 recovered.append(key)
         if self.known:  # before the driver's first devices, every name would be unknown
             known = {n for s in self._states.values() for n in (*s.devices, *s.gone)}
-            self.rejected_reports.log_unknown_names(reports.keys(), known)
+            self.health_report_errors.log_unknown_names(reports.keys(), known)
         log_unhealthy({key: fault.message for key, fault in failed})
         log_recovered(recovered)
         return out, self._policy.marks(self._decisions) != self._policy.marks(out)

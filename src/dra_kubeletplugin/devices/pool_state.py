@@ -20,10 +20,10 @@ from ..resourceapi.pools import Pool
 from .validation import (
     CounterSetEntry,
     DeviceEntry,
+    counter_set_entry,
     counters_fault,
+    device_from_record,
     pool_options,
-    recalled_device,
-    recalled_set,
     validate_counter_set,
     validate_device,
 )
@@ -150,13 +150,13 @@ def _vanished(
     for name, described in (held or {}).items():
         if described and name not in present and name not in gone:
             try:
-                gone[name], recalled_sets = _recalled(name, described)
+                gone[name], recorded_sets = _read_record(name, described)
             except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
                 log.warning(
                     "cannot publish a vanished device: its record is not readable: %s", e, extra={"device": name}
                 )
             else:
-                sets = {**recalled_sets, **sets}
+                sets = {**recorded_sets, **sets}
     log_sample(
         log, logging.WARNING, "device vanished while a claim uses it: it stays published with a taint",
         [n for n in gone if n not in before.gone], None, lambda name: {"device": name},
@@ -165,16 +165,16 @@ def _vanished(
     return gone, {name: s for name, s in sets.items() if name in consumed}
 
 
-def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, CounterSetEntry]]:
+def _read_record(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, CounterSetEntry]]:
     """Rebuilds a device that vanished while no plugin ran, and its counter sets, from a record.
 
     Raises:
         Exception: anything that reading the record raises, because another version may have written it.
     """
-    entry = recalled_device(described["device"])
+    entry = device_from_record(described["device"])
     if entry.name != name:
         raise ValueError(f"it contains device {printable(entry.name)}")
-    return entry, {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
+    return entry, {s["name"]: counter_set_entry(s) for s in described.get("counterSets") or ()}
 
 
 __all__ = ["DeviceEntry", "DeviceKey", "Held", "PoolState", "updated_pool"]

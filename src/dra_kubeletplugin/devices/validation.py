@@ -137,19 +137,19 @@ def _json_of(item: Device | CounterSet) -> dict[str, Any]:
 def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
     """Validates one counter set like :func:`validate_device`."""
     try:
-        return recalled_set(_json_of(counter_set))
+        return counter_set_entry(_json_of(counter_set))
     except (DraError, TypeError, ValueError) as e:
         return CounterSetEntry({}, printable(e))
     except Exception as e:
         return CounterSetEntry({}, describe(e))
 
 
-def recalled_device(raw: JSON) -> DeviceEntry:
+def device_from_record(raw: JSON) -> DeviceEntry:
     """Validates a device as it was published before. Raises anything that reading it raises."""
     return _entry(read_device(raw), raw, msgspec.json.encode(raw), device_faults(raw))
 
 
-def recalled_set(raw: JSON) -> CounterSetEntry:
+def counter_set_entry(raw: JSON) -> CounterSetEntry:
     """Validates a counter set as it was published before. Raises anything that reading it raises."""
     return CounterSetEntry(raw, _fault_text(counter_set_faults(raw), msgspec.json.encode(raw)))
 

@@ -313,7 +313,7 @@ class Plugin:
         out += [self.discovery.note] if self.discovery.note else []
         out += self.inventory.gate_notes()
         out += [note] if (note := self.health.note()) else []
-        out += self.inventory.rejected_reports.notes
+        out += self.inventory.health_report_errors.notes
         out += self.checks.notes()
         return out + await self.claims.notes()
 

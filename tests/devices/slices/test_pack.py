@@ -15,7 +15,7 @@ from dra_kubeletplugin import Device
 from dra_kubeletplugin.devices.slices.pack import PublishedNames, SliceContent, pack
 from dra_kubeletplugin.devices.slices.plan import WritePlan, common_fields, make_plan
 from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields, digest, existing_slice
-from dra_kubeletplugin.devices.validation import DeviceEntry, recalled_device
+from dra_kubeletplugin.devices.validation import DeviceEntry, device_from_record
 
 DEVICE = Device("d")
 names = st.lists(st.integers(0, 400).map(lambda i: f"d{i}"), unique=True, max_size=300)
@@ -27,7 +27,7 @@ def entry(name: str, encoded: bytes, consumed: int, limit: int) -> DeviceEntry:
 
 def devices(of: list[str], tainted: set[str]) -> list[DeviceEntry]:
     taint = [{"key": "k", "effect": "NoSchedule"}]
-    return [recalled_device({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
+    return [device_from_record({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
 
 
 @given(names, names, st.sets(st.integers(0, 400).map(lambda i: f"d{i}"), max_size=20))

@@ -27,11 +27,11 @@ class ConflictBackoff:
         self.count = 0
         self._written = float("-inf")
 
-    def delay(self, undone: WriterConflict, now: float) -> float:
+    def delay(self, conflict: WriterConflict, now: float) -> float:
         """Returns the seconds to wait before the slices are written again."""
         if now - self._written > _RESET_AFTER:
             self.count = 0
-        counted = self.count - (_ACCIDENTS if undone is WriterConflict.MISSING else 0)
+        counted = self.count - (_ACCIDENTS if conflict is WriterConflict.MISSING else 0)
         if counted < 0:
             return 0.0
         pause: float = min(_LONGEST, _FIRST * 2 ** min(counted, 10))
@@ -41,7 +41,7 @@ class ConflictBackoff:
         """Forgets the conflicts so far, because a known cause explains them."""
         self.count = 0
 
-    def written(self, now: float, *, is_response: bool) -> None:
-        """Records a write at ``now``. ``is_response`` is True if it repairs another writer's change, False if our devices changed."""
-        self.count += is_response
+    def written(self, now: float, *, is_repair: bool) -> None:
+        """Records a write at ``now``. ``is_repair`` is True if it repairs another writer's change, False if our devices changed."""
+        self.count += is_repair
         self._written = now

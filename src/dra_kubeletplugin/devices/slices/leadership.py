@@ -32,7 +32,7 @@ class WriteLock:
         self._reported = ""
 
     @contextlib.asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
+    async def held(self) -> AsyncIterator[None]:
         """Holds the lock. If it cannot be taken, logs that once and continues without it, because a node needs its slices."""
         if self._folder is None:
             yield
@@ -73,7 +73,7 @@ class Leadership:
     leads: Callable[[], bool] = lambda: True
     lock: WriteLock = field(default_factory=WriteLock)
 
-    def holds(self) -> bool:
+    def may_write(self) -> bool:
         """Whether this instance publishes. If that cannot be read, it publishes: two publishers on a node are better than none."""
         try:
             return self.leads()

@@ -42,7 +42,7 @@ class SliceContent:
     _bytes: int = 0
     _consumed: int = 0
 
-    def take(self, device: DeviceEntry) -> bool:
+    def try_add(self, device: DeviceEntry) -> bool:
         """Adds a device if the slice stays within its limits; returns whether it did."""
         limit = device.device_limit if device.device_limit < self.limit else self.limit
         if (
@@ -114,7 +114,7 @@ def _stay(
         content = contents[slice_]
         moving = _moving(group, content.limit)
         for device in group:
-            if device.name in moving or not content.take(device):
+            if device.name in moving or not content.try_add(device):
                 rest.add(device.name)
     return rest
 
@@ -149,16 +149,16 @@ def _place(
             neighbour = where[device.name]
             continue
         offers = added[-1:] if added else [c for c in (last, neighbour) if c is not None]
-        content = next((c for c in offers if c.take(device)), None)
+        content = next((c for c in offers if c.try_add(device)), None)
         if content is None:
             looked, open_ = open_[:_LOOKS], open_[_LOOKS:]
-            content = next((c for c in looked if c.take(device)), None)
+            content = next((c for c in looked if c.try_add(device)), None)
             again = [c for c in looked if len(c.devices) < c.limit]
             open_ = open_ + again if content is None else again + open_
         if content is None:
             # Reuse an emptied slice before creating a new one.
             content = unused.pop() if unused else SliceContent(limit=slice_size)
-            content.take(device)
+            content.try_add(device)
             added.append(content)
         last = content
     return added

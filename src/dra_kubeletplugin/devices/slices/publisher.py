@@ -78,7 +78,7 @@ class Publisher:
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
-        self._contention = ConflictBackoff()
+        self._backoff = ConflictBackoff()
         self._dirty = asyncio.Event()
         # Whether the watch has reconnected: the API server may not be the one whose gates were probed.
         self._reconnected = False
@@ -145,7 +145,7 @@ class Publisher:
 
         A kubelet that restarts deletes all slices of its node, so this deletion is not a conflict with another writer.
         """
-        self._contention.reset()
+        self._backoff.reset()
         self._end_pause()
 
     # --- when to write --------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class Publisher:
         """Waits for an event or the next resync. An instance that does not publish also checks whether it must publish now."""
         until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
-            if not self.leads and self.leadership.holds():
+            if not self.leads and self.leadership.may_write():
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(remaining if self.leads else min(remaining, _FOLLOW)):
@@ -207,7 +207,7 @@ class Publisher:
     async def _attempt(self) -> float:
         """Runs one synchronisation and handles every failure. Returns the seconds until the next attempt; 0 to wait for an event."""
         try:
-            self.leads = self.leadership.holds()
+            self.leads = self.leadership.may_write()
             return await (self._publish() if self.leads else self._follow_leader())
         except SupersededError:
             await self._note_gates(self.inventory.gates_off)
@@ -229,15 +229,15 @@ class Publisher:
         """
         resource = await self._resource()
         sync = await self._syncer.plan(resource)
-        undone = self._undone(sync)
-        if undone and (delay := self._contention.delay(undone, time.monotonic())):
+        conflict = self._conflict(sync)
+        if conflict and (delay := self._backoff.delay(conflict, time.monotonic())):
             self._set_fault(
-                f"{undone.value} by another writer {self._contention.count + 1} times; they are restored after a pause"
+                f"{conflict.value} by another writer {self._backoff.count + 1} times; they are restored after a pause"
             )
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
-            self._contention.written(time.monotonic(), is_response=undone is not None)
+            self._backoff.written(time.monotonic(), is_repair=conflict is not None)
         self._failures = 0
         self._pools = tuple(
             PoolStatus(p.common.pool, p.common.generation, p.common.count, p.devices)
@@ -287,7 +287,7 @@ class Publisher:
         self._set_fault("the newest instance of the plugin on this node has not published all slices yet")
         return _FOLLOW
 
-    def _undone(self, sync: Sync) -> WriterConflict | None:
+    def _conflict(self, sync: Sync) -> WriterConflict | None:
         """Returns what another writer did to our slices since they were as wanted; None if our own devices changed."""
         if not sync.writes or self._syncer.settled_at != sync.version:
             return None

@@ -90,7 +90,7 @@ class CommonSliceFields:
         """Returns :func:`digest` of the spec that contains ``content``."""
         return digest(self.spec(content, {}))
 
-    def mark(self, content: SliceContent) -> bytes:
+    def text_digest(self, content: SliceContent) -> bytes:
         """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`.
 
         Two contents with different texts can have the same digest, because the digest ignores the order of fields.

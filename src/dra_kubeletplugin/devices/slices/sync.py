@@ -111,7 +111,7 @@ class Syncer:
             SupersededError: another publisher publishes some of our pools.
         """
         pools = frozenset(self._inventory.pools)
-        async with self._leadership.lock.taken():
+        async with self._leadership.lock.held():
             pass  # waits until a previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
         existing, others = await self._list_existing(resource, {c.name for c in contents})
@@ -208,7 +208,7 @@ class Syncer:
 
         The API server may store a spec differently from the request, for example without unknown fields. Such a spec is not written again.
         """
-        accepted = (common.mark(content), have.digest)
+        accepted = (common.text_digest(content), have.digest)
         if self._accepted.get(have.name) != accepted and common.digest(content) != have.digest:
             return False
         self._accepted[have.name] = accepted
@@ -278,8 +278,8 @@ class Syncer:
 
         Raises :class:`SupersededError` if this instance no longer leads: two writers at once would mix two results in one generation.
         """
-        async with self._leadership.lock.taken():
-            if not self._leadership.holds():
+        async with self._leadership.lock.held():
+            if not self._leadership.may_write():
                 raise SupersededError
             yield
 
@@ -315,7 +315,7 @@ class Syncer:
         """Compares the stored spec with the sent spec. The API server silently drops unknown fields; each such field is logged once."""
         have = existing_slice(stored)
         self._found[have.name] = self.settled[have.name] = have
-        self._accepted[have.name] = (common.mark(content), have.digest)
+        self._accepted[have.name] = (common.text_digest(content), have.digest)
         if sent["spec"] == stored["spec"]:
             return
         paths = dropped_by_server(sent["spec"], stored["spec"])
