@@ -1,16 +1,16 @@
 """Computes the pause before slices that another writer changed are written again.
 
-There is no pause after an accidental deletion. In a lasting conflict, each pause is longer than the one before.
+The first three deletions are repaired at once, because they may be accidents. After that, the pause doubles with each conflict.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-_FIRST = 5.0  # seconds from our write to the next if another writer wrote in between; doubles
-_LONGEST = 60.0
+_FIRST = 5.0  # seconds from our last write to the first delayed write
+_LONGEST = 60.0  # seconds; the pause stops doubling here
 _ACCIDENTS = 3  # consecutive deletions that are repaired at once
-_RESET_AFTER = 120.0  # seconds since our last write; after a longer time, the count restarts
+_RESET_AFTER = 120.0  # the count restarts if our last write is so many seconds ago
 
 
 class WriterConflict(Enum):
@@ -42,6 +42,6 @@ class ConflictBackoff:
         self.count = 0
 
     def written(self, now: float, *, is_repair: bool) -> None:
-        """Records a write at ``now``. ``is_repair`` is True if it repairs another writer's change, False if our devices changed."""
+        """Records a write at ``now``. ``is_repair`` is False if the write published a change of our devices."""
         self.count += is_repair
         self._written = now
