@@ -1,4 +1,4 @@
-"""The state of a publisher, as ``Plugin.published()`` and the test fixtures return it."""
+"""The state of a publisher, as ``Plugin.published()`` returns it."""
 
 from __future__ import annotations
 
