@@ -152,7 +152,7 @@ def permissions() -> str:
     """Returns the permissions of all Roles that ``dra deploy`` renders."""
 
     def rows() -> Iterator[str]:
-        loaded = source_reader.load()
+        loaded = source_reader.load_source()
         for manifest in loaded.all:
             found = manifest.render(frozenset(), {name: name for name in loaded.parameters})
             if found["kind"] not in {"Role", "ClusterRole"}:
@@ -270,7 +270,7 @@ _KEYS = {  # the meaning of each key, by its place in the file; `make docs` fail
     },
 }
 _STRUCTS = {
-    "": parts.Machine, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
+    "": parts.HostDescription, "functions[]": parts.Function, "functions[].link": parts.Link, "functions[].vfs": parts.VirtualFunctions,
     "numa_nodes{{}}": parts.NumaNode,
 }  # fmt: skip
 _DERIVED_DEFAULTS = {  # defaults that depend on other keys

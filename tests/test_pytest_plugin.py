@@ -237,14 +237,14 @@ def test_a_pod_that_will_not_run_is_reported_at_once_with_its_events_each_once(a
         @pytest.mark.dra(environment={"FPGA_REFUSES": "yes"})
         def test_refused_for_good(node):
             with pytest.raises(PodError, match="will not run: PERMANENT: the bitstream is for another board") as e:
-                node.run_pod(timeout=3600, patience=3600)  # this process does not live as long
+                node.run_pod(timeout=3600, progress_timeout=3600)  # this process does not live as long
             assert "PERMANENT: the bitstream is for another board" in str(e.value)
             reasons = [(event.reason, event.message) for event in e.value.events]
             assert len(reasons) == len(set(reasons))
 
         def test_no_place(node):
             with pytest.raises(PodError, match="is unschedulable, and nothing has changed for 0.3 s: 0/1 nodes.*\\\\n.*Warning FailedScheduling"):
-                node.run_pod("p", ClaimSpec(Request(count=3)), timeout=60, patience=0.3)
+                node.run_pod("p", ClaimSpec(Request(count=3)), timeout=60, progress_timeout=0.3)
 
         def test_deleted_meanwhile(node, api):
             node.apply_pod("p", ClaimSpec(Request(count=3)))
@@ -442,7 +442,7 @@ def test_a_failure_is_reported_where_the_test_requested_it(author: pytest.Pytest
             api.wait("the moon", lambda: False, 0.01)
 
         def test_runs(node):
-            node.run_pod(count=9, patience=0)
+            node.run_pod(count=9, progress_timeout=0)
 
         def test_none(api):
             api.wait_running("ghost")
@@ -472,7 +472,7 @@ def test_mistakes_of_a_test_are_reported_in_one_sentence_with_the_nearest_name(a
 
         def test_class(node, api):
             with pytest.raises(PodError, match="device class devicse does not exist, did you mean 'devices'?"):
-                node.run_pod("p", ClaimSpec(Request("r", "devicse")), patience=0)
+                node.run_pod("p", ClaimSpec(Request("r", "devicse")), progress_timeout=0)
             with pytest.raises(PodError, match="there is no pod pp in namespace default, did you mean 'p'?"):
                 api.wait_running("pp")
             with pytest.raises(TypeError, match="'param', did you mean 'parameters'?"):

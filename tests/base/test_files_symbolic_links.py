@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.devices.slices.taint_times import TaintTimes
 from dra_kubeletplugin.plugin.grpc import UnixServer, remove_dead, remove_stale
 from dra_kubeletplugin.plugin.grpc.path_lock import PathLock

@@ -24,7 +24,7 @@ from dra_kubeletplugin import Device, Quantity
 from dra_kubeletplugin.claims import Record, State
 from dra_kubeletplugin.claims.capacity import Hold, draws_of, read_takes, shortage, takes_json
 from dra_kubeletplugin.claims.holders import OverdrawnByError
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.transitions import AlreadyPrepared, Prepare, RollBack, StaleHolders, Transitions
 from dra_kubeletplugin.errors import DeviceHeldError, OverdrawnError
 from tests.helpers.crash.record_stores import BOOT, DRIVER, PoolSupply, memory_database

@@ -37,7 +37,7 @@ from dra_kubeletplugin import (
 from dra_kubeletplugin.base.settings import Settings
 from dra_kubeletplugin.base.telemetry.metrics import Metrics
 from dra_kubeletplugin.claims import ClaimIdentity, ClaimManager, PluginContext, State
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.devices.inventory import Inventory
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DeviceGoneError, DraError, RetryableError

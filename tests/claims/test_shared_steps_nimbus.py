@@ -76,7 +76,7 @@ async def test_a_failing_claim_keeps_the_firmware_for_the_other_claim() -> None:
     async with node_with(FailingDriver, host=ONE_CARD) as node:
         await node.run_pod("one", selector=HALF)
         with pytest.raises(PodError, match="no"):
-            await node.run_pod("bad", selector=HALF, patience=0.1)
+            await node.run_pod("bad", selector=HALF, progress_timeout=0.1)
         await node.delete_pod("bad")
         assert (read(node), read(node, "loads")) == ("4.2", "1")
         await node.delete_pod("one")

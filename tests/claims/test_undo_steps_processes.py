@@ -450,7 +450,7 @@ async def test_a_missing_path_of_a_described_host_is_an_error_that_names_the_fie
 
     async with node_with(NodeToy, host={"functions": []}) as node:
         with pytest.raises(PodError) as error:
-            await node.run_pod(patience=0.1)
+            await node.run_pod(progress_timeout=0.1)
     assert re.fullmatch(
         r"pod pod does not start: HOST_PATH_MISSING: claim default/\S+: /dev/toy0 of device toy-\d is not on the host: "
         r"the host is a described host; add the path to its YAML file, under `nodes:`, or under `classes:` of its PCI function "

@@ -9,12 +9,12 @@ import pytest
 
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.packaging.scaffold.names import Names
-from dra_kubeletplugin.packaging.scaffold.writer import make
+from dra_kubeletplugin.packaging.scaffold.writer import write_package
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    return make(Names("chardev", "acme-npu", "npu.example.com"), tmp_path / "my drivers")
+    return write_package(Names("chardev", "acme-npu", "npu.example.com"), tmp_path / "my drivers")
 
 
 def counted_files(line: str) -> int:

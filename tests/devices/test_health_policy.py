@@ -88,7 +88,7 @@ def test_informational_taints_change_at_once_with_the_health_and_else_after_a_mi
     found, before = [], None
     for at, report in reports:
         now = before.after(report, at, policy) if before else HealthDecision.first(report, at)
-        before = now.informed(before, at)
+        before = now.with_informational_taints(before, at)
         found.append("".join(t.key[-1] for t in before.information))
     assert found == ["a", "a", "b", "b", "b", "c", ""]
 

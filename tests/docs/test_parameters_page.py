@@ -19,7 +19,7 @@ from dra_kubeletplugin.driver.config.objects import KINDS
 from dra_kubeletplugin.errors import ConfigError
 from dra_kubeletplugin.localcluster.apiserver import offline
 from dra_kubeletplugin.packaging.manifests import values_validation
-from dra_kubeletplugin.packaging.manifests.source_reader import load
+from dra_kubeletplugin.packaging.manifests.source_reader import load_source
 from dra_kubeletplugin.testing import ClaimSpec, OpaqueConfig, Request, node_with
 from tests.helpers.parameters import resolve
 
@@ -60,10 +60,10 @@ async def test_the_driver_of_the_page_gets_parameters_for_each_type_of_device(tm
 
 
 def test_the_values_of_the_page_are_right() -> None:
-    source = load()
+    source = load_source()
     least = {"name": "clocks", "namespace": "clocks", "driverName": DRIVER, "image": "clocks:1"}
     for text in re.findall(r"```yaml\n(features: .*?)```", PAGE, re.DOTALL):
-        said = list(values_validation.faults(source, least | yaml.safe_load(text)))
+        said = list(values_validation.value_errors(source, least | yaml.safe_load(text)))
         assert [s for s in said if not s.startswith("webhookCABundle: ")] == []  # it is cut short there
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.record import Record
 from dra_kubeletplugin.claims.store.journal_file import JournalFile
 from dra_kubeletplugin.claims.store.lines import FORMAT

@@ -22,7 +22,7 @@ async def test_a_driver_whose_devices_always_fail_is_an_error_with_the_reason_af
         async def devices(self) -> list[Device]:
             raise OSError("the bus is gone")
 
-    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PATIENCE", 0.2)
+    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PROGRESS_TIMEOUT", 0.2)
     with pytest.raises(
         NotReadyError,
         match=r"the plugin is not ready: the driver's devices raised OSError: the bus is gone \(plugin/test_node_readiness.py:\d+\); no claim",

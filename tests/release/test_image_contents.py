@@ -54,7 +54,7 @@ def test_the_environment_of_an_image_has_no_pip_and_no_tests(installed: Environm
 @pytest.mark.parametrize("whose", ["this tree's", "a new driver's"])
 def test_the_dockerfile_leaves_what_builds_in_its_first_stage(whose: str) -> None:
     names = Names("sdk", "acme", "acme.example.com")
-    new = {str(path): text for path, text in writer.files(names)}
+    new = {str(path): text for path, text in writer.package_files(names)}
     text = (ROOT / "Dockerfile").read_text() if whose == "this tree's" else new["Dockerfile"]
     first, last = re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]
     assert "--without-pip" in first

@@ -19,7 +19,7 @@ ASKED = {
     "requirements.txt": PROJECT["project"]["dependencies"],
     "build-requirements.txt": PROJECT["dependency-groups"]["image"],
 }
-NEW = {str(path): text for path, text in writer.files(Names("sdk", "acme", "acme.example.com"))}
+NEW = {str(path): text for path, text in writer.package_files(Names("sdk", "acme", "acme.example.com"))}
 
 
 def pins(path: Path) -> dict[str, Requirement]:

@@ -330,7 +330,7 @@ async def test_a_failure_of_a_hosted_context_is_raised_by_check_and_leave() -> N
         await hosted.leave()
 
 
-async def test_time_of_a_blocked_event_loop_does_not_count_as_patience() -> None:
+async def test_time_of_a_blocked_event_loop_does_not_count_toward_the_progress_timeout() -> None:
     """On a busy machine the scheduler does not run either."""
     reads = 0
     metadata = {"name": "p", "uid": "u", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -356,4 +356,4 @@ async def test_time_of_a_blocked_event_loop_does_not_count_as_patience() -> None
         async def get_all(self, kind: str, namespace: str = "") -> list[dict[str, Any]]:
             return [failed_scheduling] if kind == "Event" else []
 
-    assert (await Slow().wait_running("p", patience=1.0))["status"]["phase"] == "Running"
+    assert (await Slow().wait_running("p", progress_timeout=1.0))["status"]["phase"] == "Running"

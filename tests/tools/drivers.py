@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import yaml
 
 from dra_kubeletplugin.packaging.scaffold.names import Names
-from dra_kubeletplugin.packaging.scaffold.writer import common
+from dra_kubeletplugin.packaging.scaffold.writer import common_files
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(p.parent for p in ROOT.glob("drivers/*/pyproject.toml"))
@@ -23,7 +23,7 @@ _RULES = "PYTHON ?="  # in a Makefile what is above it is the driver's own
 def template(package: Path) -> dict[PurePosixPath, str]:
     """What `dra new` would write for a driver of this name, whatever its kind."""
     driver = yaml.safe_load((package / "deploy/values.yaml").read_text())["driverName"]
-    return dict(common(Names("", package.name.replace("_", "-"), driver)))
+    return dict(common_files(Names("", package.name.replace("_", "-"), driver)))
 
 
 def same(package: Path) -> Iterator[tuple[Path, str]]:

@@ -21,7 +21,7 @@ from .context import ClaimContext, PluginContext
 from .device_status import DeviceStatusReporter
 from .engine import ClaimOutcome, Engine
 from .inflight import ClaimTasks
-from .instances import InstanceLock
+from .instance_lock import InstanceLock
 from .metadata_files import MetadataFiles
 from .metadata_updates import MetadataUpdates
 from .process_watcher import ProcessWatcher

@@ -34,7 +34,7 @@ from ..driver import Driver
 from ..driver.calls import Calls
 from ..driver.process import ProcessSpec
 from ..errors import DriverError, RecordsError, RetryableError, describe, printable
-from .instances import InstanceLock
+from .instance_lock import InstanceLock
 
 log = logging.getLogger(__name__)
 STEP = "@process"

@@ -16,7 +16,7 @@ from ..base.telemetry.logs import claim_fields
 from ..errors import DraError, HardwareUnknownError, RecordUnreadableError
 from .capacity import Supply, shortage
 from .holders import HeldByError, OverdrawnByError
-from .instances import InstanceLock
+from .instance_lock import InstanceLock
 from .record import Record, Row, State, UnreadableRecord
 from .store.records import RECOVER, Records
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..base.settings import Settings, load
 from ..base.terminal import indented
 from ..cdi import ClaimSpecs
-from ..claims.instances import InstanceLock
+from ..claims.instance_lock import InstanceLock
 from ..claims.metadata_files import MetadataFiles
 from ..claims.record import Row, UnreadableRecord
 from ..claims.rollback_retries import retry_note

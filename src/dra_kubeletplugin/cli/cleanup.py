@@ -15,7 +15,7 @@ from pathlib import Path
 from ..base.settings import Settings, load
 from ..base.text import counted
 from ..cdi import ClaimSpecs
-from ..claims.instances import InstanceLock
+from ..claims.instance_lock import InstanceLock
 from ..claims.store.offline import read_rows
 from ..errors import SettingsError
 from ..kube import KubeClient, load_config

@@ -14,8 +14,8 @@ from ..base.text import counted, join_names
 from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
 from ..packaging.manifests.driver_options import driver_beside
-from ..packaging.manifests.source_reader import load
-from ..packaging.manifests.values import values_of
+from ..packaging.manifests.source_reader import load_source
+from ..packaging.manifests.values import read_values
 from ..packaging.manifests.values_validation import framework_options
 from ..packaging.manifests.writer import write_driver, write_shared
 from .shell.exit_codes import Exit
@@ -33,7 +33,7 @@ def deploy(args: argparse.Namespace) -> int:
             {"override_files": "-f", "directory": "--directory", "kustomize_base": "--kustomize-base"},
             "is for one driver's VALUES and cannot be combined with --shared-dir",
         )
-    source = load()
+    source = load_source()
     try:
         if args.shared_dir:
             driver, out = _load_driver(args.driver) if args.driver else None, Path(args.shared_dir)
@@ -50,7 +50,7 @@ def deploy(args: argparse.Namespace) -> int:
                 )
             driver = _driver(args.driver, paths[0], warnings)
             source = source.with_defaults_of(driver)
-            values = values_of(source, paths, warnings, driver)
+            values = read_values(source, paths, warnings, driver)
             if driver is None and (unchecked := sorted(values.options.keys() - framework_options())):
                 warnings.append(
                     f"options: {join_names(unchecked)} of the driver are not validated: add the driver with --driver"

@@ -13,7 +13,7 @@ from ..analysis import from_files
 from ..base.settings import Settings
 from ..devices.inventory import Inventory
 from ..devices.slices.pack import pack
-from ..devices.slices.slice_objects import PoolFrame
+from ..devices.slices.slice_objects import CommonSliceFields
 from ..driver import Driver, Role, make
 from ..errors import SettingsError
 from ..host import Host
@@ -133,10 +133,10 @@ def _slices(cls: type[Driver], settings: Settings, role: Role, notes: list[str])
     notes += [f"not published {where}: {name}: {fault}" for name, fault in inventory.rejected.items()]
     for pool in inventory.contents():
         contents = pack(pool.devices, pool.counter_sets, slice_size=inventory.slice_size)
-        frame = PoolFrame(settings.driver_name, pool.name, pool.fields, 1, len(contents))
+        common = CommonSliceFields(settings.driver_name, pool.name, pool.fields, 1, len(contents))
         for i, content in enumerate(contents):
             name = f"{pool.name}-{settings.driver_name}-{i:05x}"
-            spec = frame.spec(content, {})
+            spec = common.spec(content, {})
             yield {
                 "apiVersion": "resource.k8s.io/v1",
                 "kind": "ResourceSlice",

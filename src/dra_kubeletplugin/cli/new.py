@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..errors import SettingsError
 from ..packaging.scaffold.names import Names, check_device, check_driver_name, check_name, check_vendor
-from ..packaging.scaffold.writer import make
+from ..packaging.scaffold.writer import write_package
 from .command_args import KINDS
 from .output_models import Made
 from .shell.exit_codes import Exit
@@ -44,7 +44,7 @@ def new(args: argparse.Namespace) -> int:
     driver = _option_or_input(
         args.driver_name, "--driver-name", "The driver's name in Kubernetes", check_driver_name, f"{name}.example.com"
     )
-    folder = make(Names(kind, name, driver, vendor, device), args.directory)
+    folder = write_package(Names(kind, name, driver, vendor, device), args.directory)
     put(
         Made(folder, kind, name, driver, vendor, device),
         args.output,

@@ -1,4 +1,4 @@
-"""Runs work on many devices in a thread, so that the work does not block the event loop."""
+"""Runs a function that processes many devices in a thread, so that it does not block the event loop."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from typing import TypeVar
 
 from ..base.threads import in_own_thread
 
-_FEW = 64  # devices that are processed on the event loop, because a thread would cost more
+_FEW = 64  # so many devices are processed on the event loop, because starting a thread would take longer
 T = TypeVar("T")
 
 
 async def compute(devices: int, work: Callable[[], T]) -> T:
-    """Calls a function that processes ``devices`` devices, and returns its result. No task may change the function's data meanwhile."""
+    """Calls ``work`` and returns its result. No task may change the data of ``work`` during the call.
+
+    Args:
+        devices: the number of devices that ``work`` processes.
+    """
     return work() if devices <= _FEW else await in_own_thread(work)

@@ -1,7 +1,4 @@
-"""Calls the driver's ``devices()`` or ``pools()``: at start, after events, and at intervals; one call at a time.
-
-The result goes to :meth:`Inventory.update`.
-"""
+"""Calls the driver's ``devices()`` or ``pools()`` at start, after events and at intervals, and passes the result to the inventory."""
 
 from __future__ import annotations
 
@@ -31,12 +28,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Intervals of discovery, in seconds. A burst of events ends after ``settle`` seconds without an event, or after ``burst``."""
+    """Intervals of discovery, in seconds. After an event, the call waits for further events, so that a burst of events causes one call."""
 
     interval: float = 60.0  # between calls without any event
     hang: float = 10.0  # a call that takes longer is reported as a fault
-    settle: float = 0.2
-    burst: float = 1.0
+    settle: float = 0.2  # without a further event, until the call begins
+    burst: float = 1.0  # from the first event until the call begins, even if events continue
     apart: float = 0.5  # from the end of one call to the start of the next
     retry: float = 1.0  # after the first failure; doubles up to ``interval``
 
@@ -47,10 +44,12 @@ def discovery_method(driver: Driver) -> str:
 
 
 async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
-    """Returns the driver's pools, not yet validated. If the driver does not override ``pools``, calls ``devices`` for the node's pool.
+    """Calls the driver and returns its pools, not yet validated.
+
+    If the driver does not override ``pools``, the result of ``devices`` becomes the pool of the node.
 
     Raises:
-        DraError: anything that ``calls`` raises.
+        DraError: the call failed; see :class:`Calls`.
     """
     if driver.uses_pools:
         return await calls(driver.pools)
@@ -62,13 +61,13 @@ async def query_devices(driver: Driver, calls: Calls, node: str) -> object:
 
 
 class DeviceDiscovery:
-    """Calls ``pools`` or ``devices``, so that two calls never overlap and the newest result wins.
+    """Calls ``pools`` or ``devices``, one call at a time.
 
-    A call that hangs delays nothing else. It is reported in :attr:`fault`, and its result is used when it arrives.
+    A call that hangs is reported in :attr:`fault`. Its result is still used when it returns, and the next call waits for it.
 
     Args:
-        held: returns the devices that claims hold, as pool and name. May raise :class:`DraError` if they are unknown now.
-        sysfs: the sysfs whose kernel events cause a call; a described host has no kernel events.
+        held: returns the devices that claims hold. Raises :class:`DraError` if they cannot be read.
+        sysfs: the sysfs whose kernel events cause a call. A described host has no kernel events.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class DeviceDiscovery:
         intervals: Intervals,
     ) -> None:
         self.last_success: float | None = None
-        """When the driver last returned devices, in unix seconds."""
+        """When the last successful call ended, in unix seconds; None if no call has succeeded."""
         self.note = ""
-        """A problem of the devices that does not prevent their publication; empty if there is none."""
+        """A problem with published devices; empty if there is none."""
         self._driver = driver
         self._calls = calls
         self._inventory = inventory
@@ -101,13 +100,14 @@ class DeviceDiscovery:
         self._failure = ""
 
     def request(self) -> None:
-        """Requests a call soon, because devices may have changed. Safe from any thread."""
+        """Requests a call, because devices may have changed. Safe from any thread."""
         self._wakeup.request()
 
     async def set_gates_off(self, off: frozenset[Gate]) -> None:
-        """Passes the gates that the API server has off to the driver, which may return a simpler layout.
+        """Sets ``Driver.gates_off`` to the gates that the API server has off. The driver may then return other pools.
 
-        Waits until ``pools`` has returned, so that the first slices have the right layout; at most the time after which a call hangs.
+        If the driver has ``pools``, waits for the result of a new call, so that the first slices already fit the gates. It waits at most
+        ``Intervals.hang`` seconds.
         """
         self._driver.gates_off = off
         if self._driver.uses_pools:
@@ -116,7 +116,7 @@ class DeviceDiscovery:
                     await self.call_now()
 
     def claim_ended(self) -> None:
-        """Requests a call, because a device that vanished in use leaves the slices when its claim ends."""
+        """Requests a call if a device has vanished in use: the next call stops publishing it if its claim has ended."""
         if self._inventory.has_gone:
             self.request()
 
@@ -236,7 +236,7 @@ class DeviceDiscovery:
     # --- when to call again ---------------------------------------------------------------------
 
     async def _next(self) -> None:
-        """Waits for an event or the end of the interval. A burst of events causes one call and cannot postpone it without end."""
+        """Waits until the next call is due: after an event, or at the end of the interval. After a failure, the interval is shorter."""
         intervals = self._intervals
         ended = time.monotonic()
         pause = intervals.interval

@@ -1,4 +1,4 @@
-"""Writes an Event on the Node when devices become unhealthy, and when they recover, with the driver's text."""
+"""Writes an Event on the Node when devices become unhealthy and when they recover. The Event contains the driver's text."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from ..kube.event_recorder import EventRecorder, node_subject
 from .inventory import Inventory
 from .pool_state import DeviceKey
 
-_MAX_EVENTS = 10  # texts with their own Event, for all devices that change together
-_MAX_TEXTS = (
-    3  # different texts of one device in _PERIOD; later Events have the text _OFTEN, so that they are aggregated
-)
+_MAX_EVENTS = 10  # Events for devices that change at the same time; devices with further texts share one more Event
+# Different texts of one device within _PERIOD. Later Events about the device have the text _OFTEN, so that Kubernetes aggregates them.
+_MAX_TEXTS = 3
 _PERIOD = 3600.0  # seconds
 _OFTEN = "the text changes often, and `dra top` shows the last one"
 Reasons = Mapping[DeviceKey, str]  # the driver's text for each unhealthy device
 
 
 class HealthEvents:
-    """Events about ``node``: one for all devices that change together with the same text. The recorder limits their rate.
+    """Writes one Event about ``node`` for all devices that change at the same time with the same text.
 
-    A device whose text changes often would use up the rate, and the Events of other devices would wait for hours. So the Events of
-    such a device soon have a constant text.
+    The event recorder limits the rate of Events. A device whose text changes often would use up this rate, and the Events of other
+    devices would wait for hours. So the Events of such a device get a constant text.
     """
 
     def __init__(self, events: EventRecorder, inventory: Inventory, node: str) -> None:
@@ -63,7 +62,7 @@ class HealthEvents:
         self._texts = {k: texts for k, texts in self._texts.items() if self._inventory.get(k.device, k.pool)}
 
     def _grouped(self, reasons: Reasons) -> Iterator[tuple[str, str, str]]:
-        """Yields names of devices, the verb for their number, and their common text."""
+        """Groups devices by text. Yields the names of a group, the verb ("is" or "are"), and the text."""
         groups: dict[str, list[str]] = {}
         for key, last in reasons.items():
             reason = last if last in self._texts.get(key, ()) else _OFTEN

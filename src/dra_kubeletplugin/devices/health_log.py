@@ -1,4 +1,4 @@
-"""Logs which devices became unhealthy or healthy: one line for all devices of a pool with the same text, as for the parts of a card."""
+"""Logs which devices became unhealthy or healthy. Devices of a pool with the same text, such as the partitions of a card, share a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pool_state import DeviceKey
 log = logging.getLogger(__name__)
 
 _Group = tuple[str, str, list[str]]  # the pool, the driver's text, and the names of the devices
-_MAX_FIELD = 50  # names in the field `devices` of one line
+_MAX_FIELD = 50  # names in the field `devices` of a log line
 
 
 def log_unhealthy(reasons: Mapping[DeviceKey, str]) -> None:

@@ -1,4 +1,4 @@
-"""Calls the driver's ``health()`` at intervals, and at once after the driver reports a change."""
+"""Calls the driver's ``health()`` at intervals, and also when the driver reports a change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from ..errors import DraError, printable
 from .inventory import Inventory
 
 log = logging.getLogger(__name__)
-_APART = 0.2  # seconds from the end of one call to the start of the next, also if the driver reports changes more often
+_APART = 0.2  # minimum seconds from the end of one call to the start of the next
 
 
 class HealthMonitor:
-    """Calls ``health``, so that two calls never overlap. ``interval`` is in seconds.
+    """Calls ``health``, one call at a time, and passes each report to the inventory.
 
-    A report's age counts from the start of its call. When a call fails or hangs, the last report expires. ``faults`` returns the text
-    for each device with a fault that the framework found, by ``pool/name``.
+    The age of a report counts from the start of its call. While calls fail or hang, no new report arrives, and the last one expires.
+
+    Args:
+        interval: seconds between two calls.
+        faults: returns the faults that the framework found: ``pool/name`` of the device → text.
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class HealthMonitor:
         self._wakeup = Wakeup()
 
     def request(self) -> None:
-        """Requests a call at once, because health may have changed. Safe from any thread."""
+        """Requests a call, because health may have changed. Safe from any thread."""
         self._wakeup.request()
 
     def note(self) -> str:
-        """Returns why the health of devices is or becomes unknown; empty if there is no such reason."""
+        """Returns why the health of devices is unknown or will become unknown; empty if there is no reason."""
         age = self._inventory.health_age()
         if self.fault or age is None or age <= self._inventory.health_timeout:
             return self.fault
@@ -85,7 +88,7 @@ class HealthMonitor:
             self.fault = ""
 
     def _with_faults(self, report: object) -> object:
-        """Adds the faults that the framework found. A device that the driver reports as unhealthy keeps the driver's report."""
+        """Returns the report with the faults that the framework found. If the driver reports a device as unhealthy, its report stays."""
         faults = self._faults()
         if not faults or not isinstance(report, Mapping):
             return report

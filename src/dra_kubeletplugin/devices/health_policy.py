@@ -1,4 +1,4 @@
-"""Decides from a driver's reports whether a device counts as unhealthy: after how many reports a fault or a recovery counts."""
+"""Decides from a driver's health reports whether a device is unhealthy, and which taints it gets."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from ..resourceapi.types import Taint
 from .pool_state import DeviceKey
 
 JSON = Mapping[str, Any]
-_SAME_REASON = 600.0  # seconds: a text that contains a temperature must not cause a write for each report
-# Seconds. A fault that begins within the first time after the last recovery lasts at least the second time: a device that changes with
-# each report of an eager driver would otherwise cause several writes a second.
+# Seconds between two changes of a published reason. Otherwise, a text that contains a temperature would cause a write for each report.
+_SAME_REASON = 600.0
+# Seconds. A device that fails again within _UNSTABLE after its recovery stays unhealthy for at least _LEAST_FAULT. Otherwise, a device
+# whose health alternates would cause several writes a second.
 _UNSTABLE, _LEAST_FAULT = 60.0, 10.0
-_SAME_INFORMATION = 60.0  # seconds between two changes of informational taints: a program may cause faults every second
+# Seconds between two changes of informational taints. Otherwise, a program that causes a fault every second would cause as many writes.
+_SAME_INFORMATION = 60.0
 
 
 class HealthMark(NamedTuple):
-    """The published marks of a device. ``reason`` is empty for a device that counts as healthy, which has informational taints only."""
+    """The taints and the reason that health adds to a published device.
+
+    ``reason`` is empty for a healthy device; its taints are informational.
+    """
 
     taints: Sequence[JSON]
     reason: str
@@ -32,13 +37,12 @@ class HealthPolicy:
     """The effects of health reports.
 
     Args:
-        taint: the taint of unhealthy devices whose report contains no taint, or informational taints only; None for no taint. A plugin
-            passes ``Driver.unhealthy_taint``, by default ``dra-kubeletplugin.dev/unhealthy`` with the effect NoSchedule.
-        effect: replaces the effect of every taint for bad health (option UNHEALTHY_EFFECT); empty to keep each taint's own effect. It
-            does not replace the effect of informational taints in reports.
+        taint: the default taint: an unhealthy device gets it if its report contains no taint except informational ones. None for no
+            default. A plugin passes ``Driver.unhealthy_taint``: by default ``dra-kubeletplugin.dev/unhealthy`` with effect NoSchedule.
+        effect: replaces the effect of every taint except informational ones (option UNHEALTHY_EFFECT); empty to keep each taint's effect.
         unhealthy_after: consecutive unhealthy reports that make a healthy device unhealthy; by default 1 (UNHEALTHY_AFTER).
         healthy_after: consecutive healthy reports that make an unhealthy device healthy; by default 3 (HEALTHY_AFTER).
-        timeout: seconds until a report expires, if it sets no timeout itself.
+        timeout: seconds until a report without its own timeout expires.
     """
 
     taint: Taint | None = None
@@ -48,10 +52,10 @@ class HealthPolicy:
     timeout: float = HEALTH_TIMEOUT
 
     def taints_for(self, fault: Health | None, information: Sequence[Taint] = ()) -> Sequence[JSON]:
-        """Returns the taints of a device in API form, the informational ones first.
+        """Returns the taints of a device in API form, the informational taints first.
 
         Args:
-            fault: the report that makes the device unhealthy; None for a device that counts as healthy.
+            fault: the report that makes the device unhealthy; None for a healthy device.
             information: the informational taints.
         """
         out = [t.json() for t in information]
@@ -63,7 +67,9 @@ class HealthPolicy:
 
     def marks(self, decisions: Mapping[DeviceKey, HealthDecision]) -> dict[str, dict[str, HealthMark]]:
         """Returns the marks of all devices that are unhealthy or have informational taints, by pool and device."""
-        made: dict[Any, Sequence[JSON]] = {}  # thousands of devices may have the same taints
+        made: dict[
+            Any, Sequence[JSON]
+        ] = {}  # one list for all devices with the same taints, because there may be thousands
         out: dict[str, dict[str, HealthMark]] = {}
         for key, decision in decisions.items():
             fault, information = decision.fault, decision.information
@@ -80,7 +86,7 @@ class HealthPolicy:
 class DeviceHealth:
     """The health of a device; ``healthy`` is None if it is unknown.
 
-    ``at`` is the time of measurement in unix seconds, 0 for never. It expires after ``timeout`` seconds.
+    ``at`` is the time of measurement in unix seconds; 0 if it was never measured. The value expires after ``timeout`` seconds.
     """
 
     healthy: bool | None
@@ -91,23 +97,23 @@ class DeviceHealth:
 
 @dataclass(frozen=True)
 class HealthDecision:
-    """The state of one device after a report. ``fault`` is the report that makes it unhealthy; None while it counts as healthy."""
+    """Whether one device is healthy, after a report. ``fault`` is the report that makes it unhealthy; None while it is healthy."""
 
     last_report: Health
     at: float
     """Time of measurement, by the inventory's clock."""
     fault: Health | None = None
     against: int = 0
-    """Consecutive reports that contradict the state."""
+    """How many consecutive reports contradict the state."""
     needed: int = 0
-    """Consecutive reports that change the state."""
+    """How many such reports change the state."""
     reason: str = ""
-    """The fault's text in slices and events. Another text of the same fault replaces it after ten minutes at the earliest."""
+    """The fault's text in slices and events. It changes at most every ten minutes while the fault lasts."""
     reason_at: float = 0.0
     information: Sequence[Taint] = ()
     """The informational taints that are published."""
     informed_at: float | None = None
-    """When they changed last; None for never."""
+    """When the informational taints last changed; None for never."""
     failed_at: float = 0.0
     """When the fault began."""
     recovered_at: float | None = None
@@ -115,13 +121,14 @@ class HealthDecision:
 
     @classmethod
     def first(cls, report: Health, at: float) -> HealthDecision:
-        """Returns the state after the first report, which counts at once: a device that is broken at start must not be allocated."""
+        """Returns the state after the first report. An unhealthy one counts at once, because a broken device must not be allocated."""
         return cls(report, at)._next(report, at, report if report.healthy is False else None)
 
     def after(self, report: Health, at: float, policy: HealthPolicy) -> HealthDecision:
         """Returns the state after one more report.
 
-        A report of unknown health neither confirms nor clears a fault, and restarts the count. A repeated measurement does not count again.
+        A report of unknown health leaves the state unchanged, and resets the count of contradicting reports. If the report repeats the
+        last measurement, it does not count.
         """
         if report.measured is not None and report == self.last_report:
             return self
@@ -135,7 +142,7 @@ class HealthDecision:
         return self._next(report, at, self.fault, min(self.against + 1, needed), needed)
 
     def _is_too_soon(self, at: float) -> bool:
-        """Whether the device may not become healthy yet, because it did so a short time before the fault."""
+        """Whether the device must stay unhealthy now, because it failed again soon after its last recovery."""
         is_unstable = self.recovered_at is not None and self.failed_at - self.recovered_at < _UNSTABLE
         return is_unstable and at - self.failed_at < _LEAST_FAULT
 
@@ -166,15 +173,16 @@ class HealthDecision:
             recovered_at,
         )
 
-    def informed(self, before: HealthDecision | None, now: float) -> HealthDecision:
-        """Returns the state with the informational taints of the last report, unless they changed less than a minute ago.
+    def with_informational_taints(self, before: HealthDecision | None, now: float) -> HealthDecision:
+        """Returns the state with the informational taints of the last report.
 
-        They do not wait if the device becomes unhealthy or healthy, because its slice is written anyway. A report of unknown health
-        without taints does not remove them.
+        The taints do not change if they changed less than a minute ago, unless the report also changes whether the device is healthy:
+        its slice is then written anyway. A report of unknown health without taints does not remove the taints.
 
         Args:
             before: the state before the last report.
-            now: the time, by the inventory's clock. The time of a repeated measurement would never come to be a minute later.
+            now: the present time, by the inventory's clock. The time of measurement would not do: it stays the same if a driver repeats
+                a measurement.
         """
         report = self.last_report
         if not (report.taints or self.information):
@@ -189,7 +197,7 @@ class HealthDecision:
 
     @property
     def health(self) -> Health:
-        """The health that counts, with a message about reports that do not count yet."""
+        """The health to report to the kubelet: the last report, or the present state while reports contradict it, with their number."""
         if not self.against:
             return self.last_report
         if self.fault is None:
@@ -218,7 +226,7 @@ def checked_report(report: object) -> dict[str, Health]:
                 raise DriverError(
                     f"health() returned Health({shown(health.healthy)}) for {printable(name)}: use True, False or None"
                 )
-            # A vendor's library may return 0 for False; later comparisons with `is` need real booleans.
+            # A vendor's library may return 0 instead of False, but later comparisons with `is` need booleans.
             healthy = None if health.healthy is None else bool(health.healthy)
             out[name] = replace(health, healthy=healthy, message=printable(health.message))
     except DriverError:

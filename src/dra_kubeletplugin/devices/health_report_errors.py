@@ -1,4 +1,4 @@
-"""Finds errors in a driver's health report: logs each once, and keeps them for readiness while they last."""
+"""Finds errors in a driver's health report. Logs each error once, and keeps the errors of the last report for readiness."""
 
 from __future__ import annotations
 
@@ -16,23 +16,21 @@ from .validation import taint_fault
 log = logging.getLogger(__name__)
 
 _MAX_NOTES = 20
-_MAX_HINTS = 8  # unknown names of a report for which the nearest name is searched
+_MAX_HINTS = 8  # unknown names of a report for which a similar name is suggested
 
 
-class RejectedReports:
+class HealthReportErrors:
     """The errors of the last report."""
 
     def __init__(self) -> None:
         self._taints: set[str] = set()
         self._unknown_names: Collection[str] = ()
-        self._found: tuple[Collection[str], Collection[str]] = (
-            (),
-            (),
-        )  # the unknown and the known names of the last report
+        # the unknown names of the last report, and the names of the devices at that time
+        self._found: tuple[Collection[str], Collection[str]] = ((), ())
 
     @property
     def notes(self) -> list[str]:
-        """Returns a sentence for each error; if there are many, only the first ones and the number of the others."""
+        """Returns a sentence for each error. If there are more than 20, returns 20 of them and a sentence with the number of the rest."""
         sentences = sorted(self._taints.union(self._unknown_names))
         more = (
             [f"health() returned {len(sentences) - _MAX_NOTES} more invalid entries"]
@@ -41,8 +39,11 @@ class RejectedReports:
         )
         return sentences[:_MAX_NOTES] + more
 
-    def taintable(self, reports: Mapping[str, Health]) -> dict[str, Health]:
-        """Removes taints that the API server would reject. An unhealthy device without another taint then gets the default taint."""
+    def without_invalid_taints(self, reports: Mapping[str, Health]) -> dict[str, Health]:
+        """Returns the reports without taints that the API server would reject.
+
+        An unhealthy device without a remaining taint gets the default taint: see :meth:`HealthPolicy.taints_for`.
+        """
         faults = {n: fault for n, h in reports.items() if h.taints and (fault := _taint_faults(h))}
         sentences = {
             f"a taint that health() returned for {printable(n)} is invalid and is not published: {'; '.join(f.values())}"
@@ -55,12 +56,12 @@ class RejectedReports:
         }
 
     def log_unknown_names(self, reports: Collection[str], known: set[str]) -> None:
-        """Logs names of the report that are not names of devices. ``known`` are the names of all devices."""
+        """Logs each name in the report that is not the name of a device. ``known`` contains the names of all devices."""
         device_names = {n: n.rpartition("/")[2] for n in reports}
         unknown = sorted(n for n, device in device_names.items() if device not in known)
         if (unknown, known) == self._found:
-            return  # searching the nearest of thousands of names takes milliseconds
-        # A device that the report also names is not a candidate: the name of a removed card is not a misspelling of another card's name.
+            return  # the search for similar names among thousands of names takes milliseconds
+        # A device that the report also contains is not suggested: the name of a removed card is not a misspelling of another card's name.
         candidates = known.difference(device_names.values()) if unknown else ()
         sentences = [
             f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"

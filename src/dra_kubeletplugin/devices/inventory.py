@@ -1,7 +1,7 @@
 """Keeps the validated devices of this process with their health and taints, and wakes tasks that wait for a change.
 
-:meth:`Inventory.update` processes a result of ``Driver.pools()``: ``parse_pools``, then ``updated_pool`` and ``render_pool`` for each pool.
-The publisher reads :meth:`Inventory.contents`. Work on many devices runs in a thread, so that it does not block the event loop.
+:meth:`Inventory.update` processes a result of ``Driver.pools()``; the publisher reads the result, :meth:`Inventory.contents`. Functions
+that process many devices run in a thread, so that they do not block the event loop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..resourceapi.validation.slices import MAX_DEVICES_IN_SLICE
 from .background import compute
 from .health_log import log_recovered, log_unhealthy
 from .health_policy import DeviceHealth, HealthDecision, HealthPolicy, checked_report
-from .health_report_errors import RejectedReports
+from .health_report_errors import HealthReportErrors
 from .pool_content import PoolContent, render_pool, sample_devices
 from .pool_state import DeviceKey, Held, PoolState, updated_pool
 from .validation import parse_pools, taint_fault
@@ -47,13 +47,12 @@ class Inventory:
 
     Args:
         pool: name of the default pool, which is the node's name.
-        policy: the effects of reports of bad health.
-        result_timeout: seconds until the result of the last discovery expires.
-        clock: a monotonic clock in seconds; the age of reports is measured with it.
-        wall: the time of day in unix seconds, as the kubelet sees it.
-        role: the role whose pools these are; pools of the other role are skipped.
-        slice_size: maximum number of devices in a slice. Pass a lower one if devices may get taints later: a taint must not move a
-            device to another slice.
+        policy: the effects of health reports.
+        result_timeout: seconds until the last discovery is too old to prove that a device has vanished.
+        clock: a monotonic clock in seconds, to measure the age of reports.
+        wall: the time of day in unix seconds, for the times in reports to the kubelet.
+        role: the role whose pools the inventory keeps; it ignores pools of the other role.
+        slice_size: maximum number of devices in a slice. It is lower if devices may get taints, so that a taint moves no device.
 
     Raises:
         DriverError: the API server would reject the policy's taint.
@@ -77,18 +76,18 @@ class Inventory:
         self.health_timeout = policy.timeout
         self.result_timeout = result_timeout
         self.gates_off: frozenset[Gate] = frozenset()
-        """Feature gates that the API server has off: devices that depend on them are published without some fields, or not at all."""
-        self.known = False  # whether the driver ever returned its devices. Before, a missing device may still appear
+        """Feature gates that the API server has off. Devices that depend on them are published without some fields, or not at all."""
+        self.known = False  # whether the driver has returned its devices at least once
         self.version = 0  # increases with every change of :meth:`contents`
-        self.health_version = 0  # increases with every health report and every change of the devices
+        self.health_version = 0  # increases with every health report, and whenever ``version`` increases
         self.rejected: Mapping[str, str] = {}
         """Pools, devices and counter sets that are not published, by display name, each with the reason."""
-        self.rejected_reports = RejectedReports()  # errors in the driver's last health report
+        self.health_report_errors = HealthReportErrors()  # errors in the driver's last health report
         self.depends_on_gates = False
-        """Whether the driver is called again when gates turn out to be off. If so, rejected devices are logged only after that call."""
-        self.update_pending = False  # gates were found off, and the driver's new result is still to come
+        """Whether the driver is called again after gates were found off. If so, rejected devices are logged only after that call."""
+        self.update_pending = False  # whether gates were found off, and the driver has not returned a new result since
         self.taken: Mapping[str, str] = {}
-        """Pools that another publisher publishes, each with the reason. Two publishers must never publish one pool."""
+        """Pools that this publisher leaves to another publisher, each with the reason. Two publishers must never publish one pool."""
         self._policy = policy
         self._clock = clock
         self._wall = wall
@@ -104,19 +103,18 @@ class Inventory:
     # --- a result of the driver ------------------------------------------------------------------
 
     async def update(self, pools: object, held: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
-        """Replaces the devices by the driver's result. Returns True if something changed.
+        """Replaces the devices by the driver's result. Returns whether a device, pool or counter set changed.
 
-        A device or counter set that the API server would reject is left out; the others are published.
+        A device or counter set that the API server would reject is not published; the rest of its pool is.
 
         Args:
             pools: the driver's result, not yet validated.
-            held: devices that claims hold, by pool and name. If they vanish, they stay published with a taint. Pass None if they are
-                unknown now: then all vanished devices stay. The values are results of :meth:`description`, or empty; they describe
-                devices that vanished while no plugin ran.
+            held: devices that claims hold. If such a device vanishes, it stays published with a taint. A device that vanished while no
+                plugin ran is rebuilt from its :meth:`description`. None if the claims cannot be read: then all vanished devices stay.
             method: the driver's method that returned the result.
 
         Raises:
-            DriverError: the result is not a list of pools, or contains a name twice; then nothing changes.
+            DriverError: the result is not a list of pools, or two pools or two devices of a pool have one name. The devices do not change.
         """
         self._discovered_at = self._clock()
         result = parse_pools(pools, method)
@@ -136,11 +134,11 @@ class Inventory:
         for (name, device), described in (held or {}).items():
             of_pool.setdefault(name, {})[device] = described
         states = {}
-        # The publisher of the other role handles the vanished devices of its pools, because two publishers must never publish one pool.
+        # A pool in ``result`` that is not in ``fresh`` belongs to the other role. Its publisher keeps the vanished devices of the pool.
         for name in [*fresh, *(n for n in {**self._states, **of_pool} if n not in result)]:
             before = self._states.get(name) or PoolState(name)
             state = updated_pool(before, fresh.get(name), self.pool, None if held is None else of_pool.get(name, {}))
-            if name in fresh or state.gone:  # a pool that vanished stays while claims hold its devices
+            if name in fresh or state.gone:  # a vanished pool stays while claims hold its devices
                 states[name] = state
         return states
 
@@ -153,11 +151,11 @@ class Inventory:
         published: bool,
         from_driver: bool = False,
     ) -> None:
-        """Renders the pools, replaces all fields that belong together at once, and wakes the waiting tasks.
+        """Renders the pools, then replaces states, decisions, gates and contents in one step, and wakes the waiting tasks.
 
         Args:
             published: whether :meth:`contents` changes.
-            from_driver: whether ``states`` are a new result of the driver.
+            from_driver: whether ``states`` come from a new result of the driver.
         """
 
         def render() -> dict[str, PoolContent]:
@@ -174,7 +172,7 @@ class Inventory:
         await self._notify(published=published)
 
     def _note_rejected(self) -> None:
-        """Collects :attr:`rejected`. Logs unpublished devices once with their reason, and once when they are published again."""
+        """Updates :attr:`rejected`. Logs each rejection once, and once more when it has ended."""
         out = {}
         for name, content in self._contents.items():
             if fault := self.taken.get(name) or content.fault:
@@ -195,12 +193,12 @@ class Inventory:
     async def reject(
         self, reasons: Mapping[str, str], pool: str | None = None, sent: Mapping[str, Device] | None = None
     ) -> None:
-        """Marks devices, by name, as rejected by the API server: they are left out until the driver describes them differently.
+        """Stops publishing devices that the API server rejected, until the driver changes them or :meth:`clear_rejections` is called.
 
         Args:
-            reasons: the reason for each device.
+            reasons: the reason for each device, by name.
             pool: the pool's name; by default the node's pool.
-            sent: the devices that the API server rejected. A device that the driver has described differently since is not marked.
+            sent: the devices as they were sent. If the driver has changed a device since then, the rejection is ignored.
         """
         async with self._change:
             state = self._state(pool)
@@ -216,7 +214,7 @@ class Inventory:
             await self._apply({**self._states, state.name: after}, self._decisions, self.gates_off, published=True)
 
     async def clear_rejections(self) -> bool:
-        """Clears the API server's rejections, so that the devices are tried again. Returns True if there were any."""
+        """Clears the API server's rejections, so that the devices are sent again. Returns whether there were any."""
         async with self._change:
             if not any(s.server_rejections for s in self._states.values()):
                 return False
@@ -232,7 +230,7 @@ class Inventory:
                 await self._apply(self._states, self._decisions, off, published=True)
 
     async def set_taken(self, taken: Mapping[str, str]) -> bool:
-        """Sets the pools that another publisher publishes, each with the reason. Returns True if they changed."""
+        """Sets :attr:`taken`. Returns whether it changed."""
         if taken == self.taken:
             return False
         self.taken = dict(taken)
@@ -244,16 +242,16 @@ class Inventory:
 
     @property
     def pools(self) -> Collection[str]:
-        """Names of the pools that exist now."""
+        """Names of the present pools, and of vanished pools whose devices claims hold."""
         return self._states.keys()
 
     def get(self, name: str, pool: str | None = None) -> Device | None:
-        """Returns a present device, else None."""
+        """Returns a present device; None if there is no such device."""
         entry = self._state(pool).devices.get(name)
         return entry.device if entry else None
 
     def find(self, name: str, pool: str) -> Device | None:
-        """Returns a device that is present, or that vanished while a claim holds it; else None."""
+        """Returns a device that is present, or that vanished while a claim holds it; None if there is no such device."""
         entry = self._state(pool).find(name)
         return entry.device if entry else None
 
@@ -263,16 +261,16 @@ class Inventory:
         return entry.draws() if entry else None
 
     def counters(self, pool: str, counter_set: str) -> Mapping[str, str] | None:
-        """Returns counter → amount of a counter set; None if there is no such set, or it cannot be published."""
+        """Returns the amounts of a counter set, by counter; None if there is no such set, or it cannot be published."""
         found = self._state(pool).sets.get(counter_set)
         return {n: c["value"] for n, c in found.json["counters"].items()} if found and not found.fault else None
 
     def description(self, name: str, pool: str) -> msgspec.Raw:
-        """Returns a present device as JSON, for the record of a claim that holds it; see ``held`` of :meth:`update`."""
+        """Returns a present device as JSON. The record of a claim contains it; see ``held`` of :meth:`update`."""
         return self._state(pool).description(name)
 
     def _state(self, pool: str | None) -> PoolState:
-        """Returns the state of a pool, by default of the node's pool. An unknown pool has no devices."""
+        """Returns the state of a pool, by default of the node's pool; a state without devices if there is no such pool."""
         return self._states.get(self.pool if pool is None else pool) or _NO_POOL
 
     @property
@@ -295,25 +293,25 @@ class Inventory:
         return ((DeviceKey(s.name, n), e.device) for s in self._states.values() for n, e in s.devices.items())
 
     def shown(self, pool: str, name: str) -> str:
-        """Returns a device's display name, which :meth:`Driver.health` uses too."""
+        """Returns a device's display name: ``NAME`` in the default pool, ``POOL/NAME`` in others, as in :meth:`Driver.health`."""
         return printable(name if pool == self.pool else f"{pool}/{name}")
 
     def contents(self) -> list[PoolContent]:
-        """Returns the pools as they should be in slices, without devices that the API server would reject (:attr:`rejected`)."""
+        """Returns the pools as they should be published, without the pools and devices in :attr:`rejected`."""
         return [c for c in self._contents.values() if not c.fault and c.name not in self.taken]
 
     def samples(self) -> dict[frozenset[Gate], JSON]:
-        """Returns one device for each set of feature gates that devices depend on, ignoring the gates that are off."""
+        """Returns one device, with all its fields, for each set of feature gates that devices depend on, even if the gates are off."""
         marks = self._policy.marks(self._decisions)
         published = (s for s in self._states.values() if not s.fault)
         return dict(pair for s in published for pair in sample_devices(s, marks.get(s.name, {})))
 
     def options(self) -> JSON:
-        """Returns the options that pools set for all their devices, ignoring the gates that are off. The last pool wins."""
+        """Returns the options that pools set for all their devices, also those of gates that are off. A later pool overrides others."""
         return {name: value for s in self._states.values() if not s.fault for name, value in s.options.items()}
 
     def gate_notes(self) -> list[str]:
-        """Returns a sentence for each set of fields that devices are published without, with an example device."""
+        """Returns a sentence for each set of fields that some devices are published without. It names one of these devices."""
         found: dict[tuple[str, ...], list[str]] = {}
         for content in self._contents.values():
             for name, device in content.rendered.items():
@@ -328,11 +326,11 @@ class Inventory:
     # --- health ---------------------------------------------------------------------------------
 
     def healthy(self, name: str, pool: str | None = None) -> bool:
-        """Returns False if the driver's reports make a device unhealthy. A device with unknown health counts as healthy here."""
+        """Returns False if the device is unhealthy after the driver's reports. A device with unknown health counts as healthy here."""
         return not self.unhealthy_reason(name, pool)
 
     def unhealthy_reason(self, name: str, pool: str | None = None) -> str:
-        """Returns the driver's text for an unhealthy device; empty for another device."""
+        """Returns the driver's text for an unhealthy device; empty for any other device."""
         decision = self._decisions.get(DeviceKey(self.pool if pool is None else pool, name))
         return decision.reason if decision else ""
 
@@ -341,17 +339,19 @@ class Inventory:
         return {key: d.reason for key, d in self._decisions.items() if d.fault}
 
     def _reported(self, key: DeviceKey) -> DeviceHealth:
-        """Returns a present device's health now; unknown if the last report has expired."""
+        """Returns the present health of a present device; unknown if the last report has expired."""
         decision = self._decisions.get(key)
         if decision is None:
             return DeviceHealth(None, "the driver has not reported its health yet", timeout=self.health_timeout)
         timeout = self._timeout(decision)
         if self._clock() - decision.at > timeout:
-            return self._known(None, f"the driver's last report is older than {timeout:g} s", decision.at, timeout)
-        return self._known(decision.health.healthy, decision.health.message, decision.at, timeout)
+            return self._measured_at(
+                None, f"the driver's last report is older than {timeout:g} s", decision.at, timeout
+            )
+        return self._measured_at(decision.health.healthy, decision.health.message, decision.at, timeout)
 
-    def _known(self, healthy: bool | None, message: str, at: float, timeout: float) -> DeviceHealth:
-        """Computes the time of measurement from the report's age, so that it is right even if the system clock was set meanwhile."""
+    def _measured_at(self, healthy: bool | None, message: str, at: float, timeout: float) -> DeviceHealth:
+        """Converts ``at`` to the time of day. It uses the age, so that the time is right even if the system clock was set since."""
         return DeviceHealth(healthy, message, self._wall() - (self._clock() - at), timeout)
 
     def _timeout(self, decision: HealthDecision) -> float:
@@ -371,30 +371,30 @@ class Inventory:
                 yield key, self._reported(key)
             for name in state.gone:
                 message = "the device vanished while a claim uses it"
-                health = self._known(False, message, self._discovered_at, self.result_timeout)
+                health = self._measured_at(False, message, self._discovered_at, self.result_timeout)
                 yield DeviceKey(state.name, name), health
 
     def health_age(self) -> float | None:
-        """Returns the age of the driver's last report in seconds; None before the first."""
+        """Returns the age of the driver's last report in seconds; None before the first report."""
         return None if self._reported_at is None else max(0.0, self._clock() - self._reported_at)
 
     def health_counts(self) -> dict[str, int]:
-        """Returns how many devices are ``healthy``, ``unhealthy`` and ``unknown`` now."""
+        """Returns the numbers of ``healthy``, ``unhealthy`` and ``unknown`` devices."""
         counts = Counter(health.healthy for _, health in self.health())
         return {"healthy": counts[True], "unhealthy": counts[False], "unknown": counts[None]}
 
     async def set_health(self, report: object, at: float) -> None:
-        """Processes a result of ``health()``. Names of unknown devices are ignored; devices that it does not name count as healthy.
+        """Processes a result of ``health()``. Ignores unknown names. A device that the report does not contain counts as healthy.
 
         Args:
             report: the driver's result, not yet validated.
             at: time of measurement by the inventory's clock, for entries that do not contain their own time.
 
         Raises:
-            DriverError: the report is not a mapping of names to :class:`Health`; then nothing changes.
+            DriverError: the report is not a mapping of names to :class:`Health`. Nothing changes.
         """
         if type(report) is dict:
-            report = report.copy()  # a task of the driver may change its own dict while a thread reads it
+            report = report.copy()  # the driver may change its dict while a thread reads the report
         async with self._change:
             decisions, changed = await compute(len(self), lambda: self._decide(report, at))
             self._reported_at = at
@@ -405,34 +405,34 @@ class Inventory:
                 await self._notify(published=False)
 
     def _decide(self, report: object, at: float) -> tuple[dict[DeviceKey, HealthDecision], bool]:
-        """Returns the health decision for each device after a report, and whether marks change. Logs changes of health."""
-        reports = self.rejected_reports.taintable(checked_report(report))
+        """Returns the health decision for each device after a report, and whether published taints or reasons change. Logs changes."""
+        reports = self.health_report_errors.without_invalid_taints(checked_report(report))
         healthy = Health(True)
         out, failed, recovered = {}, list[tuple[DeviceKey, Health]](), list[DeviceKey]()
         for key, _ in self.items():
             health = reports.get(f"{key.pool}/{key.device}") or reports.get(key.device) or healthy
             before, when = self._decisions.get(key), self._measured(health, at)
             now = before.after(health, when, self._policy) if before else HealthDecision.first(health, when)
-            out[key] = now = now.informed(before, self._clock())
+            out[key] = now = now.with_informational_taints(before, self._clock())
             if now.fault and not (before and before.fault):
                 failed.append((key, now.fault))
             elif before and before.fault and not now.fault:
                 recovered.append(key)
-        if self.known:  # before the driver's first devices, every name would be unknown
+        if self.known:  # before the driver returns its first devices, every name would be unknown
             known = {n for s in self._states.values() for n in (*s.devices, *s.gone)}
-            self.rejected_reports.log_unknown_names(reports.keys(), known)
+            self.health_report_errors.log_unknown_names(reports.keys(), known)
         log_unhealthy({key: fault.message for key, fault in failed})
         log_recovered(recovered)
         return out, self._policy.marks(self._decisions) != self._policy.marks(out)
 
     def _measured(self, health: Health, at: float) -> float:
-        """Treats a measurement in the future as one of now; otherwise the report would never expire."""
+        """Returns the time of measurement by the inventory's clock. A time in the future counts as now; otherwise it would never expire."""
         return at if health.measured is None else self._clock() - max(0.0, self._wall() - health.measured)
 
     # --- notifications --------------------------------------------------------------------------
 
     async def _notify(self, *, published: bool) -> None:
-        self.version += published  # at once, not only when the lock is free
+        self.version += published  # before the wait for the lock, so that readers see the change at once
         self.health_version += 1
         async with self._changed:
             self._changed.notify_all()

@@ -1,7 +1,7 @@
 """Renders a pool's state into the form in which it is published, as a pure function.
 
-Devices get the framework's marks: taint and reason for bad health, and a taint for devices that vanished in use. If the API server
-has feature gates off, devices lose the fields that depend on these gates, or are not published.
+The framework adds taints and a reason to unhealthy devices, and a taint to devices that vanished in use. If the API server has feature
+gates off, the fields that depend on these gates are removed from devices, or the devices are not published.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ JSON = Mapping[str, Any]
 
 
 class RenderedDevice(NamedTuple):
-    """A device whose published form differs from the driver's: ``published``, or None with the reason why it is not published.
+    """A device whose published form differs from the driver's form.
 
-    It is rendered again only if ``entry``, the added ``mark`` or the gates that are ``off`` change.
+    ``published`` is the published form; None if the device is not published, with the ``reason``. The device is rendered again only if
+    ``entry``, ``mark`` or ``off`` changes.
     """
 
     entry: DeviceEntry
-    mark: HealthMark | None
-    off: frozenset[Gate]
+    mark: HealthMark | None  # added by the framework
+    off: frozenset[Gate]  # gates that the API server has off
     published: DeviceEntry | None
     reason: str
-    removed_fields: Sequence[str]  # fields that it is published without
+    removed_fields: Sequence[str]  # fields of ``entry`` that ``published`` lacks
 
 
 class PoolContent(NamedTuple):
-    """A pool as it should be in slices.
+    """A pool as it should be published.
 
     Attributes:
         nodes: the nodes of devices that do not select their own nodes.
         fields: the fields of a slice's spec that apply to all devices: the nodes and the pool's options.
-        fault: why the pool is not published at all; empty if it is.
+        fault: why the pool is not published at all; empty if it is published.
         rejected: devices and counter sets that are not published, each with the reason.
         rendered: the devices whose published form differs from the driver's.
     """
@@ -69,10 +70,10 @@ def render_pool(
 
     Args:
         state: the pool.
-        marks: marks of unhealthy devices, by device.
+        marks: health taints and reasons, by device.
         off: gates that the API server has off.
         node: the node whose pools are published.
-        before: the last result, whose rendered devices are used again.
+        before: the last result for this pool, whose unchanged rendered devices are reused.
     """
     rejected, fault = dict(state.rejected), state.fault
     options = options_without(state.options, off, of_this_node=state.nodes.where is Where.THIS)
@@ -114,7 +115,10 @@ def _render_device(entry: DeviceEntry, mark: HealthMark | None, off: frozenset[G
 
 
 def _marked(device: JSON, mark: HealthMark) -> JSON:
-    """Returns ``device`` with marks of the framework. If there are too many taints, the last taints of the driver are replaced."""
+    """Returns ``device`` with the taints and the reason of ``mark``.
+
+    A taint of the driver with the same key is removed. If there are too many taints, the driver's last ones are removed too.
+    """
     if mark.reason:
         device = with_reason(device, mark.reason)
     if not mark.taints:

@@ -1,6 +1,6 @@
 """The state of one pool: its devices, the devices that vanished in use, its counter sets, and what cannot be published.
 
-:func:`updated_pool` makes the state from the author's pool and the state before. The inventory keeps one state for each pool.
+:func:`updated_pool` computes the state from the driver's pool and the previous state. The inventory keeps one state for each pool.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ..resourceapi.pools import Pool
 from .validation import (
     CounterSetEntry,
     DeviceEntry,
+    counter_set_entry,
     counters_fault,
+    device_from_record,
     pool_options,
-    recalled_device,
-    recalled_set,
     validate_counter_set,
     validate_device,
 )
 
 log = logging.getLogger(__name__)
 Held = Mapping[tuple[str, str], Mapping[str, Any]]
-"""Pool and name of each device that a claim holds, with the description of the device; empty if unknown."""
+"""The devices that claims hold: pool and name → the device's :meth:`PoolState.description`, which is empty if it is unknown."""
 JSON = Mapping[str, Any]
-_MAX_HINTS = 8  # faults of a pool for which the nearest name is searched
+_MAX_HINTS = 8  # faults of a pool for which a similar name is suggested
 
 
 class DeviceKey(NamedTuple):
-    """Identifies a device: names are unique in a pool."""
+    """Identifies a device. Device names are unique in a pool."""
 
     pool: str
     device: str
@@ -44,16 +44,17 @@ class DeviceKey(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolState:
-    """The state of one pool. It is immutable: each result of the driver creates a new one, see :func:`updated_pool`.
+    """The state of one pool. It is immutable: :func:`updated_pool` creates a new one from each result of the driver.
 
     Attributes:
         per_device: whether each device has its own nodes.
         options: fields that apply to all devices.
         fault: why the pool cannot be published at all; empty if it can.
-        devices: the driver's devices, in its order.
+        devices: the driver's devices, in the driver's order.
         gone: devices that vanished while a claim holds them.
         sets: the counter sets.
-        server_rejections: devices that the API server rejected: name → the rejected JSON, the reason; without effect on other JSON.
+        server_rejections: devices that the API server rejected: name → (rejected JSON, reason). A rejection applies only while the
+            device has this JSON.
     """
 
     name: str
@@ -90,16 +91,18 @@ class PoolState:
             yield from (entry for name, entry in entries.items() if name not in self.rejected)
 
     def description(self, name: str) -> msgspec.Raw:
-        """Returns a device with the counter sets that it consumes, as JSON. :func:`updated_pool` needs it if the device vanishes."""
+        """Returns a device with the counter sets that it consumes, as JSON, from which :func:`updated_pool` can rebuild the device."""
         entry = self.devices[name]
         sets = [self.sets[s].json for s in entry.device.consumes_counters if s in self.sets and self.sets[s].json]
         more = b',"counterSets":' + msgspec.json.encode(sets) if sets else b""
         return msgspec.Raw(b'{"device":' + (entry.encoded or b"null") + more + b"}")
 
     def described(self) -> tuple[object, ...]:
-        """Returns a value that is equal for two states that are published alike, except for health and the API server's rejections."""
+        """Returns a value that is equal for two states with the same published form, without health and the API server's rejections."""
         items = (self.devices, self.gone, self.sets)
-        order = list(map(list, items))  # two dicts are equal in any order, but the order of devices counts
+        order = list(
+            map(list, items)
+        )  # dicts with another order of keys are equal, but the order of devices is published
         return self.name, self.nodes, self.per_device, self.options, self.fault, items, order
 
 
@@ -107,11 +110,11 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
     """Returns the pool's state after a new result of the driver. Devices keep the driver's order.
 
     Args:
-        before: the state until now.
-        pool: the new result, with checked types and unique names; None if the driver does not return the pool any more.
+        before: the previous state.
+        pool: the new result, with checked types and unique device names; None if the driver no longer returns the pool.
         node: the node whose pools are published.
-        held: devices that claims hold, each with its :meth:`PoolState.description`, which is empty if unknown. If they vanish, they and
-            their counter sets stay. None if these devices are unknown: then all vanished devices stay.
+        held: the devices of this pool that claims hold: name → :meth:`PoolState.description`, which is empty if it is unknown. If such
+            a device vanishes, it stays, with its counter sets. None if the claims cannot be read: then all vanished devices stay.
     """
     gone, kept_sets = _vanished(before, {d.name for d in pool.devices} if pool else set(), held)
     if pool is None:
@@ -139,7 +142,7 @@ def updated_pool(before: PoolState, pool: Pool | None, node: str, held: Mapping[
 def _vanished(
     before: PoolState, present: Collection[str], held: Mapping[str, JSON] | None
 ) -> tuple[dict[str, DeviceEntry], dict[str, CounterSetEntry]]:
-    """Returns the devices in use that vanished, and the counter sets that they consume; see :func:`updated_pool`.
+    """Returns the devices that vanished while a claim holds them, and the counter sets that they consume; see :func:`updated_pool`.
 
     Args:
         present: names of the devices that the driver returned.
@@ -150,13 +153,13 @@ def _vanished(
     for name, described in (held or {}).items():
         if described and name not in present and name not in gone:
             try:
-                gone[name], recalled_sets = _recalled(name, described)
+                gone[name], recorded_sets = _read_record(name, described)
             except (AttributeError, KeyError, TypeError, ValueError, DraError) as e:
                 log.warning(
                     "cannot publish a vanished device: its record is not readable: %s", e, extra={"device": name}
                 )
             else:
-                sets = {**recalled_sets, **sets}
+                sets = {**recorded_sets, **sets}
     log_sample(
         log, logging.WARNING, "device vanished while a claim uses it: it stays published with a taint",
         [n for n in gone if n not in before.gone], None, lambda name: {"device": name},
@@ -165,16 +168,16 @@ def _vanished(
     return gone, {name: s for name, s in sets.items() if name in consumed}
 
 
-def _recalled(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, CounterSetEntry]]:
-    """Rebuilds a device that vanished while no plugin ran, and its counter sets, from a record.
+def _read_record(name: str, described: JSON) -> tuple[DeviceEntry, dict[str, CounterSetEntry]]:
+    """Rebuilds a device and its counter sets from a :meth:`PoolState.description`, for a device that vanished while no plugin ran.
 
     Raises:
-        Exception: anything that reading the record raises, because another version may have written it.
+        AttributeError, KeyError, TypeError, ValueError, DraError: the description is invalid; another version may have written it.
     """
-    entry = recalled_device(described["device"])
+    entry = device_from_record(described["device"])
     if entry.name != name:
         raise ValueError(f"it contains device {printable(entry.name)}")
-    return entry, {s["name"]: recalled_set(s) for s in described.get("counterSets") or ()}
+    return entry, {s["name"]: counter_set_entry(s) for s in described.get("counterSets") or ()}
 
 
 __all__ = ["DeviceEntry", "DeviceKey", "Held", "PoolState", "updated_pool"]

@@ -1,8 +1,8 @@
 """Validates a driver's pools: finds each device that the API server would reject, before it is sent.
 
 If one device of a slice is invalid, the API server rejects the entire slice, so an invalid device must never get into a slice.
-:func:`validate_device` turns each of the author's devices into a :class:`DeviceEntry`, with the reason if the device is invalid.
-``pool_state.py`` leaves out the devices with a reason and publishes the others.
+:func:`validate_device` turns each of the driver's devices into a :class:`DeviceEntry`, with a fault if the device is invalid. Devices
+with a fault are not published: see :attr:`.PoolState.rejected`.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from ..resourceapi.validation.common import pool_name
 from ..resourceapi.validation.slices import max_devices, slice_options
 
 MAX_POOLS = 4096
-_ATTEMPTS = 5  # to read a device that another thread changes
-MAX_BYTES = 512 * 1024  # of one device or counter set as JSON; two of them in a slice stay below the limit of etcd
+_ATTEMPTS = 5  # to read a device while another thread changes it
+MAX_BYTES = 512 * 1024  # of one device or counter set as JSON, so that a slice stays below the limit of etcd (1.5 MiB)
 JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A device of a pool, with the result of its validation. Two entries are equal if they are published alike.
+    """A device of a pool, with the result of its validation. Two entries are equal if their published forms are equal.
 
     Attributes:
-        name: its name.
+        name: the device's name.
         device: the author's device.
-        encoded: JSON text, as it would be sent; empty if nothing can be sent. The text needs a tenth of the memory of decoded objects.
-        fault: why it must not be sent; empty if it may.
-        consumed: number of counters that it consumes.
+        encoded: the device as JSON text; empty if it cannot be encoded. The text needs a tenth of the memory of decoded objects.
+        fault: why the device must not be sent; empty if it may be sent.
+        consumed: number of counters that the device consumes.
         device_limit: maximum number of devices in a slice that contains this device: 128, or 64.
-        gates: the API server's feature gates that it depends on.
+        gates: the API server's feature gates that the device depends on.
     """
 
     name: str
@@ -55,12 +55,12 @@ class DeviceEntry:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The object; each access decodes it again."""
+        """The device as a JSON object; empty if it cannot be encoded. Each access decodes the text again."""
         return decoded(self.encoded) if self.encoded else {}
 
     @property
     def has_own_nodes(self) -> bool:
-        """Whether the JSON text selects the device's nodes. Each access decodes it again."""
+        """Whether the device selects its own nodes. Each access decodes the JSON text again."""
         return not self.json.keys().isdisjoint(NODE_FIELDS)
 
     def draws(self) -> dict[str, dict[str, str]]:
@@ -69,20 +69,20 @@ class DeviceEntry:
         return {c["counterSet"]: {n: a["value"] for n, a in c["counters"].items()} for c in consumptions or ()}
 
     def with_nodes(self, nodes: Nodes) -> DeviceEntry:
-        """Returns the entry with its own nodes, for a pool in which each device has its own nodes."""
+        """Returns the entry with ``nodes``, unless it selects its own nodes. For a pool in which each device has its own nodes."""
         if self.fault or not self.encoded or self.has_own_nodes:
             return self
         built = {**self.json, **nodes.of_device()}
         return replace(self.with_json(built), gates=gates_of(built))
 
     def with_json(self, json: JSON) -> DeviceEntry:
-        """Returns the entry with other JSON, which is known to be valid."""
+        """Returns the entry with other JSON, which the caller knows to be valid."""
         encoded, limit = msgspec.json.encode(json), max_devices([json])
         return DeviceEntry(self.name, self.device, encoded, "", self.consumed, limit, self.gates)
 
 
 class CounterSetEntry(NamedTuple):
-    """A counter set of a pool. ``fault`` is the reason why it must not be sent; empty if it may."""
+    """A counter set of a pool. ``fault`` is the reason why it must not be sent; empty if it may be sent."""
 
     json: JSON
     fault: str = ""
@@ -97,13 +97,14 @@ def decoded(encoded: bytes) -> dict[str, Any]:
 def validate_device(
     device: Device, nodes: Nodes, *, per_device: bool, before: DeviceEntry | None = None
 ) -> DeviceEntry:
-    """Validates one device of a pool with ``nodes``. Raises nothing.
+    """Validates one device of a pool with ``nodes``. Raises nothing: the entry contains the fault.
 
-    If the device did not change, it is not validated again, and ``before`` is returned: a discovery every minute then keeps no new objects.
+    An unchanged device is not validated again, and ``before`` is returned, so that a discovery every minute keeps no new objects.
 
     Args:
         per_device: whether each device of the pool has its own nodes.
-        before: the entry from the last discovery. A role never has the pool of this node and other pools under one name.
+        before: the entry from the last discovery. It was validated for the same kind of nodes: all pools of the node role are of this
+            node, and no pool of the controller role is.
     """
     name = device.name
     try:
@@ -129,28 +130,28 @@ def validate_device(
 
 def _json_of(item: Device | CounterSet) -> dict[str, Any]:
     for _ in range(_ATTEMPTS - 1):
-        with contextlib.suppress(RuntimeError):  # a thread of the driver changes a dict of the item at this moment
+        with contextlib.suppress(RuntimeError):  # a thread of the driver is changing a dict of the item
             return item.json()
     return item.json()
 
 
 def validate_counter_set(counter_set: CounterSet) -> CounterSetEntry:
-    """Validates one counter set like :func:`validate_device`."""
+    """Validates one counter set. Raises nothing: the entry contains the fault."""
     try:
-        return recalled_set(_json_of(counter_set))
+        return counter_set_entry(_json_of(counter_set))
     except (DraError, TypeError, ValueError) as e:
         return CounterSetEntry({}, printable(e))
     except Exception as e:
         return CounterSetEntry({}, describe(e))
 
 
-def recalled_device(raw: JSON) -> DeviceEntry:
-    """Validates a device as it was published before. Raises anything that reading it raises."""
+def device_from_record(raw: JSON) -> DeviceEntry:
+    """Validates a device whose JSON is in the record of a claim. Raises the decoder's error if the JSON is not a device."""
     return _entry(read_device(raw), raw, msgspec.json.encode(raw), device_faults(raw))
 
 
-def recalled_set(raw: JSON) -> CounterSetEntry:
-    """Validates a counter set as it was published before. Raises anything that reading it raises."""
+def counter_set_entry(raw: JSON) -> CounterSetEntry:
+    """Validates the JSON of a counter set. Raises the validator's error if the JSON has an unexpected structure."""
     return CounterSetEntry(raw, _fault_text(counter_set_faults(raw), msgspec.json.encode(raw)))
 
 
@@ -161,7 +162,12 @@ def _fault_text(faults: list[str], encoded: bytes) -> str:
 
 
 def _entry(device: Device, built: JSON, encoded: bytes, faults: list[str]) -> DeviceEntry:
-    """Returns the entry of a device with its JSON, as an object and as text."""
+    """Returns the entry of a device.
+
+    Args:
+        built: the device as a JSON object.
+        encoded: the device as JSON text.
+    """
     consumed = sum(len(c["counters"]) for c in built.get("consumesCounters") or [])
     return DeviceEntry(
         device.name, device, encoded, _fault_text(faults, encoded), consumed, max_devices([built]), gates_of(built)
@@ -169,20 +175,20 @@ def _entry(device: Device, built: JSON, encoded: bytes, faults: list[str]) -> De
 
 
 def parse_pools(result: object, method: str) -> dict[str, Pool]:
-    """Checks the types and names in a driver's result. Returns the pools by name; device names are unique in a pool.
+    """Checks the types and names in a driver's result. Returns the pools by name. Device names are then unique in each pool.
 
     Args:
         result: the result.
-        method: the driver's method that returned it.
+        method: the driver's method that returned the result.
 
     Raises:
-        DriverError: the result is not a list of pools, a pool's devices are not a list, or a name occurs twice.
+        DriverError: an object has the wrong type, a list is too long, or two pools or two devices of a pool have one name.
     """
     out: dict[str, Pool] = {}
     for pool in _items(result, Pool, f"{method}() returned", MAX_POOLS):
         name = str.__str__(pool.name)  # an instance of a subclass of str cannot be sent
         where = f"{method}() returned pool {printable(name)!r}"
-        # The author of `devices` never sees the pool, so messages must not mention it.
+        # An author who implements `devices` does not know the pool, so messages must not mention it.
         devices_subject = f"{method}() returned" if method == "devices" else f"{where} whose devices are"
         if not isinstance(pool.nodes, Nodes):
             raise DriverError(
@@ -205,9 +211,10 @@ def parse_pools(result: object, method: str) -> dict[str, Pool]:
 
 
 def pool_options(name: str, pool: Pool, node: str) -> tuple[JSON, str]:
-    """Returns the fields that a pool sets for all its devices, and why it cannot be published at all; empty if it can.
+    """Returns the fields that a pool sets for all its devices, and the pool's fault.
 
-    The reason does not depend on the pool's devices. ``node`` is the node whose pools are published.
+    The fault is the reason why no device of the pool can be published; it is empty if they can. ``node`` is the node whose pools are
+    published.
     """
     try:
         pool.nodes.of_slice("")
@@ -222,11 +229,11 @@ def pool_options(name: str, pool: Pool, node: str) -> tuple[JSON, str]:
 
 
 def _node_fault(name: str, nodes: Nodes, node: str) -> str:
-    """Returns why a pool may not be published on a node because of its name; empty if it may.
+    """Returns why the name of a pool is not allowed on a node; empty if it is allowed.
 
-    A driver's pools are unique in the cluster: if two nodes publish a pool with the same name, neither can be used. The admission policy
-    of ``deploy/`` has the same rule. A pool's name consists of DNS subdomains separated by ``/``, and a node's name is one subdomain.
-    Therefore, ``n1/`` is not a prefix of a pool of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
+    The pool names of a driver must be unique in the cluster: if two nodes publish a pool with the same name, neither can be used. The
+    admission policy of ``deploy/`` has the same rule. A pool's name consists of DNS subdomains separated by ``/``, and a node's name is
+    one subdomain. Therefore, ``n1/`` is not a prefix of a pool of node ``n10``. Source: ValidateResourceSlice of Kubernetes' API server.
     """
     if nodes.where is not Where.THIS or name == node or name.startswith(f"{node}/"):
         return ""
@@ -244,7 +251,7 @@ def _kind(value: object) -> str:
 
 
 def _items(result: object, kind: type[T], subject: str, maximum: int) -> Iterator[T]:
-    """Yields the items of an author's list after checking their types. ``subject`` is the beginning of an error message."""
+    """Yields the items of an author's list after checking their types. ``subject`` is the beginning of the error messages."""
     if not isinstance(result, Iterable) or isinstance(result, (str, bytes, Mapping)):
         hint = replacement_message(result, kind.__name__, returned=subject.endswith(" returned"))
         raise DriverError(f"{subject} {_kind(result)}, not a list of {kind.__name__}{hint}")
@@ -268,12 +275,14 @@ def _items(result: object, kind: type[T], subject: str, maximum: int) -> Iterato
 
 
 def counters_fault(device: DeviceEntry, sets: Mapping[str, CounterSetEntry], *, seek: bool = True) -> str:
-    """Returns why a device's counters cannot be used. One unknown counter set makes a whole pool invalid for the scheduler.
+    """Returns why a device's counters are invalid; empty if they are valid.
+
+    The scheduler ignores a whole pool if one of its devices consumes counters of an unknown counter set.
 
     Args:
         device: the device.
         sets: counter sets of the pool.
-        seek: whether to search the nearest name for the message, which takes milliseconds with hundreds of names.
+        seek: whether the message suggests a similar name. The search takes milliseconds with hundreds of names.
     """
 
     def nearest(name: str, known: Collection[str]) -> str:

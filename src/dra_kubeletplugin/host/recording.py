@@ -10,7 +10,7 @@ from typing import Any
 
 from . import recorded_files, sysfs
 from .fake import schema
-from .fake.model import SPEEDS, WIDTHS, Content, Machine
+from .fake.model import SPEEDS, WIDTHS, Content, HostDescription
 from .machine import Host
 from .pci import PciFunction
 
@@ -30,7 +30,7 @@ _YAML_WORDS = {
 _RECORDED = ("dev", "operstate", "size")  # the recorded attributes of class devices
 
 
-def record(host: Host, chosen: Sequence[Path] = ()) -> Machine:
+def record(host: Host, chosen: Sequence[Path] = ()) -> HostDescription:
     """Reads a machine into a description, as far as the format allows.
 
     The description of a physical function contains its virtual functions. From ``/proc``, it contains ``devices``, and
@@ -68,22 +68,22 @@ def record(host: Host, chosen: Sequence[Path] = ()) -> Machine:
     return schema.parse(found, "the machine's sysfs")
 
 
-def text(machine: Machine, title: str = "") -> str:
+def text(description: HostDescription, title: str = "") -> str:
     """Formats a description as YAML, with one function per line."""
     out = [f"# {title}"] if title else []
     out += (
-        ["functions:", *(f"- {_flow(f.description())}" for f in machine.functions)]
-        if machine.functions
+        ["functions:", *(f"- {_flow(f.description())}" for f in description.functions)]
+        if description.functions
         else ["functions: []"]
     )
-    if machine.numa_nodes:
+    if description.numa_nodes:
         out.append("numa_nodes:")
-        for number, node in machine.numa_nodes.items():
+        for number, node in description.numa_nodes.items():
             numa_fields = {"cpus": node.cpus, "socket": node.socket, "distances": list(node.distances)}
             out.append(f"  {number}: {_flow({k: v for k, v in numa_fields.items() if v not in ('', [])})}")
-    if machine.drivers:
-        out.append(f"drivers: {_flow(list(machine.drivers))}")
-    for name, files in (("nodes", machine.nodes), ("proc", machine.proc), ("files", machine.files)):
+    if description.drivers:
+        out.append(f"drivers: {_flow(list(description.drivers))}")
+    for name, files in (("nodes", description.nodes), ("proc", description.proc), ("files", description.files)):
         if files:
             out += [f"{name}:", *(f"  {_key(path)}: {_block(content)}" for path, content in files.items())]
     return "\n".join(out) + "\n"

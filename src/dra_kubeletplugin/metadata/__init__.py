@@ -1,7 +1,7 @@
 """Reads the metadata of a container's devices from mounted files, without access to the API server (KEP-5304).
 
-If a driver enables it, each container has one mounted file for every request that it uses. Reading needs only this
-package::
+If a driver writes metadata, a container has one mounted file for each request that it uses and each driver of that request. Programs
+need only this package to read the files::
 
     from dra_kubeletplugin import metadata
 

@@ -15,7 +15,7 @@ from .reader import ROOT_VARIABLE, devices
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the devices. Returns the exit code: 0, or 1 if a file cannot be read."""
+    """Prints the devices. Returns the exit code: 0, also without devices; 1 if a file cannot be read."""
     parser = argparse.ArgumentParser(
         prog="python -m dra_kubeletplugin.metadata", description="The DRA devices of this container (KEP-5304)."
     )

@@ -1,6 +1,6 @@
-"""The content of a metadata file: a stream of JSON objects with the same content, one per API version, newest first.
+"""Decodes and encodes a metadata file: a stream of JSON objects with the same content, one per API version, the newest version first.
 
-Source: ``k8s.io/dynamic-resource-allocation/api/metadata``; both versions have the same fields.
+Both versions have the same fields. Source: ``k8s.io/dynamic-resource-allocation/api/metadata``.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Device:
     """One allocated device.
 
     Attributes:
-        request: the claim's request, with the chosen alternative (``gpu/large``).
+        request: the claim's request, with the chosen alternative if there is one (``gpu/large``).
         driver, pool, name: identify the device, as in its ResourceSlice.
         attributes: values by name: ``str``, ``int``, ``bool``, :class:`~dra_kubeletplugin.Version`, or a tuple of one of these types.
-        network: data of a network device; it may be added later, with a higher ``generation``.
+        network: data of a network device. A driver may add it later, with a higher ``generation``.
         claim: the claim that the device was allocated for.
-        generation: starts at 1 and grows by 1 with each change.
+        generation: the generation of the file: it starts at 1, and each change of the file increases it by 1.
     """
 
     request: str
@@ -121,7 +121,7 @@ class _Object(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def decode(data: bytes, path: Path) -> Document:
-    """Decodes the first object of a known version.
+    """Decodes the first object of a known version, and ignores the objects after it.
 
     Raises :class:`MetadataError` with the path if the data is not JSON, a field has a wrong type, or no object has a known version.
     """
@@ -129,7 +129,10 @@ def decode(data: bytes, path: Path) -> Document:
 
 
 def decode_whole(data: bytes, path: Path) -> Document | None:
-    """Like :func:`decode`, but returns None for a partly written file: not all objects of known versions have the same content."""
+    """Decodes all objects of known versions, and returns the first. Returns None if one is invalid or has different content.
+
+    Such a file may be partly written.
+    """
     try:
         first, *others = _versions(data, path)
     except MetadataError:
@@ -216,6 +219,6 @@ def encode(claim: ClaimRef, generation: int, requests: Mapping[str, Sequence[Map
     data = b""
     for version in VERSIONS:
         written.api_version = f"{GROUP}/{version}"
-        # deterministic: attributes are sorted by name, as Go writes them
+        # "deterministic" sorts attributes by name, as Go does
         data += msgspec.json.format(msgspec.json.encode(written, order="deterministic"), indent=2) + b"\n"
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), data)

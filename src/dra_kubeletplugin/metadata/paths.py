@@ -18,9 +18,9 @@ def in_container(claim: str, pod_claim: str, request: str, driver: str) -> PureP
     Args:
         claim: the name of the ResourceClaim.
         pod_claim: the claim's name in the pod's ``spec.resourceClaims``, if the claim was created from a template; else empty.
-        request: as in the allocation; only the first part of ``request/alternative`` is used.
+        request: the name in the allocation: ``request`` or ``request/alternative``. The path contains only ``request``.
 
-    Raises ``ValueError`` for a name that the API server would not accept, because such a name could lead out of the folder.
+    Raises ``ValueError`` if the name of the claim or request is invalid, because such a name could lead out of the folder.
     """
     kind, name = (TEMPLATES, pod_claim) if pod_claim else (CLAIMS, claim)
     base = base_request(request)

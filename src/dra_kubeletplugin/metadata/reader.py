@@ -1,7 +1,8 @@
 """Finds and reads the metadata files in a container, also while a driver is writing them.
 
-Each file itself is mounted, so a driver can only change it in place, and some drivers truncate it first. A complete file has
-the same content in all versions. A partly written file has versions that differ, or invalid JSON, so it is read again.
+The file itself is mounted, so a driver can only change it in place, and some drivers truncate it first. A complete file contains one
+object per API version, and all objects have the same content. A partly written file contains different objects or invalid JSON. Such a
+file is read again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .document import Device, Document, decode, decode_whole
 from .paths import CLAIMS, CONTAINER_ROOT, SUFFIX, TEMPLATES, base_request
 
 ROOT_VARIABLE = "DRA_DEVICE_METADATA_ROOT"
-_RETRY_PAUSES = (0.001, 0.005, 0.02, 0.05, 0.1)  # seconds before each new read of a partly written file
+_RETRY_PAUSES = (0.001, 0.005, 0.02, 0.05, 0.1)  # seconds before each repeated read of a partly written file
 
 
 def devices(
@@ -25,15 +26,18 @@ def devices(
     driver: str = "",
     root: Path | None = None,
 ) -> list[Device]:
-    """Returns the devices of this container, sorted by claim, request and driver, then in the driver's order.
+    """Returns the devices of this container.
+
+    Devices of claims without a template come first. Devices are sorted by claim, request and driver; devices of one driver and request
+    are in the driver's order.
 
     Args:
-        claim: the claim's name: for a claim from a template, its name in the pod's ``spec.resourceClaims``; else the
-            ResourceClaim's name. Empty means all claims.
+        claim: the name of a claim. For a claim from a template, this is the name in the pod's ``spec.resourceClaims``; for other claims,
+            the name of the ResourceClaim. Empty means all claims.
         request: the name of the request, with or without the chosen alternative. Empty means all requests.
         driver: the driver's name. Empty means all drivers.
-        root: for tests: the folder of the files. By default it is the environment variable DRA_DEVICE_METADATA_ROOT, or else
-            the folder that KEP-5304 defines.
+        root: for tests: the folder of the files. The default is the environment variable DRA_DEVICE_METADATA_ROOT; if it is not set, the
+            folder that KEP-5304 defines.
 
     Raises :class:`MetadataError` if a file cannot be read. Without metadata files the result is empty.
     """
@@ -44,14 +48,14 @@ def devices(
 
 
 def documents(*, claim: str = "", request: str = "", driver: str = "", root: Path | None = None) -> list[Document]:
-    """Returns the files, each in its first known version. Arguments and errors as for :func:`devices`."""
+    """Returns the decoded files. The arguments and errors are those of :func:`devices`."""
     top = root or Path(os.environ.get(ROOT_VARIABLE) or CONTAINER_ROOT)
     names = f"{claim or '*'}/{base_request(request) or '*'}/{driver or '*'}{SUFFIX}"
     return [_read(path) for kind in (CLAIMS, TEMPLATES) for path in sorted((top / kind).glob(names))]
 
 
 def _read(path: Path) -> Document:
-    """Reads a file. If it never becomes consistent, returns the first version that can be decoded."""
+    """Reads and decodes a file. If the file is still partly written after the last retry, decodes its first object of a known version."""
     for pause in _RETRY_PAUSES:
         if document := decode_whole(_content(path), path):
             return document

@@ -1,12 +1,12 @@
 """Decides which living instance of a plugin on a node publishes slices: the one that started last.
 
 A rolling update runs two instances for a while. Each instance keeps a locked file for its life, see
-:mod:`dra_kubeletplugin.claims.instances`; the kernel releases the lock of an instance that was killed.
+:mod:`dra_kubeletplugin.claims.instance_lock`; the kernel releases the lock of an instance that was killed.
 """
 
 from __future__ import annotations
 
-from ..claims.instances import InstanceLock
+from ..claims.instance_lock import InstanceLock
 
 
 def is_newest(own: InstanceLock) -> bool:

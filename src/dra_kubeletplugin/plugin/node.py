@@ -17,7 +17,7 @@ from ..base.http_server.server import Request, Response
 from ..base.settings import Settings
 from ..base.telemetry.metrics import Metrics
 from ..claims import ClaimManager, PluginContext
-from ..claims.instances import InstanceLock, OwnedSocket
+from ..claims.instance_lock import InstanceLock, OwnedSocket
 from ..devices.discovery import DeviceDiscovery, Intervals, discovery_method
 from ..devices.health_events import HealthEvents
 from ..devices.health_monitor import HealthMonitor
@@ -313,7 +313,7 @@ class Plugin:
         out += [self.discovery.note] if self.discovery.note else []
         out += self.inventory.gate_notes()
         out += [note] if (note := self.health.note()) else []
-        out += self.inventory.rejected_reports.notes
+        out += self.inventory.health_report_errors.notes
         out += self.checks.notes()
         return out + await self.claims.notes()
 

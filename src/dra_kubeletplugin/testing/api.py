@@ -31,7 +31,8 @@ JSON = dict[str, Any]
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 TIMEOUT = 60.0  # seconds until a wait fails; long, because a test machine may be busy
-PATIENCE = 2.0  # seconds without a change until a wait fails for a pod that is unschedulable, or whose claims cannot be prepared
+PROGRESS_TIMEOUT = 2.0
+"""Seconds without a change after which a wait fails, if the pod is unschedulable or its claims cannot be prepared."""
 _NO_CLASS = re.compile(r"device class (\S+) does not exist")
 _PAUSES = (0.005, 0.1)  # seconds between checks: the first pause, the longest pause
 _FIRST_CHECK = 10.0  # minimum time limit of the first check in seconds, so that an error can report its result
@@ -209,14 +210,19 @@ class AsyncApi:
             raise PodError(str(e), await self.events(name)) from None
 
     async def wait_running(
-        self, name: str, namespace: str = "default", *, timeout: float = TIMEOUT, patience: float = PATIENCE
+        self,
+        name: str,
+        namespace: str = "default",
+        *,
+        timeout: float = TIMEOUT,
+        progress_timeout: float = PROGRESS_TIMEOUT,
     ) -> JSON:
         """Waits until the pod runs or has succeeded, and returns it.
 
         Raises :class:`PodError` with the pod's events:
 
         - at once if the pod failed, does not exist, or the driver rejects its claim permanently;
-        - after ``patience`` seconds without a change if the pod is unschedulable, the driver raises the same error each time, or
+        - after ``progress_timeout`` seconds without a change if the pod is unschedulable, the driver raises the same error each time, or
           the host lacks a path;
         - after ``timeout`` seconds in any case.
         """
@@ -243,10 +249,10 @@ class AsyncApi:
             now = failed or unschedulable_reason(pod, events)
             if now != waits or (now and not failed and await self._can_progress(pod)):
                 waits, waited = now, 0.0
-            if waits and waited > patience:
+            if waits and waited > progress_timeout:
                 if failed:
                     raise PodError(f"pod {name} does not start: {failed}", events)
-                why = f"pod {name} is unschedulable, and nothing has changed for {patience:g} s"
+                why = f"pod {name} is unschedulable, and nothing has changed for {progress_timeout:g} s"
                 raise PodError(f"{why}{await self._no_class(events) or last_warning(events)}", events)
             return None
 

@@ -21,7 +21,7 @@ from ..driver import Driver, as_flags, read_options
 from ..errors import NotReadyError
 from ..localcluster.cluster import LocalCluster
 from ..plugin.node import Plugin
-from .api import PATIENCE, FaultError
+from .api import PROGRESS_TIMEOUT, FaultError
 from .child_watcher import OPEN, Watcher, gated
 from .ports import free_port
 from .task_context import Hosted
@@ -91,12 +91,12 @@ class InProcessDriver:
             raise
 
     async def _wait_ready(self, ready: asyncio.Task[None]) -> None:
-        """Waits for ``ready``, but not longer than ``PATIENCE`` seconds while the driver's discovery fails."""
+        """Waits for ``ready``, but not longer than ``PROGRESS_TIMEOUT`` seconds while the driver's discovery fails."""
         faulty_seconds = 0.0  # the sum of the pauses, because the clock also runs while the machine is suspended
         while not ready.done():
             await asyncio.wait({ready}, timeout=_CHECK_INTERVAL)
             faulty_seconds = faulty_seconds + _CHECK_INTERVAL if self.plugin.discovery.fault else 0.0
-            if faulty_seconds > PATIENCE and not ready.done():
+            if faulty_seconds > PROGRESS_TIMEOUT and not ready.done():
                 raise NotReadyError(f"the plugin is not ready: {'; '.join(await self.plugin.not_ready())}")
         await ready
 

@@ -21,7 +21,7 @@ from ..plugin.node import Plugin
 from ..resourceapi.allocation import results_of
 from ..resourceapi.kubernetes_releases import Features
 from . import pods
-from .api import PATIENCE, TIMEOUT, AsyncApi, FaultError
+from .api import PROGRESS_TIMEOUT, TIMEOUT, AsyncApi, FaultError
 from .claims import CLASS, ClaimSpec, OpaqueConfig, Request
 from .driver_process import InProcessDriver, Leftovers, RunningDriver, SubprocessDriver
 from .events import PodError
@@ -263,13 +263,14 @@ class DriverNode(Generic[D]):
         admin_access: bool = False,
         restart_policy: pods.RestartPolicy = "Never",
         timeout: float = TIMEOUT,
-        patience: float = PATIENCE,
+        progress_timeout: float = PROGRESS_TIMEOUT,
     ) -> JSON:
         """Creates a pod with one claim, and returns the pod when it runs.
 
         Args:
             claim: the claim's spec. The default is ``count`` devices of the driver that match ``selector``, with
                 ``parameters``.
+            timeout, progress_timeout: see :meth:`AsyncApi.wait_running`.
             restart_policy: whether the pod runs again after :meth:`reboot`. With ``Never``, a reboot makes the pod fail, as on
                 Kubernetes.
 
@@ -286,7 +287,7 @@ class DriverNode(Generic[D]):
             restart_policy=restart_policy,
         )
         try:
-            return await self.api.wait_running(name, timeout=timeout, patience=patience)
+            return await self.api.wait_running(name, timeout=timeout, progress_timeout=progress_timeout)
         except PodError as e:
             if notes := await self._notes():  # a device that was not published may be the reason
                 raise PodError("; ".join([e.why, *notes]), e.events) from None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.claims import ClaimIdentity, Record, State
 from dra_kubeletplugin.claims.capacity import Hold
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.record import Fence
 from dra_kubeletplugin.claims.store.records import Records
 from dra_kubeletplugin.claims.transitions import NothingToDo, Prepare, RollBack, Transitions

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from dra_kubeletplugin import Device
 from dra_kubeletplugin.devices.slices.pack import PublishedNames, SliceContent, pack
-from dra_kubeletplugin.devices.slices.plan import WritePlan, first_frame, make_plan
-from dra_kubeletplugin.devices.slices.slice_objects import PoolFrame, digest, existing_slice
-from dra_kubeletplugin.devices.validation import DeviceEntry, recalled_device
+from dra_kubeletplugin.devices.slices.plan import WritePlan, common_fields, make_plan
+from dra_kubeletplugin.devices.slices.slice_objects import CommonSliceFields, digest, existing_slice
+from dra_kubeletplugin.devices.validation import DeviceEntry, device_from_record
 
 DEVICE = Device("d")
 names = st.lists(st.integers(0, 400).map(lambda i: f"d{i}"), unique=True, max_size=300)
@@ -27,7 +27,7 @@ def entry(name: str, encoded: bytes, consumed: int, limit: int) -> DeviceEntry:
 
 def devices(of: list[str], tainted: set[str]) -> list[DeviceEntry]:
     taint = [{"key": "k", "effect": "NoSchedule"}]
-    return [recalled_device({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
+    return [device_from_record({"name": n, "taints": taint} if n in tainted else {"name": n}) for n in of]
 
 
 @given(names, names, st.sets(st.integers(0, 400).map(lambda i: f"d{i}"), max_size=20))
@@ -174,19 +174,19 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def planned(contents: list[SliceContent], existing: list[dict[str, Any]]) -> WritePlan:
     known = [existing_slice(o) for o in existing]
-    frame = first_frame(contents, known, "d.example.com", "n", {"nodeName": "n"})
+    common = common_fields(contents, known, "d.example.com", "n", {"nodeName": "n"})
     digests = {s.name: s.digest for s in known}
-    changed = {c.name for c in contents if c.name and digests[c.name] != frame.digest(c)}
-    return make_plan(contents, known, frame, changed)
+    changed = {c.name for c in contents if c.name and digests[c.name] != common.digest(c)}
+    return make_plan(contents, known, common, changed)
 
 
 def stored(plan: WritePlan, existing: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the slices on the server after a plan."""
-    gone = {s.name for s in (*plan.first, *plan.last)}
-    updated = {w.existing.name: w.object(plan.frame, "n", {}, {}) for w in plan.writes if w.existing}
+    gone = {s.name for s in (*plan.delete_first, *plan.delete_last)}
+    updated = {w.existing.name: w.object(plan.common, "n", {}, {}) for w in plan.writes if w.existing}
     out = [updated.get(o["metadata"]["name"], o) for o in existing if o["metadata"]["name"] not in gone]
     for i, write in enumerate(w for w in plan.writes if not w.existing):
-        o = write.object(plan.frame, "n", {}, {})
+        o = write.object(plan.common, "n", {}, {})
         name = f"{o['metadata']['generateName']}{len(existing)}{i}"
         out.append({**o, "metadata": {"name": name, "uid": "u", "resourceVersion": "1"}})
     return sorted(out, key=lambda o: str(o["metadata"]["name"]))
@@ -219,7 +219,7 @@ def test_one_changed_slice_keeps_the_generation_and_times_of_taints() -> None:
     contents = pack(devices(["a", "b", "c"], {"a"}), (), {existing[0]["metadata"]["name"]: PublishedNames(["a", "b"])})
     plan = planned(contents, existing)
     assert (len(plan.writes), plan.count, plan.rewrites_all) == (1, 1, False)
-    spec = plan.writes[0].object(plan.frame, "n", {}, {})["spec"]
+    spec = plan.writes[0].object(plan.common, "n", {}, {})["spec"]
     assert spec["pool"]["generation"] == 1
     assert spec["devices"][0]["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"
 
@@ -229,15 +229,15 @@ def test_slices_are_equal_if_only_times_empty_fields_and_field_order_differ(
     of: list[str], tainted: set[str], random: Random
 ) -> None:
     (content, *_) = pack(devices(of, tainted))
-    frame = PoolFrame("d.example.com", "n", {"nodeName": "n"}, 1, 1)
-    spec = frame.spec(content, {})
-    assert digest(spec) == frame.digest(content)
+    common = CommonSliceFields("d.example.com", "n", {"nodeName": "n"}, 1, 1)
+    spec = common.spec(content, {})
+    assert digest(spec) == common.digest(content)
     for device in spec["devices"]:
         device.update(random.choice(({}, {"bindingConditions": []}, {"bindsToNode": False}, {"attributes": None})))
         for taint in device.get("taints", []):
             taint["timeAdded"] = "2026-01-01T00:00:00Z"
-    assert digest(dict(reversed(spec.items()))) == frame.digest(content)
+    assert digest(dict(reversed(spec.items()))) == common.digest(content)
     if spec["devices"]:
         random.choice(spec["devices"])["allNodes"] = True
-        assert digest(spec) != frame.digest(content)
-    assert digest({**spec, "nodeName": "m"}) != frame.digest(content)
+        assert digest(spec) != common.digest(content)
+    assert digest({**spec, "nodeName": "m"}) != common.digest(content)

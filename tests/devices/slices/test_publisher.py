@@ -88,14 +88,14 @@ def test_the_publisher_waits_longer_after_each_reverted_write(
     history: list[tuple[WriterConflict, int]],
 ) -> None:
     contention, now, answers = ConflictBackoff(), 1000.0, []
-    contention.written(now, is_response=False)
+    contention.written(now, is_repair=False)
     for reverted, after in history:
         now += after
         delay = contention.delay(reverted, now)
         assert 0 <= delay <= 60
         now += delay
         answers.append(now)
-        contention.written(now, is_response=True)
+        contention.written(now, is_repair=True)
     for start in range(len(answers) - 8):
         assert answers[start + 8] - answers[start] >= 60, "three at once, then after 5, 10, 20, 40 seconds"
 

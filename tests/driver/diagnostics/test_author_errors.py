@@ -13,7 +13,7 @@ import pytest
 
 import dra_kubeletplugin
 from dra_kubeletplugin import Config, CounterSet, Device, Driver, Pool
-from dra_kubeletplugin.devices.health_report_errors import RejectedReports
+from dra_kubeletplugin.devices.health_report_errors import HealthReportErrors
 from dra_kubeletplugin.devices.pool_state import PoolState, updated_pool
 from dra_kubeletplugin.driver import Health
 from dra_kubeletplugin.driver.class_validation import check
@@ -279,7 +279,7 @@ def sought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str]) -> None:
-    odd, known = RejectedReports(), {f"gpu-{i}" for i in range(200)}
+    odd, known = HealthReportErrors(), {f"gpu-{i}" for i in range(200)}
     report = {f"gpu-{i}-x" for i in range(1000)}
     odd.log_unknown_names(report, known)
     odd.log_unknown_names(report, known)
@@ -289,7 +289,7 @@ def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str
 
 
 def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too() -> None:
-    odd = RejectedReports()
+    odd = HealthReportErrors()
     odd.log_unknown_names({"card-1", "card-2"}, {"card-1"})
     assert odd.notes == ["health() returned card-2, which is not a device of this node: the entry is ignored"]
     odd.log_unknown_names({"card-l"}, {"card-1"})

@@ -37,7 +37,7 @@ def named(mistakes: Iterable[Mistake]) -> Any:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PATIENCE", 0.2)
+    monkeypatch.setattr("dra_kubeletplugin.testing.driver_process.PROGRESS_TIMEOUT", 0.2)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,7 +63,7 @@ async def started(mistake: Mistake, folder: Path) -> AsyncIterator[DriverNode[Dr
 async def refused(node: DriverNode[Driver]) -> None:
     """Gives the pod up at once, but not before it has a place: for a moment none may be found."""
     await node.api.wait_event("pod", "FailedPrepareDynamicResources")
-    await node.api.wait_running("pod", patience=0)
+    await node.api.wait_running("pod", progress_timeout=0)
 
 
 @named(FILES)
@@ -102,7 +102,7 @@ async def test_what_is_not_published_is_reported_where_the_pod_waits(
     async with started(mistake, tmp_path) as node:
         check_message("\n".join(await node.plugin.notes()), mistake)
         with pytest.raises(PodError) as e:
-            await node.run_pod(patience=0)
+            await node.run_pod(progress_timeout=0)
     check_message(e.value.why, mistake)
     check_message(caplog.text, mistake)
 

@@ -17,7 +17,7 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.capacity import Supply, draws_of
 from dra_kubeletplugin.claims.claim_files import note_of
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.record import InFlightRecords
 from dra_kubeletplugin.claims.store.journal import Journal
 from dra_kubeletplugin.claims.store.lines import PUT, Change, encode

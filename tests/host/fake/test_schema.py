@@ -21,14 +21,14 @@ from dra_kubeletplugin import Host, cli
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.host import recording
 from dra_kubeletplugin.host.fake import described, schema, tree
-from dra_kubeletplugin.host.fake.model import SPEEDS, WIDTHS, Function, Machine
+from dra_kubeletplugin.host.fake.model import SPEEDS, WIDTHS, Function, HostDescription
 from dra_kubeletplugin.localcluster.dev.hosts import HostError, NodeHost
 
 CARD = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
 
 @contextlib.contextmanager
-def built(machine: Machine | Mapping[str, Any]) -> Iterator[Host]:
+def built(machine: HostDescription | Mapping[str, Any]) -> Iterator[Host]:
     with tempfile.TemporaryDirectory() as folder:
         yield Host(described.build(Path(folder) / "sys", machine))
 
@@ -94,7 +94,7 @@ def descriptions(draw: st.DrawFn) -> dict[str, Any]:
     return {"functions": out, "numa_nodes": numa, "nodes": nodes_of_machine, "proc": files, "files": versions}
 
 
-def by_address(machine: Machine) -> list[Function]:
+def by_address(machine: HostDescription) -> list[Function]:
     return sorted(machine.functions, key=lambda fn: fn.address)
 
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from dra_kubeletplugin.packaging.manifests import driver_folder, pod_fields
-from dra_kubeletplugin.packaging.manifests.source_reader import load, parse_yaml
-from dra_kubeletplugin.packaging.manifests.values import merged, read
+from dra_kubeletplugin.packaging.manifests.source_reader import load_source, parse_yaml
+from dra_kubeletplugin.packaging.manifests.values import merged, validated_values
 from tests.helpers.shared_folders import shared_folder
 
 JSON = dict[str, Any]
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 # PyYAML with libyaml is ten times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-SOURCE = load()
+SOURCE = load_source()
 CHART = ROOT / "deploy/helm/dra-driver"
 DRIVERS = sorted(p.parents[1].name for p in ROOT.glob("drivers/*/deploy/values.yaml"))
 LEAST: JSON = {
@@ -65,7 +65,7 @@ def with_features(*names: str, **more: Any) -> JSON:
 
 def plain(driver_values: JSON) -> list[JSON]:
     """Renders the source directly, with namespaced objects first. kustomize and Helm must produce the same objects."""
-    values = read(SOURCE, driver_values)
+    values = validated_values(SOURCE, driver_values)
     selected = [
         (pod, m)
         for pod, manifests in SOURCE.manifests.items()
@@ -93,7 +93,7 @@ def kustomized(driver_values: JSON, folder: Path) -> list[JSON]:
     """Returns the objects that ``kubectl apply -k`` would apply."""
     folder.mkdir(parents=True, exist_ok=True)
     base = Path("/".join([".."] * (len(folder.resolve().parts) - 1))) / str(ROOT / "deploy/kustomize").lstrip("/")
-    for path, text in driver_folder.files(SOURCE, read(SOURCE, driver_values), str(base)):
+    for path, text in driver_folder.driver_files(SOURCE, validated_values(SOURCE, driver_values), str(base)):
         (folder / path).write_text(text)
     return built(folder)
 

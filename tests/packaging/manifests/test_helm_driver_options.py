@@ -13,7 +13,7 @@ import yaml
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver, read_options
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.packaging.manifests.driver_options import schema
+from dra_kubeletplugin.packaging.manifests.driver_options import options_schema
 from tests.packaging.manifests.rendering import CHART, LEAST, ROOT
 
 DRIVER = """
@@ -90,7 +90,7 @@ def of_its_process(folder: Path) -> dict[str, list[str]]:
 def test_the_schema_takes_the_texts_that_the_driver_takes_and_no_others(folder: Path) -> None:
     import jsonschema  # takes a second, which a run without this test saves
 
-    judge = jsonschema.Draft7Validator(schema(load_driver(str(folder / "npu.py")), ["SHUTDOWN_GRACE_PERIOD"]))
+    judge = jsonschema.Draft7Validator(options_schema(load_driver(str(folder / "npu.py")), ["SHUTDOWN_GRACE_PERIOD"]))
     taken = of_its_process(folder)
     texts = [t for t in TEXTS if not t.endswith("\n")]  # there Python's `$`, by which this judges, is not Go's
     assert {v: [t for t in texts if judge.is_valid({v: t})] for v in taken} == {

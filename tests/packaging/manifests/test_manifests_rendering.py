@@ -16,7 +16,7 @@ from dra_kubeletplugin.packaging.manifests.patches import merge_patch
 from dra_kubeletplugin.packaging.manifests.replacements import places
 from dra_kubeletplugin.packaging.manifests.source_reader import Distribution
 from dra_kubeletplugin.packaging.manifests.values import merged
-from dra_kubeletplugin.packaging.manifests.values_validation import faults
+from dra_kubeletplugin.packaging.manifests.values_validation import value_errors
 from tests.packaging.manifests.rendering import (
     ALL,
     CHART,
@@ -499,7 +499,7 @@ def test_any_typo_in_a_field_of_a_pod_names_the_one_that_was_meant(data: st.Data
     at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
     typo = data.draw(st.sampled_from([word[:at] + word[at + 1 :], word[:at] + letter + word[at:]]))
     assume(typo not in FIELDS)
-    (said,) = faults(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
+    (said,) = value_errors(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
     assert said == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
 
 
@@ -542,7 +542,7 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         given["features"][typo] = True
     else:
         given[typo] = given.pop(word, "x")
-    said = [text for text in faults(SOURCE, given) if f"{typo}: no such" in text]
+    said = [text for text in value_errors(SOURCE, given) if f"{typo}: no such" in text]
     assert len(said) == 1 and f"did you mean '{word}'?" in said[0], said
 
 
@@ -631,7 +631,7 @@ namespace: {{ .Release.Namespace | quote }}
 
 
 def test_a_template_is_read_as_helm_renders_it() -> None:
-    role, workload = source_reader.manifests(TEMPLATES)
+    role, workload = source_reader.parse_manifests(TEMPLATES)
     assert (role.feature, role.features, workload.feature, workload.features) == ("", set(), "events", {"probes"})
     values = {"name": "n", "namespace": "1", "httpPort": 8080, "logLevel": "info"}
     assert role.render(set(), values) == {"kind": "Role", "name": "n-info", "namespace": "1"}
@@ -641,7 +641,7 @@ def test_a_template_is_read_as_helm_renders_it() -> None:
 
 def test_a_condition_that_kustomize_cannot_express_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kustomize has no form of '\{\{- if eq \.Values\.logLevel \"info\" \}\}'"):
-        list(source_reader.manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
+        list(source_reader.parse_manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
 
 
 def test_the_templates_name_only_features_and_parameters_of_the_list() -> None:

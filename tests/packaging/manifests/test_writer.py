@@ -14,13 +14,13 @@ import pytest
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.errors import SettingsError
 from dra_kubeletplugin.packaging.manifests import helm, kustomize
-from dra_kubeletplugin.packaging.manifests.values import read
+from dra_kubeletplugin.packaging.manifests.values import validated_values
 from dra_kubeletplugin.packaging.manifests.writer import write_driver, write_shared
 from tests.packaging.manifests.rendering import SOURCE
 
 CLASS = {"x": {"selectors": [{"cel": {"expression": "device.driver == 'x.example.com'"}}]}}
 GIVEN = {"name": "x", "namespace": "x", "driverName": "x.example.com", "image": "x:1"}
-VALUES = read(SOURCE, {**GIVEN, "deviceClasses": CLASS})
+VALUES = validated_values(SOURCE, {**GIVEN, "deviceClasses": CLASS})
 WRITERS: dict[str, Callable[[Path], None]] = {
     "driver": lambda folder: write_driver(SOURCE, VALUES, folder),
     "shared": lambda folder: write_shared(SOURCE, folder),
@@ -28,15 +28,20 @@ WRITERS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(scope="module")
-def rendered() -> dict[ModuleType, list[tuple[str, str]]]:
-    return {kustomize: list(kustomize.files(SOURCE)), helm: list(helm.files(SOURCE, "0.1.0"))}
+def rendered() -> dict[tuple[ModuleType, str], list[tuple[str, str]]]:
+    return {
+        (kustomize, "base_and_component_files"): list(kustomize.base_and_component_files(SOURCE)),
+        (helm, "chart_files"): list(helm.chart_files(SOURCE, "0.1.0")),
+    }
 
 
 @pytest.fixture(autouse=True)
-def _rendered_once(rendered: dict[ModuleType, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch) -> None:
+def _rendered_once(
+    rendered: dict[tuple[ModuleType, str], list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Renders the files once, because rendering is slow and every test in this file writes the same files."""
-    for form, files in rendered.items():
-        monkeypatch.setattr(form, "files", lambda *_, files=files: iter(files))
+    for (module, function), files in rendered.items():
+        monkeypatch.setattr(module, function, lambda *_, files=files: iter(files))
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -139,5 +144,5 @@ def test_concurrent_runs_write_the_files_of_one_run(tmp_path: Path) -> None:
 
 def test_dra_deploy_deletes_the_files_of_removed_classes(tmp_path: Path) -> None:
     WRITERS["driver"](tmp_path)
-    write_driver(SOURCE, read(SOURCE, GIVEN), tmp_path)
+    write_driver(SOURCE, validated_values(SOURCE, GIVEN), tmp_path)
     assert not (tmp_path / "deviceclass.yaml").exists()

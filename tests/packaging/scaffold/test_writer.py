@@ -14,7 +14,7 @@ import yaml
 
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.packaging.scaffold.names import Names, module_of
-from dra_kubeletplugin.packaging.scaffold.writer import make
+from dra_kubeletplugin.packaging.scaffold.writer import write_package
 from tests.tools.drivers import CI, PACKAGES, ROOT, same
 
 LEFT_OUT = {
@@ -68,7 +68,7 @@ def table(package: Path, name: str) -> Any:
 @pytest.fixture
 def fresh(package: Path, tmp_path: Path) -> Path:
     """Returns a package of the same name that `dra new` has just written."""
-    return make(Names("sdk", package.name.replace("_", "-"), load_driver(str(package)).name), tmp_path)
+    return write_package(Names("sdk", package.name.replace("_", "-"), load_driver(str(package)).name), tmp_path)
 
 
 def test_each_folder_of_drivers_is_a_package() -> None:

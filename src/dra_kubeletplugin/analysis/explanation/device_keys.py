@@ -15,7 +15,7 @@ import msgspec
 from ...resourceapi.allocation import results_of
 from ...resourceapi.generations import PoolKey, key_of
 from ...scheduling.allocator.pools import DeviceId, is_here
-from ...scheduling.framework.claim_cache import UNUSED, DeviceUse, is_allocated
+from ...scheduling.framework.claim_cache import UNUSED, AllocatedState, is_allocated
 from ...scheduling.framework.node_allocation import Allocated, Fingerprints, NodeAllocator
 from ...scheduling.framework.node_info import NodeInfo
 from ..scheduler_view import SchedulerView
@@ -179,7 +179,7 @@ class DeviceKeys:
 
 
 def _content(
-    pool: PoolKey, device: JSON, use: DeviceUse, sets: Mapping[str, int], rules: Mapping[int, str]
+    pool: PoolKey, device: JSON, use: AllocatedState, sets: Mapping[str, int], rules: Mapping[int, str]
 ) -> _DeviceContent:
     compared = [
         {k: v for k, v in device.items() if k not in _NAMES},

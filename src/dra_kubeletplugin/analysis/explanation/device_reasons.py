@@ -22,7 +22,7 @@ from ...scheduling.allocator.search import plus
 from ...scheduling.allocator.taints import tolerates
 from ...scheduling.cel.parts import excludes_driver, unmet
 from ...scheduling.framework import extended
-from ...scheduling.framework.claim_cache import UNUSED, DeviceUse
+from ...scheduling.framework.claim_cache import UNUSED, AllocatedState
 from ...scheduling.framework.node_info import NodeInfo
 from ..scheduler_view import SchedulerView, describe_claim
 from .model import ReasonKind
@@ -111,10 +111,12 @@ class NodeDevices:
         held = list(self._held(request, candidate))
         # The holder of a device also consumes its counters, so they are not a second reason.
         taken = held or self._exhausted(request, candidate)
-        return [*self._taints(request, candidate, of_draft=claim.endswith(extended.DRAFT)), *taken]
+        return [*self._taints(request, candidate, extended_resource=claim.endswith(extended.DRAFT)), *taken]
 
-    def _taints(self, request: PickedRequest, candidate: Candidate, *, of_draft: bool) -> Iterator[DeviceFault]:
-        """``of_draft``: the request is for an extended resource, so it cannot have tolerations."""
+    def _taints(
+        self, request: PickedRequest, candidate: Candidate, *, extended_resource: bool
+    ) -> Iterator[DeviceFault]:
+        """``extended_resource``: whether the request is for an extended resource, so that it cannot have tolerations."""
         taints = candidate.device.get("taints") or []
         for taint in taints:
             if taint["effect"] not in _KEEPS_AWAY or any(
@@ -129,7 +131,7 @@ class NodeDevices:
                 change = f"repair the device, so that its driver removes the taint {shown}"
             else:
                 change = f"delete DeviceTaintRule {rule}" if rule else "the driver has to remove the taint"
-                if not of_draft:
+                if not extended_resource:
                     change = f"the request has to tolerate {shown}, or {change}"
                 elif not rule:
                     change = f"{change} {shown}"
@@ -149,7 +151,7 @@ class NodeDevices:
             found = [DeviceFault(ReasonKind.NOT_HERE, "it is for other nodes", "use another node")]
         return found or list(_too_small(request, candidate)) or [_NO_AMOUNT]
 
-    def _use(self, candidate: Candidate) -> DeviceUse:
+    def _use(self, candidate: Candidate) -> AllocatedState:
         return self.view.cache.claims.use.get((candidate.id.driver, candidate.id.pool), UNUSED)
 
     def _held(self, request: PickedRequest, candidate: Candidate) -> Iterator[DeviceFault]:

@@ -2,7 +2,7 @@
 
 Each instance keeps all records in memory. Before each decision, it reads the lines that other instances appended. Compaction and repair
 replace the file: a new file gets the journal's name only when it is complete, and has a higher generation. In its own file
-(`instances.py`), each instance notes the generation of the journal that it has open. So an instance that finds a missing or older
+(`instance_lock.py`), each instance notes the generation of the journal that it has open. So an instance that finds a missing or older
 journal waits for a living instance that has a newer one.
 
 A damaged file is kept under another name. The new file has all lines that can be read, the records in flight, and the records from the
@@ -30,7 +30,7 @@ from ...cdi import ClaimSpecs
 from ...errors import RecordsBusyError, RecordsError, describe, printable
 from ..claim_files import record_of
 from ..holders import HeldByError
-from ..instances import Instance, InstanceLock
+from ..instance_lock import Instance, InstanceLock
 from ..record import SUPERSEDED, UNDONE, UNPROVEN, InFlightRecords, Record, Row, State
 from .journal_file import JournalFile, new_header, sync_folder, write_new
 from .records import RECOVER, Records

@@ -1,16 +1,16 @@
 """Computes the pause before slices that another writer changed are written again.
 
-There is no pause after an accidental deletion. In a lasting conflict, each pause is longer than the one before.
+The first three deletions are repaired at once, because they may be accidents. After that, the pause doubles with each conflict.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-_FIRST = 5.0  # seconds from our write to the next if another writer wrote in between; doubles
-_LONGEST = 60.0
+_FIRST = 5.0  # seconds from our last write to the first delayed write
+_LONGEST = 60.0  # seconds; the pause stops doubling here
 _ACCIDENTS = 3  # consecutive deletions that are repaired at once
-_RESET_AFTER = 120.0  # seconds since our last write; after a longer time, the count restarts
+_RESET_AFTER = 120.0  # the count restarts if our last write is so many seconds ago
 
 
 class WriterConflict(Enum):
@@ -27,11 +27,11 @@ class ConflictBackoff:
         self.count = 0
         self._written = float("-inf")
 
-    def delay(self, undone: WriterConflict, now: float) -> float:
+    def delay(self, conflict: WriterConflict, now: float) -> float:
         """Returns the seconds to wait before the slices are written again."""
         if now - self._written > _RESET_AFTER:
             self.count = 0
-        counted = self.count - (_ACCIDENTS if undone is WriterConflict.MISSING else 0)
+        counted = self.count - (_ACCIDENTS if conflict is WriterConflict.MISSING else 0)
         if counted < 0:
             return 0.0
         pause: float = min(_LONGEST, _FIRST * 2 ** min(counted, 10))
@@ -41,7 +41,7 @@ class ConflictBackoff:
         """Forgets the conflicts so far, because a known cause explains them."""
         self.count = 0
 
-    def written(self, now: float, *, is_response: bool) -> None:
-        """Records a write at ``now``. ``is_response`` is True if it repairs another writer's change, False if our devices changed."""
-        self.count += is_response
+    def written(self, now: float, *, is_repair: bool) -> None:
+        """Records a write at ``now``. ``is_repair`` is False if the write published a change of our devices."""
+        self.count += is_repair
         self._written = now

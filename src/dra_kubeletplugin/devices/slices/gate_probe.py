@@ -1,4 +1,4 @@
-"""Finds out which feature gates are off in the API server: creates a slice with dryRun and compares the response."""
+"""Finds out which feature gates are off in the API server: sends a slice with dryRun and looks for dropped fields in the response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ JSON = dict[str, Any]
 
 
 class GateProbe:
-    """Probes once each gate that devices depend on. Probes again after :meth:`forget`, or with another API version."""
+    """Probes each gate that devices depend on once, and again after :meth:`forget` or with another API version."""
 
     def __init__(self, client: KubeClient, inventory: Inventory, scope: Scope) -> None:
         self._client = client
@@ -33,12 +33,13 @@ class GateProbe:
         self._known = frozenset()
 
     async def find_gates_off(self, resource: Resource) -> frozenset[Gate]:
-        """Returns the gates that the devices depend on and that are off.
+        """Returns those gates that the devices depend on and that are off.
 
-        If the API server rejects the probe, no gate counts as off; the response to the real slices then shows which gates are off.
+        If the API server rejects the probe for another reason than a gate, no gate counts as off. The response to the real slices then
+        shows which gates are off.
 
         Raises:
-            ApiError: the API server cannot be reached.
+            ApiError: the API server cannot be reached, refuses the credentials, lacks the resource, or returns no slice.
         """
         samples = self._inventory.samples()
         options = self._inventory.options()
@@ -47,21 +48,23 @@ class GateProbe:
             self._version, self._known = resource.version, frozenset()
         if used <= self._known:
             return self._inventory.gates_off
-        off = await self._ask(resource, [*samples.values()], options)
+        off = await self._probe_gates(resource, [*samples.values()], options)
         self._known |= used
         return (self._inventory.gates_off - used) | (off & used)
 
-    async def _ask(
+    async def _probe_gates(
         self, resource: Resource, samples: list[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> frozenset[Gate]:
         bare = [{k: v for k, v in d.items() if k not in NODE_FIELDS} for d in samples]
         somewhere: JSON = {"nodeName": self._scope.node} if self._scope.node else {"allNodes": True}
-        off = await self._dropped(resource, {**somewhere, **options}, bare)
+        off = await self._gates_of_dropped_fields(resource, {**somewhere, **options}, bare)
         if any(f in d for d in samples for f in NODE_FIELDS):
-            off |= await self._dropped(resource, {"perDeviceNodeSelection": True}, [{"name": "d", "allNodes": True}])
+            off |= await self._gates_of_dropped_fields(
+                resource, {"perDeviceNodeSelection": True}, [{"name": "d", "allNodes": True}]
+            )
         return off
 
-    async def _dropped(self, resource: Resource, nodes: JSON, devices: list[JSON]) -> frozenset[Gate]:
+    async def _gates_of_dropped_fields(self, resource: Resource, nodes: JSON, devices: list[JSON]) -> frozenset[Gate]:
         named = [{**d, "name": f"probe-{i}"} for i, d in enumerate(devices)]
         pool = {"name": "probe", "generation": 1, "resourceSliceCount": 1}
         obj: JSON = {
@@ -83,13 +86,13 @@ class GateProbe:
             if not isinstance(e, REJECTIONS):
                 return frozenset()
             if "perDeviceNodeSelection" in nodes:
-                # The API server dropped perDeviceNodeSelection, and the remaining fields select no nodes.
+                # The gate is off: the API server dropped perDeviceNodeSelection, and the remaining fields select no nodes.
                 return frozenset({Gate.PARTITIONS})
             bare = [without(d, {Gate.LISTS}) for d in named]
             plain = [dict(d) for d in bare if not isinstance(d, str)]
             if not rejected_devices(e, obj) or plain == named:
                 return frozenset()
-            # With the gate off, the API server drops list values, and rejects an attribute that has no other value.
-            return frozenset({Gate.LISTS}) | await self._dropped(resource, nodes, plain)
+            # With the gate off, the API server drops list values, and then rejects the attribute because it has no value.
+            return frozenset({Gate.LISTS}) | await self._gates_of_dropped_fields(resource, nodes, plain)
         found = (gate_of(path) for path in dropped_by_server(obj["spec"], kept))
         return frozenset(gate for gate in found if gate)

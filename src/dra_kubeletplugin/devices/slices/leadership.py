@@ -1,7 +1,7 @@
 """Decides whether this instance may write slices: only one plugin instance on a node, or one replica of a controller, writes them.
 
-A lock between processes keeps a newer instance from reading slices while an older instance's write is in flight. The lock is on a folder
-that all instances on a node share; the kernel releases it when the process ends. Source: flock(2).
+A lock between processes ensures that a newer instance does not read slices while an older instance's write is in flight. It locks a
+folder that all instances on a node share. The kernel releases the lock when the process ends. Source: flock(2).
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from ...base.flock import FolderLock
 from ...errors import describe
 
 log = logging.getLogger(__name__)
-# Seconds to wait: an instance that was stopped while it holds the lock must not block the other instances forever.
+# Seconds to wait for the lock: an instance that was suspended while it holds the lock must not block the other instances forever.
 _TIMEOUT = 15.0
-_LOOK = 0.005  # seconds between two attempts
+_RETRY_INTERVAL = 0.005  # seconds between two attempts
 
 
 class WriteLock:
-    """``folder`` is the locked folder; None if there are no other instances. ``timeout`` is the time limit of a wait, in seconds."""
+    """The lock that an instance holds for each write.
+
+    Args:
+        folder: the locked folder; None if there are no other instances, so that no lock is needed.
+        timeout: time limit of a wait for the lock, in seconds.
+    """
 
     def __init__(self, folder: Path | None = None, timeout: float = _TIMEOUT) -> None:
         self._folder = folder
@@ -32,8 +37,8 @@ class WriteLock:
         self._reported = ""
 
     @contextlib.asynccontextmanager
-    async def taken(self) -> AsyncIterator[None]:
-        """Holds the lock. If it cannot be taken, logs that once and continues without it, because a node needs its slices."""
+    async def held(self) -> AsyncIterator[None]:
+        """Holds the lock in the block. If it cannot be taken, logs that once and continues without it: the node still needs its slices."""
         if self._folder is None:
             yield
             return
@@ -51,13 +56,13 @@ class WriteLock:
             lock.close()
 
     async def _take(self, lock: FolderLock) -> None:
-        """Takes the lock. Raises ``OSError`` if that fails, or takes too long."""
-        # after a failure, do not wait again before each write
+        """Takes the lock. Raises ``OSError`` if it cannot be taken in time."""
+        # after one failure, writes do not wait until the lock was taken once
         until = time.monotonic() + (0.0 if self._reported else self._timeout)
         while not lock.try_acquire():
             if time.monotonic() > until:
                 raise TimeoutError(f"another instance of the plugin has held the lock for more than {self._timeout:g}s")
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_RETRY_INTERVAL)
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,15 @@ class Leadership:
     """The right of this instance to write.
 
     Attributes:
-        leads: returns whether this instance publishes: it is the newest living instance on the node, or the leader of the controller's
-            replicas.
-        lock: held for each write, because an older instance's write may still be in flight when this instance begins to lead.
+        leads: returns whether this instance is the newest living instance on the node, or the leader of the controller's replicas.
+        lock: held for each write. An older instance's write may still be in flight when this instance begins to lead.
     """
 
     leads: Callable[[], bool] = lambda: True
     lock: WriteLock = field(default_factory=WriteLock)
 
-    def holds(self) -> bool:
-        """Whether this instance publishes. If that cannot be read, it publishes: two publishers on a node are better than none."""
+    def may_write(self) -> bool:
+        """Whether this instance may write slices. It may also if ``leads`` fails: two writers on a node are better than none."""
         try:
             return self.leads()
         except OSError as e:

@@ -1,9 +1,11 @@
 """Packs devices into slices, as a pure function.
 
-A slice has at most 128 devices, or 64 if one of them has taints, consumed counters or list attributes (Kubernetes 1.36). It has at most
-64 in any case if the driver reports health, because each device may get a taint. The size in bytes is limited too: the largest valid
-slice would come close to the limit of etcd. A device stays in its slice when others come and go, so that a change writes few objects.
-If all slices are written anyway, ``sync.py`` passes no previous slices, and the author's order is kept.
+A slice has at most 128 devices, or 64 if one of them has taints, consumed counters or list attributes (Kubernetes 1.36). If the driver
+reports health, the limit is always 64, because each device may get a taint. The size in bytes is limited too, because the largest valid
+slice comes close to the limit of etcd.
+
+A device stays in its slice when other devices are added or removed, so that a change writes few objects. If all slices are written
+anyway, ``sync.py`` passes no previous slices, and the devices are in the author's order.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from typing import Any
 from ...resourceapi.validation.slices import MAX_CONSUMED_COUNTERS, MAX_COUNTER_SETS, MAX_DEVICES_IN_SLICE
 from ..validation import DeviceEntry
 
-MAX_BYTES = 512 * 1024
-_LOOKS = 8  # slices with free capacity that are tried for a device before a new one is created
+MAX_BYTES = 512 * 1024  # of the devices in a slice as JSON
+_TRIED_SLICES = 8  # slices with free capacity that are tried for a device before a new slice is created
 JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedNames:
-    """The names in a published slice: of its devices, or of its counter sets."""
+    """The names of the devices or counter sets in a published slice."""
 
     devices: Sequence[str] = ()
     counter_sets: Sequence[str] = ()
@@ -32,7 +34,7 @@ class PublishedNames:
 class SliceContent:
     """The content of one slice: devices or counter sets, never both (since 1.35).
 
-    ``name`` is the name of the existing slice that gets the content; None for a new slice.
+    ``name`` is the name of the existing slice that gets this content; None for a new slice.
     """
 
     devices: list[DeviceEntry] = field(default_factory=list)
@@ -42,8 +44,8 @@ class SliceContent:
     _bytes: int = 0
     _consumed: int = 0
 
-    def take(self, device: DeviceEntry) -> bool:
-        """Adds a device if the slice stays within its limits; returns whether it did."""
+    def try_add(self, device: DeviceEntry) -> bool:
+        """Adds a device if the slice stays within its limits. Returns whether the device was added."""
         limit = device.device_limit if device.device_limit < self.limit else self.limit
         if (
             len(self.devices) >= limit
@@ -64,25 +66,25 @@ def pack(
     before: Mapping[str, PublishedNames] | None = None,
     slice_size: int = MAX_DEVICES_IN_SLICE,
 ) -> list[SliceContent]:
-    """Returns the slices of a pool, slices with counter sets first.
+    """Returns the slices of a pool. Slices with counter sets come first.
 
-    An empty pool is one slice without devices, which means that the driver runs and has no devices.
+    A pool without devices has one empty slice, which shows that the driver runs.
 
     Args:
-        devices: the devices in the author's order, which is kept within a slice.
+        devices: the devices in the author's order. Devices of one slice stay in this order.
         counter_sets: shared counters of the pool.
-        before: the previous content of slices, in the order in which the allocator reads them.
+        before: the previous content of slices, in the order in which the allocator reads the slices.
         slice_size: maximum number of devices in a slice: 128, or 64 if the driver reports health.
     """
     before = before or {}
     with_sets = {k: h for k, h in before.items() if h.counter_sets}
     with_devices = {k: h for k, h in before.items() if not h.counter_sets}
     contents = {k: SliceContent(name=k, limit=slice_size) for k in with_devices}
-    rest = _stay(devices, with_devices, contents)
+    rest = _keep_in_slices(devices, with_devices, contents)
     filled = [c for c in contents.values() if c.devices]
     spare = [c for c in contents.values() if not c.devices]
     if rest:
-        filled += _place(devices, rest, filled, spare, slice_size)
+        filled += _add_to_slices(devices, rest, filled, spare, slice_size)
         place = {d.name: i for i, d in enumerate(devices)}
         for content in filled:
             content.devices.sort(key=lambda d: place[d.name])
@@ -91,36 +93,42 @@ def pack(
 
 
 def assign_existing(contents: Sequence[SliceContent], before: Mapping[str, PublishedNames]) -> None:
-    """Assigns existing slices to contents that were packed without ``before``, in order; counter sets stay in slices with counter sets."""
+    """Assigns the names of existing slices, in order, to contents that were packed without ``before``.
+
+    Counter sets get slices that had counter sets, and devices get slices that had devices.
+    """
     sets = iter([k for k, h in before.items() if h.counter_sets])
     devices = iter([k for k, h in before.items() if not h.counter_sets])
     for content in contents:
         content.name = next(sets if content.counter_sets else devices, None)
 
 
-def _stay(
+def _keep_in_slices(
     devices: Sequence[DeviceEntry], before: dict[str, PublishedNames], contents: Mapping[str, SliceContent]
 ) -> Collection[str]:
     """Puts devices into their previous slices. Returns the names of new devices and of devices that cannot stay."""
-    home = {name: slice_ for slice_ in reversed(before) for name in before[slice_].devices}
-    at_home: dict[str, list[DeviceEntry]] = {}
+    previous = {name: slice_ for slice_ in reversed(before) for name in before[slice_].devices}
+    staying: dict[str, list[DeviceEntry]] = {}
     rest = set()
     for device in devices:
-        if (key := home.get(device.name)) is not None:
-            at_home.setdefault(key, []).append(device)
+        if (key := previous.get(device.name)) is not None:
+            staying.setdefault(key, []).append(device)
         else:
             rest.add(device.name)
-    for slice_, group in at_home.items():
+    for slice_, group in staying.items():
         content = contents[slice_]
-        moving = _moving(group, content.limit)
+        moving = _devices_to_move(group, content.limit)
         for device in group:
-            if device.name in moving or not content.take(device):
+            if device.name in moving or not content.try_add(device):
                 rest.add(device.name)
     return rest
 
 
-def _moving(group: Sequence[DeviceEntry], limit: int) -> Collection[str]:
-    """Returns the few devices that would force most others out of their slice, e.g. because they got a taint."""
+def _devices_to_move(group: Sequence[DeviceEntry], limit: int) -> Collection[str]:
+    """Returns the devices to move to another slice, so that the others can stay. Each of them lowers the limit of the slice.
+
+    Example: two of 128 devices got a taint. If they move, 126 devices stay; otherwise, 64 would have to move.
+    """
     least = min(d.device_limit for d in group)
     if least >= limit or len(group) <= least:
         return ()
@@ -128,16 +136,17 @@ def _moving(group: Sequence[DeviceEntry], limit: int) -> Collection[str]:
     return few if len(few) < len(group) - least else ()
 
 
-def _place(
+def _add_to_slices(
     devices: Sequence[DeviceEntry],
     rest: Collection[str],
     filled: Sequence[SliceContent],
     spare: Sequence[SliceContent],
     slice_size: int,
 ) -> list[SliceContent]:
-    """Puts the devices in ``rest`` into as few slices as possible. Returns the added slices; slices from ``spare`` come first.
+    """Puts the devices in ``rest`` into slices. Returns the slices that were added to ``filled``.
 
-    Each device is tried in the slice of the device before it, which keeps the author's order, then in a few slices with free capacity.
+    For each device, it tries the slice of the previous device, which keeps the author's order; then some slices with free capacity;
+    then the emptied slices in ``spare``; and then creates a slice.
     """
     where = {d.name: content for content in filled for d in content.devices}
     open_ = [c for c in filled if len(c.devices) < c.limit]
@@ -149,28 +158,27 @@ def _place(
             neighbour = where[device.name]
             continue
         offers = added[-1:] if added else [c for c in (last, neighbour) if c is not None]
-        content = next((c for c in offers if c.take(device)), None)
+        content = next((c for c in offers if c.try_add(device)), None)
         if content is None:
-            looked, open_ = open_[:_LOOKS], open_[_LOOKS:]
-            content = next((c for c in looked if c.take(device)), None)
-            again = [c for c in looked if len(c.devices) < c.limit]
+            tried, open_ = open_[:_TRIED_SLICES], open_[_TRIED_SLICES:]
+            content = next((c for c in tried if c.try_add(device)), None)
+            again = [c for c in tried if len(c.devices) < c.limit]
             open_ = open_ + again if content is None else again + open_
         if content is None:
-            # Reuse an emptied slice before creating a new one.
             content = unused.pop() if unused else SliceContent(limit=slice_size)
-            content.take(device)
+            content.try_add(device)
             added.append(content)
         last = content
     return added
 
 
 def _pack_sets(counter_sets: Sequence[JSON], before: dict[str, PublishedNames]) -> list[SliceContent]:
-    """Puts counter sets into their previous slices, and the others into the first slice with free capacity."""
+    """Puts each counter set into its previous slice, or else into the first slice with free capacity."""
     by_name = {k: SliceContent(name=k) for k in before}
-    home = {name: by_name[k] for k in reversed(before) for name in before[k].counter_sets}
+    previous = {name: by_name[k] for k in reversed(before) for name in before[k].counter_sets}
     contents = list(by_name.values())
-    for counter_set in sorted(counter_sets, key=lambda s: s["name"] not in home):
-        content = home.get(counter_set["name"])
+    for counter_set in sorted(counter_sets, key=lambda s: s["name"] not in previous):
+        content = previous.get(counter_set["name"])
         if content is None or len(content.counter_sets) == MAX_COUNTER_SETS:
             content = next((c for c in contents if len(c.counter_sets) < MAX_COUNTER_SETS), None)
         if content is None:

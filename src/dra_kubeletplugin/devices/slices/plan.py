@@ -1,7 +1,7 @@
 """Plans which slices of a pool to delete, update and create, as pure functions.
 
-A reader of slices uses a pool's newest generation, and only if it has all its slices. So the order of the writes decides which devices
-a reader sees after each write: :func:`make_plan`.
+Readers of slices use a pool's newest generation, and only if it is complete. So the order of the writes decides which devices readers
+see after each write: see :func:`make_plan`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ...resourceapi.generations import newest
 from ..validation import DeviceEntry
 from .pack import PublishedNames, SliceContent
-from .slice_objects import ExistingSlice, PoolFrame, SliceWrite
+from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite
 
 _NUMBERED = re.compile(r"([0-9a-f]{5})-")
 _LAST_GENERATION = 2**63 - 1
@@ -22,55 +22,61 @@ _LAST_GENERATION = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The writes that turn a pool's existing slices into the wanted ones, in this order: ``first``, ``writes``, ``last``."""
+    """The requests that turn a pool's existing slices into the wanted slices.
 
-    frame: PoolFrame
-    first: Sequence[ExistingSlice]  # to delete
+    Order of the requests: ``delete_first``, ``writes``, ``delete_last``.
+    """
+
+    common: CommonSliceFields
+    delete_first: Sequence[ExistingSlice]
     writes: Sequence[SliceWrite]
-    last: Sequence[ExistingSlice]  # to delete
+    delete_last: Sequence[ExistingSlice]
     devices: int
-    rewrites_all: bool = False  # every slice is written, in a new generation
+    rewrites_all: bool = False  # whether every slice is written, in a new generation
 
     @property
     def count(self) -> int:
-        return len(self.first) + len(self.writes) + len(self.last)
+        return len(self.delete_first) + len(self.writes) + len(self.delete_last)
 
 
-def first_frame(
+def common_fields(
     contents: Sequence[SliceContent],
     existing: Sequence[ExistingSlice],
     driver: str,
     pool: str,
     fields: Mapping[str, Any],
-) -> PoolFrame:
-    """Returns the frame with the current generation, to compare existing slices with it. :func:`make_plan` may raise the generation."""
+) -> CommonSliceFields:
+    """Returns the common fields with the current generation, to compare existing slices. :func:`make_plan` may raise the generation."""
     generation = max((s.generation for s in existing), default=1)
-    return PoolFrame(driver, pool, fields, generation, len(contents))
+    return CommonSliceFields(driver, pool, fields, generation, len(contents))
 
 
 def make_plan(
     contents: Sequence[SliceContent],
     existing: Sequence[ExistingSlice],
-    frame: PoolFrame,
+    common: CommonSliceFields,
     changed: Collection[str],
     touch: Collection[str] = (),
 ) -> WritePlan:
-    """Plans the writes. After each write, the newest complete generation has exactly the old devices or exactly the wanted ones.
+    """Plans the writes. After each write, the newest complete generation has exactly the old devices or exactly the wanted devices.
 
-    The generation stays if one slice changes and none is new. It also stays if some of its slices are missing, after an interrupted
-    writer or a deletion: the missing slices are added, because readers ignore an incomplete generation. Otherwise, every slice is written
-    in a new generation.
+    The plan keeps the generation in these cases; otherwise, it writes every slice in a new generation:
+
+    - The pool has no slices yet.
+    - No spec changes, or the spec of one slice changes and no slice is added or removed.
+    - Slices of the generation are missing, after a deletion or an interrupted write, and the others are as wanted. The plan adds the
+      missing slices. Until then, readers ignore the generation, because it is incomplete.
 
     Args:
         contents: the wanted slices.
         existing: the pool's existing slices.
-        frame: the result of :func:`first_frame`.
-        changed: slices that differ from ``contents`` in this frame.
-        touch: slices of which only the metadata differs.
+        common: the result of :func:`common_fields`.
+        changed: names of existing slices whose spec differs from the wanted spec with these common fields.
+        touch: names of existing slices whose metadata differs, but not the spec.
     """
     by_name = {s.name: s for s in existing}
     names = {c.name for c in contents if c.name}
-    current = {s.name: s for s in existing if s.generation == frame.generation}
+    current = {s.name: s for s in existing if s.generation == common.generation}
     bad = [i for i, c in enumerate(contents) if c.name in current and c.name in changed]
     missing = [i for i, c in enumerate(contents) if c.name not in current]
     obsolete = [s for name, s in sorted(by_name.items()) if name not in names]
@@ -82,30 +88,30 @@ def make_plan(
     def writes(places: Iterable[int]) -> list[SliceWrite]:
         return [SliceWrite(contents[i], by_name.get(contents[i].name or ""), numbers[i]) for i in places]
 
-    if _stays(len(contents), current, bad, missing, extra):
+    if _keeps_generation(len(contents), current, bad, missing, extra):
         order = writes([*touched, *bad, *missing])
-        # Surplus slices are deleted last: while there are too many slices, the generation counts as incomplete.
+        # Surplus slices are deleted last. While there are too many slices, readers treat the generation as incomplete.
         if len(current) > len(contents):
-            return WritePlan(frame, [s for s in obsolete if s not in extra], order, extra, devices)
-        return WritePlan(frame, obsolete, order, [], devices)
-    # Another writer has used the largest possible generation: all slices are deleted, and the generation restarts at 1.
-    if frame.generation >= _LAST_GENERATION:
+            return WritePlan(common, [s for s in obsolete if s not in extra], order, extra, devices)
+        return WritePlan(common, obsolete, order, [], devices)
+    # Another writer used the largest possible generation. So all slices are deleted, and the generation restarts at 1.
+    if common.generation >= _LAST_GENERATION:
         fresh = [SliceWrite(c, None, numbers[i]) for i, c in enumerate(contents)]
-        return WritePlan(replace(frame, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
-    new_frame = replace(frame, generation=frame.generation + 1)
+        return WritePlan(replace(common, generation=1), list(existing), fresh, [], devices, rewrites_all=True)
+    in_next_generation = replace(common, generation=common.generation + 1)
     # Existing slices are updated before new ones are created, in the order of the pool.
     every = writes(range(len(contents)))
     every.sort(key=lambda w: w.existing is None)
-    return WritePlan(new_frame, obsolete, every, [], devices, rewrites_all=True)
+    return WritePlan(in_next_generation, obsolete, every, [], devices, rewrites_all=True)
 
 
 def is_numbered(name: str) -> bool:
-    """Whether a slice's name begins with its number in the order of the pool, as all names that we create do."""
+    """Whether a slice's name begins with the slice's number in the pool. All names that this module's plans create do."""
     return bool(_NUMBERED.match(name))
 
 
 def _numbers(contents: Sequence[SliceContent]) -> list[int]:
-    """Returns a number for each slice, so that the name of a new slice sorts after the slice before it."""
+    """Returns a number for each slice. The name of a new slice begins with its number, so that it sorts after the previous slice."""
     out, last = [], -1
     for content in contents:
         match = _NUMBERED.match(content.name or "")
@@ -114,14 +120,14 @@ def _numbers(contents: Sequence[SliceContent]) -> list[int]:
     return out
 
 
-def _stays(
+def _keeps_generation(
     count: int,
     current: Mapping[str, ExistingSlice],
     bad: Sequence[int],
     missing: Sequence[int],
     extra: Sequence[ExistingSlice],
 ) -> bool:
-    """Whether the writes can be made in the present generation."""
+    """Whether the writes keep the generation; see :func:`make_plan`."""
     if not current or not (bad or missing):
         return True
     if len(bad) == 1 and not missing and not extra:
@@ -137,10 +143,7 @@ def is_complete(existing: Sequence[ExistingSlice]) -> bool:
 
 
 def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[SliceContent]) -> bool:
-    """Whether the allocator, which reads slices in the order of their names, meets the devices in the author's order.
-
-    The name of a new slice begins with its number.
-    """
+    """Whether the allocator reads the devices in the author's order. It reads slices in the order of their names."""
     place = {d.name: i for i, d in enumerate(devices)}
     names = [c.name or f"{n:05x}-" for c, n in zip(slices, _numbers(slices), strict=True)]
     by_name = [slices[i] for i in sorted(range(len(names)), key=names.__getitem__)]
@@ -151,10 +154,13 @@ def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[SliceContent]) 
 def previous_contents(
     existing: Sequence[ExistingSlice], layout: Mapping[str, PublishedNames]
 ) -> tuple[dict[str, PublishedNames], set[str]]:
-    """Returns the previous content of slices, and the names of deleted slices, which are created again with the same content.
+    """Returns the previous content of slices, by name, and the names of deleted slices. Deleted slices are created again.
 
-    If several slices contain a device, the slice of the newest generation keeps it. Among slices of one generation, it is the slice that
-    had the device when all slices were as wanted. A slice that loses all its content in this way is left out.
+    If several slices contain a device, the result has it only in the slice of the newest generation. Among slices of one generation,
+    slices in ``layout`` have precedence. A slice that then has no content is not in the result.
+
+    Args:
+        layout: the names in each slice when all slices were last as wanted.
     """
     rank = {s.name: (-s.generation, s.name not in layout, s.name) for s in existing}
     devices_of = {s.name: s.names for s in sorted(existing, key=lambda s: rank[s.name])}

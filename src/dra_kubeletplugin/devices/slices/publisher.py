@@ -1,8 +1,9 @@
-"""Keeps the API server's slices of a driver equal to the inventory, for one node or for pools of no single node.
+"""Keeps the API server's slices of a driver equal to the inventory, for the pool of one node or for pools without a single node.
 
-The publisher is level-triggered: it lists, compares and writes; then it watches, and repeats this when the slices or the inventory
-change. Each synchronisation lists the slices, so deleted slices come back at once; the kubelet deletes them at its start. Of several
-instances on a node, only the newest writes. External failures do not stop it: each is logged once, counted, and retried with backoff.
+The publisher is level-triggered. A synchronisation lists the slices, compares them with the inventory, and writes the differences. The
+next synchronisation follows when the slices or the inventory change. So slices that the kubelet deletes at its start are written again
+at once. Of several instances on a node, only the newest instance writes. External failures do not stop the publisher: each failure is
+logged once, counted, and retried with backoff.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from .watch import SliceWatch
 log = logging.getLogger(__name__)
 _RESYNC = 600.0  # seconds between synchronisations without any event
 _SETTLE = 0.02  # seconds to collect events before a synchronisation
-_FOLLOW = 2.0  # seconds between checks whether the publishing instance is gone
+_FOLLOW = 2.0  # seconds between checks whether the publishing instance still runs
 _RETRY_REJECTED_AFTER = 300.0  # seconds before rejected objects are sent again
-_MAX_PAUSE = 30.0
+_MAX_PAUSE = 30.0  # seconds between two attempts after failures
 
 
 async def _ignore(off: frozenset[Gate]) -> None:
@@ -49,10 +50,10 @@ class Publisher:
 
     Args:
         scope: decides which slices belong to this publisher.
-        leadership: decides whether this instance publishes. If it does not, it writes nothing, and ``published`` is set when the slices of
-            the publishing instance are complete.
+        leadership: decides whether this instance publishes. An instance that does not publish writes nothing. Its ``published`` is set
+            when the slices of the publishing instance are complete.
         times: when taints were added.
-        gates_off: called with the feature gates that the API server has off, when they change. The publisher waits for it.
+        gates_off: a coroutine that the publisher awaits with the feature gates that the API server has off, when these change.
     """
 
     def __init__(
@@ -78,35 +79,35 @@ class Publisher:
         self._probe = GateProbe(client, inventory, scope)
         self._fault = ""
         self._failures = 0
-        self._contention = ConflictBackoff()
+        self._backoff = ConflictBackoff()
         self._dirty = asyncio.Event()
-        # Whether the watch has reconnected: the API server may not be the one whose gates were probed.
+        # Whether the watch has reconnected since the last attempt, perhaps to an API server with other gates.
         self._reconnected = False
         self._ended = asyncio.Condition()  # notified after each attempt
         self._pools: tuple[PoolStatus, ...] = ()
-        self._current_at = -1  # the inventory's version that the API server has
+        self._current_at = -1  # the inventory's version that was last published
         self._published_at = 0.0
         self._pause: asyncio.Timeout | None = None  # the pause before the next attempt
         self._watch = SliceWatch(client, scope.selector, self._dirty.set, self._note_reconnect)
         metrics.measure("devices_not_published", lambda: float(len(inventory.rejected)))
         metrics.measure("publisher", lambda: float(self.leads))
-        # measured, because the watch may fail although no write failed
+        # read at each scrape, because the watch may fail without a failed write
         metrics.measure("publish_failing", lambda: float(bool(self.fault)))
 
     @property
     def fault(self) -> str:
-        """Why the slices are not as wanted, or may not stay as wanted; empty if there is no fault."""
+        """Why the slices are not as wanted, or why changes by other writers are not noticed; empty if there is no fault."""
         return self._fault or self._watch.fault
 
     def not_ready(self) -> list[str]:
-        """Returns why the publisher is not ready; empty if slices are published and up to date."""
+        """Returns why the publisher is not ready; empty if the slices are published and up to date."""
         if not self.published.is_set():
             return [f"slices are not published{': ' + self.fault if self.fault else ''}"]
         return [f"slices are not up to date: {self.fault}"] if self.fault else []
 
     @property
     def status(self) -> PublisherStatus:
-        """The state of publication now."""
+        """The present state of the publisher."""
         return PublisherStatus(
             pools=self._pools,
             rejected=dict(self.inventory.rejected),
@@ -122,7 +123,7 @@ class Publisher:
         return self.inventory.known and self._current_at == self.inventory.version and not self._fault
 
     async def current(self) -> PublisherStatus:
-        """Waits until the API server has the driver's last devices."""
+        """Waits until the slices have the devices that the driver last returned."""
         async with self._ended:
             await self._ended.wait_for(self._is_current)
         return self.status
@@ -141,11 +142,11 @@ class Publisher:
             self._dirty.set()
 
     def kubelet_registered(self) -> None:
-        """Reacts to a kubelet that accepted the plugin: forgets conflicts and ends the pause before the next attempt.
+        """Resets the backoff of conflicts and ends the pause before the next attempt. Call it when a kubelet has accepted the plugin.
 
-        A kubelet that restarts deletes all slices of its node, so this deletion is not a conflict with another writer.
+        A kubelet that restarts deletes all slices of its node. This deletion is not a conflict with another writer.
         """
-        self._contention.reset()
+        self._backoff.reset()
         self._end_pause()
 
     # --- when to write --------------------------------------------------------------------------
@@ -175,10 +176,12 @@ class Publisher:
             async with self._ended:
                 self._ended.notify_all()
             if pause and not self._reconnected:
-                # A change of our own devices is published at once, also during the pause after a conflict.
+                # A change of our own devices is published at once, also during a pause.
                 try:
                     async with asyncio.timeout(pause) as self._pause:
-                        await self.inventory.changed(version)  # also counts changes during the attempt
+                        await self.inventory.changed(
+                            version
+                        )  # returns at once if the inventory changed during the attempt
                 except TimeoutError:
                     if pause == _RETRY_REJECTED_AFTER:
                         await self._forget()
@@ -187,10 +190,10 @@ class Publisher:
                 self._dirty.set()
 
     async def _wait(self) -> None:
-        """Waits for an event or the next resync. An instance that does not publish also checks whether it must publish now."""
+        """Waits for an event or the next resync. An instance that does not publish also waits for the time when it has to."""
         until = time.monotonic() + _RESYNC * random.uniform(0.8, 1.0)
         while not self._dirty.is_set() and (remaining := until - time.monotonic()) > 0:
-            if not self.leads and self.leadership.holds():
+            if not self.leads and self.leadership.may_write():
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(remaining if self.leads else min(remaining, _FOLLOW)):
@@ -199,15 +202,15 @@ class Publisher:
             await self._forget()
 
     async def _forget(self) -> None:
-        """Forgets probed gates and rejections: the API server may have been upgraded, and the Node created again."""
+        """Forgets probed gates, rejections and metadata: the API server may have been upgraded, or the Node created again."""
         self._probe.forget()
         self._syncer.forget()
         await self.inventory.clear_rejections()
 
     async def _attempt(self) -> float:
-        """Runs one synchronisation and handles every failure. Returns the seconds until the next attempt; 0 to wait for an event."""
+        """Runs one synchronisation and handles every failure. Returns the pause before the next attempt in seconds; 0 for no pause."""
         try:
-            self.leads = self.leadership.holds()
+            self.leads = self.leadership.may_write()
             return await (self._publish() if self.leads else self._follow_leader())
         except SupersededError:
             await self._note_gates(self.inventory.gates_off)
@@ -221,33 +224,35 @@ class Publisher:
             )
 
     async def _publish(self) -> float:
-        """Plans and writes. Returns the seconds until the next attempt; 0 to wait for an event.
+        """Plans the writes and sends them. Returns as :meth:`_attempt`.
 
         Raises:
             ApiError: a request failed.
-            SupersededError: plan again.
+            SupersededError: the plan is out of date, so plan again.
         """
         resource = await self._resource()
         sync = await self._syncer.plan(resource)
-        undone = self._undone(sync)
-        if undone and (delay := self._contention.delay(undone, time.monotonic())):
+        conflict = self._conflict(sync)
+        if conflict and (delay := self._backoff.delay(conflict, time.monotonic())):
             self._set_fault(
-                f"{undone.value} by another writer {self._contention.count + 1} times; they are restored after a pause"
+                f"{conflict.value} by another writer {self._backoff.count + 1} times; they are restored after a pause"
             )
             return delay
         await self._syncer.carry_out(sync, resource)
         if sync.writes:
-            self._contention.written(time.monotonic(), is_response=undone is not None)
+            self._backoff.written(time.monotonic(), is_repair=conflict is not None)
         self._failures = 0
         self._pools = tuple(
-            PoolStatus(p.frame.pool, p.frame.generation, p.frame.count, p.devices) for p in sync.plans if p.frame.count
+            PoolStatus(p.common.pool, p.common.generation, p.common.count, p.devices)
+            for p in sync.plans
+            if p.common.count
         )
         self.metrics.set("pools", len(self._pools))
         self._mark_current(sync.version)
         return 0.0
 
     async def _resource(self) -> Resource:
-        """Returns the slices' resource after probing which fields the API server drops. Raises :class:`ApiError`."""
+        """Returns the resource "resourceslices", after probing which gates are off. Raises :class:`ApiError`."""
         resource = await self.client.dra("resourceslices")
         await self._note_gates(await self._probe.find_gates_off(resource))
         return resource
@@ -270,11 +275,13 @@ class Publisher:
             await self._on_gates_off(off)
 
     async def _follow_leader(self) -> float:
-        """Checks the slices of the instance that publishes; if they are complete, this instance counts as published too.
+        """Checks the slices of the publishing instance. If they are complete, sets ``published`` of this instance too.
+
+        Returns as :meth:`_attempt`.
 
         Raises:
             ApiError: a request failed.
-            SupersededError: try again.
+            SupersededError: see :meth:`Syncer.wanted_and_existing`.
         """
         resource = await self._resource()
         version, contents, existing = await self._syncer.wanted_and_existing(resource)
@@ -285,8 +292,8 @@ class Publisher:
         self._set_fault("the newest instance of the plugin on this node has not published all slices yet")
         return _FOLLOW
 
-    def _undone(self, sync: Sync) -> WriterConflict | None:
-        """Returns what another writer did to our slices since they were as wanted; None if our own devices changed."""
+    def _conflict(self, sync: Sync) -> WriterConflict | None:
+        """Returns the change that another writer made to our slices since they were as wanted; None if only our devices changed."""
         if not sync.writes or self._syncer.settled_at != sync.version:
             return None
         before = {s.name: s.version for s in self._syncer.settled.values()}
@@ -297,7 +304,7 @@ class Publisher:
 
     def _failed(self, e: ApiError) -> float:
         if isinstance(e, REJECTIONS):
-            # The same objects would be rejected again, so wait for a change of the devices.
+            # The API server would reject the same objects again, so the next attempt waits for a change of the devices.
             self._retry_later(
                 f"the API server rejects the slices, so their devices cannot be scheduled: {e}", logging.ERROR
             )

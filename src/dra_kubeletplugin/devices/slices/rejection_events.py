@@ -1,4 +1,4 @@
-"""Writes Events on the Node about devices that are not published: one for all devices with the same reason, with a stable text."""
+"""Writes Events on the Node about devices that are not published: one Event for all devices with the same reason."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...kube.event_recorder import EventRecorder, node_subject
 from ..inventory import Inventory
 
 _MAX_EVENTS = 10  # reasons with their own Event
-_AGAIN = 3000.0  # seconds; the API server deletes an Event after an hour
-_RETRY = 60.0
+_AGAIN = 3000.0  # seconds until an Event is written again, because the API server deletes an Event after an hour
+_RETRY = 60.0  # seconds until an Event that could not be written is tried again
 
 
 class RejectionEvents:
-    """Events about ``node``. If the API server rejects them, only the Events are lost."""
+    """Writes the Events about ``node``. If the API server rejects an Event, it is retried; nothing else depends on it."""
 
     def __init__(self, events: EventRecorder, inventory: Inventory, node: str) -> None:
         self._events = events

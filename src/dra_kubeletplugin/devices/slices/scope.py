@@ -1,4 +1,4 @@
-"""Decides which slices belong to a publisher, so that two roles of one driver never change each other's slices."""
+"""Decides which slices belong to a publisher, so that the plugins and the controller of a driver never change each other's slices."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...kube.resource import NODES
 JSON = dict[str, Any]
 _PUBLISHER = "dra-kubeletplugin.dev/publisher"
 _CONTROLLER = "controller"
-# The controller's namespace: controllers in two namespaces have two Leases, and so two leaders.
+# Label with the controller's namespace. Controllers in two namespaces have two Leases, so each namespace has its own leader.
 _NAMESPACE = "dra-kubeletplugin.dev/namespace"
 
 
 class Scope(Protocol):
-    """The scope of one publisher.
+    """The slices of one publisher.
 
     Attributes:
         driver: the driver's name.
-        selector: field selectors of its list and watch.
+        selector: the field selector with which the slices are listed and watched.
         node: the name of the only node; empty if the pools belong to no single node.
-        exact: whether only the slice's own content decides if it is in the scope. An unchanged slice then stays in the scope.
+        exact: whether :meth:`owns` depends only on the slice and not on ``pools``. An unchanged slice then stays in the scope.
     """
 
     driver: str
@@ -32,20 +32,20 @@ class Scope(Protocol):
     exact: bool
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
-        """Whether the publisher may change or delete a slice (v1). ``pools`` are the pools that it publishes.
+        """Whether the publisher may change or delete a slice (v1). ``pools`` are the pools that the publisher publishes.
 
         Raises:
             KeyError, TypeError, AttributeError: the object is not a slice.
         """
 
     def rival(self, obj: Mapping[str, Any]) -> str:
-        """Returns a message about another publisher of the slice's (v1) pool; empty if there is none.
+        """Returns a message if another publisher published this slice (v1) of the same driver; empty otherwise.
 
-        Raises as :meth:`owns`. Call it for slices outside this scope.
+        Call it for slices outside this scope. Raises as :meth:`owns`.
         """
 
     async def metadata(self, client: KubeClient) -> JSON:
-        """Returns the metadata of each slice, without its name.
+        """Returns the metadata that all slices get, without a name.
 
         Raises:
             ApiError: a request failed.
@@ -53,7 +53,7 @@ class Scope(Protocol):
 
 
 class NodeScope:
-    """The plugin of one node: exactly the driver's slices that name this node."""
+    """The scope of the plugin on one node: the driver's slices whose ``nodeName`` is this node."""
 
     exact = True
 
@@ -63,7 +63,7 @@ class NodeScope:
         self.selector = f"spec.driver={driver},spec.nodeName={node}"
 
     def owns(self, obj: Mapping[str, Any], pools: Collection[str]) -> bool:
-        # An API server that ignores field selectors must not make us change other slices.
+        # Checks the selected fields again, in case an API server ignores field selectors.
         spec = obj["spec"]
         return bool(spec["driver"] == self.driver and spec.get("nodeName") == self.node)
 
@@ -78,9 +78,9 @@ class NodeScope:
 
 
 class ClusterScope:
-    """The controller in one namespace. Its scope is the driver's slices that have no node and that carry this controller's labels.
+    """The scope of the controller in one namespace: the driver's slices without a node that have the labels of this controller.
 
-    A slice without labels of any controller also belongs to this controller if the slice is in one of its pools.
+    A slice without the labels of any controller is also in the scope if it belongs to one of the controller's pools.
 
     Args:
         driver: the driver's name.

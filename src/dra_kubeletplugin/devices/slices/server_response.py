@@ -13,7 +13,7 @@ from ...resourceapi.conversion import GROUP, convert
 
 JSON = dict[str, Any]
 REJECTIONS = (BadRequestError, InvalidError)
-"""The API server rejects the object, and would reject the same object again."""
+"""Errors with which the API server rejects an object. It would reject the same object again."""
 
 
 def in_v1(obj: JSON, resource: Resource) -> JSON:
@@ -28,8 +28,8 @@ def as_sent(obj: JSON, resource: Resource) -> JSON:
 
 
 def dropped_by_server(sent: Any, stored: Any, path: str = "spec") -> set[str]:
-    """Returns the paths of a spec's fields that the API server dropped, with empty brackets for indexes."""
-    if sent == stored:  # nearly all devices of a slice: only the others are compared field by field
+    """Returns the paths of a spec's fields that the API server dropped, such as ``spec.devices[].taints``."""
+    if sent == stored:  # true for nearly all devices, so that few are compared field by field
         return set()
     out: set[str] = set()
     if isinstance(sent, Mapping) and isinstance(stored, Mapping):
@@ -45,7 +45,7 @@ def dropped_by_server(sent: Any, stored: Any, path: str = "spec") -> set[str]:
 
 
 def rejected_devices(e: ApiError, obj: JSON) -> dict[str, str]:
-    """Returns the devices of a slice that a rejection names, each with the reason; empty if it names none."""
+    """Returns the devices of a slice that an error names, each with the reason; empty if the error names no device."""
     if not isinstance(e, REJECTIONS):
         return {}
     details = e.details.get("details")

@@ -1,4 +1,4 @@
-"""Converts slices: builds the object that is sent, and reads the fields of a listed object that a plan needs.
+"""Builds the slice objects that are sent, and reads from listed slices the fields that a plan needs.
 
 Slices are compared by digests, so that thousands of devices are never in memory twice. A digest ignores the times of taints, empty fields
 of a device and the order of fields.
@@ -22,14 +22,14 @@ _MAX_PREFIX = 240  # bytes; with the API server's suffix a name stays below 253
 
 @dataclass(frozen=True, slots=True)
 class ExistingSlice:
-    """A listed slice without its devices, which are not kept in memory."""
+    """A listed slice without its devices, to save memory."""
 
     metadata: JSON
     pool: str
     generation: int
     count: int
-    names: PublishedNames  # of its devices or counter sets, in order
-    timed: Mapping[str, list[JSON]]  # device → its taints, if one has a time
+    names: PublishedNames  # in the order of the slice
+    timed: Mapping[str, list[JSON]]  # device → its taints, for devices with a taint that has a time
     digest: bytes
 
     @property
@@ -49,7 +49,7 @@ def existing_slice(obj: JSON) -> ExistingSlice:
     """Reads a slice in v1.
 
     Raises:
-        KeyError, TypeError, AttributeError: the object lacks a field that we read.
+        KeyError, TypeError, AttributeError: a required field is missing or has the wrong type.
     """
     spec, meta = obj["spec"], obj["metadata"]
     pool = spec["pool"]
@@ -73,8 +73,8 @@ def existing_slice(obj: JSON) -> ExistingSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolFrame:
-    """The common fields of a pool's slices. ``fields`` contains the nodes and the options of all devices."""
+class CommonSliceFields:
+    """The fields that all slices of a pool share. ``fields`` contains their nodes and options."""
 
     driver: str
     pool: str
@@ -90,18 +90,15 @@ class PoolFrame:
         """Returns :func:`digest` of the spec that contains ``content``."""
         return digest(self.spec(content, {}))
 
-    def mark(self, content: SliceContent) -> bytes:
-        """Returns a mark that is equal for two contents with the same text. It is faster than :meth:`digest`.
-
-        Two contents with different texts can have the same digest, because the digest ignores the order of fields.
-        """
+    def text_digest(self, content: SliceContent) -> bytes:
+        """Returns a digest of the JSON text. It is computed faster than :meth:`digest`, but depends on the order of fields."""
         out = hashlib.sha256(msgspec.json.encode([self._head(), content.counter_sets]))
         for device in content.devices:
             out.update(device.encoded)
         return out.digest()
 
     def spec(self, content: SliceContent, timed: Mapping[str, list[JSON]]) -> JSON:
-        """Returns the spec that is sent. A taint that stays keeps the time when it was added, which ``timed`` contains."""
+        """Returns the spec to send. ``timed`` contains earlier taints by device: a taint that was there before keeps its time."""
         if content.counter_sets:
             return {**self._head(), "sharedCounters": content.counter_sets}
         devices = [msgspec.json.decode(d.encoded) for d in content.devices]
@@ -115,34 +112,34 @@ class PoolFrame:
 class SliceWrite:
     """A slice to send: an update of the slice ``existing``, or a new slice if ``existing`` is None.
 
-    ``index`` is its number in the order of the pool.
+    ``index`` is the slice's number in the pool.
     """
 
     content: SliceContent
     existing: ExistingSlice | None
     index: int
 
-    def object(self, frame: PoolFrame, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
-        """Returns the whole slice. It is built when it is sent, so that only one is in memory.
+    def object(self, common: CommonSliceFields, node: str, metadata: JSON, timed: Mapping[str, list[JSON]]) -> JSON:
+        """Returns the slice as an API object. Call it just before the request, so that only one slice at a time is in memory.
 
         Args:
-            frame: the common fields.
-            node: the only node of the slices, which is part of a new slice's name; empty if they belong to no single node.
-            metadata: its metadata without the name; labels of other writers are kept.
+            common: the common fields.
+            node: the only node of the pool, which is part of a new slice's name; empty if the pool belongs to no single node.
+            metadata: the metadata without the name. Labels of other writers are kept.
             timed: device → taints with the times when they were added.
         """
         if self.existing is None:
-            prefix = f"{self.index:05x}-{frame.driver}-" + (f"{node}-" if node else "")
+            prefix = f"{self.index:05x}-{common.driver}-" + (f"{node}-" if node else "")
             meta = {"generateName": _cut(prefix), **metadata}
         else:
             labels = {**(self.existing.metadata.get("labels") or {}), **metadata.get("labels", {})}
             meta = {**self.existing.metadata, **metadata, **({"labels": labels} if labels else {})}
-        spec = frame.spec(self.content, {**timed, **self.existing.timed} if self.existing else timed)
+        spec = common.spec(self.content, {**timed, **self.existing.timed} if self.existing else timed)
         return {"apiVersion": f"{GROUP}/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
 
 
 def digest(spec: Mapping[str, Any]) -> bytes:
-    """Returns a digest that is equal for two specs if and only if they are the same."""
+    """Returns a digest of a spec that ignores the times of taints, empty fields of devices and the order of fields."""
     parts = {k: v for k, v in spec.items() if k != "devices" and (v or k != "sharedCounters")}
     out = hashlib.sha256(_sorted_text(parts))
     for device in spec.get("devices") or []:

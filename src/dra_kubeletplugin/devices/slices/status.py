@@ -1,4 +1,4 @@
-"""The state of publication, for readiness, metrics and authors."""
+"""The state of a publisher, as ``Plugin.published()`` returns it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class PoolStatus:
 class PublisherStatus:
     """The state of a publisher.
 
-    ``pools`` and ``at`` describe the last time when the slices were as wanted; the other fields describe the present.
+    ``pools`` and ``at`` describe the last time when the slices were as wanted. The other fields describe the present.
 
     Attributes:
         pools: the published pools.
         rejected: pools, devices and counter sets that are not published, each with the reason.
         gates_off: feature gates that the API server has off.
         dropped: fields that the API server dropped and that belong to no known gate.
-        fault: why slices are not, or may not stay, as wanted; empty if there is no fault.
-        current: whether the API server has the devices that the driver returned most recently.
-        leads: whether this instance publishes on its node.
-        at: when slices were last as wanted, in unix seconds; 0 for never.
+        fault: why the slices are not as wanted, or why changes by other writers are not noticed; empty if there is no fault.
+        current: whether the slices have the devices that the driver last returned.
+        leads: whether this instance publishes.
+        at: when the slices were last as wanted, in unix seconds; 0 if they never were.
     """
 
     pools: Sequence[PoolStatus] = ()

@@ -1,7 +1,7 @@
-"""One synchronisation with the API server: list the slices, compare them with the content of pools, write.
+"""Synchronises the API server's slices with the inventory.
 
-:meth:`Syncer.plan` lists the slices, packs the devices of each pool and plans the writes; :meth:`Syncer.carry_out` sends them. The
-state that is kept between two synchronisations only saves writes.
+:meth:`Syncer.plan` lists the slices, packs the devices of each pool and plans the writes. :meth:`Syncer.carry_out` sends the writes. The
+Syncer keeps state between synchronisations, to save reads and writes and to detect conflicts.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from ..pool_content import PoolContent
 from ..validation import decoded
 from .leadership import Leadership
 from .pack import SliceContent, assign_existing, pack
-from .plan import WritePlan, first_frame, is_in_order, is_numbered, make_plan, previous_contents
+from .plan import WritePlan, common_fields, is_in_order, is_numbered, make_plan, previous_contents
 from .scope import Scope
 from .server_response import REJECTIONS, as_sent, dropped_by_server, in_v1, rejected_devices
-from .slice_objects import ExistingSlice, PoolFrame, SliceWrite, existing_slice
+from .slice_objects import CommonSliceFields, ExistingSlice, SliceWrite, existing_slice
 from .taint_times import TaintTimes
 
 log = logging.getLogger(__name__)
@@ -39,14 +39,17 @@ JSON = dict[str, Any]
 
 
 class SupersededError(Exception):
-    """The plan became wrong during the writes, or this instance may no longer write: plan again."""
+    """The plan is out of date, or this instance may no longer write. The caller must plan again."""
 
 
 @dataclass(frozen=True)
 class Sync:
-    """The writes of one synchronisation. ``version`` is the inventory's version that they were planned from.
+    """The planned writes of one synchronisation.
 
-    The first ``with_removals`` plans remove devices from their pools.
+    Attributes:
+        plans: one plan for each pool. The first ``with_removals`` plans remove devices from their pools.
+        existing: the slices in the API server.
+        version: the inventory's version from which the writes were planned.
     """
 
     plans: Sequence[WritePlan]
@@ -60,7 +63,7 @@ class Sync:
 
 
 class Syncer:
-    """Compares and writes; :class:`Publisher` decides when."""
+    """Plans and sends the writes. :class:`Publisher` decides when."""
 
     def __init__(
         self,
@@ -72,21 +75,22 @@ class Syncer:
         leadership: Leadership,
     ) -> None:
         self.settled: dict[str, ExistingSlice] = {}
-        """The slices when all were as wanted, by name, with our writes since then."""
+        """The slices when all were last as wanted, updated with our writes since then, by name."""
         self.settled_at = -1
-        """The inventory's version when all slices were as wanted."""
+        """The inventory's version when all slices were last as wanted."""
         self.dropped: set[str] = set()
-        """Fields without a known gate that the API server dropped."""
+        """Fields that the API server dropped and that belong to no known gate."""
         self._client = client
         self._inventory = inventory
         self._scope = scope
         self._metrics = metrics
         self._times = times
         self._leadership = leadership
-        # slice → mark of the content that needs no write, and digest of the stored spec, which may lack fields of the content
+        # slice → text digest of its wanted content, digest of its stored spec: the slice needs no write while both stay the same.
+        # The stored spec may lack fields of the content.
         self._accepted: dict[str, tuple[bytes, bytes]] = {}
         self._metadata: JSON | None = None
-        self._found: dict[str, ExistingSlice] = {}  # slices as last listed, with our writes since then
+        self._found: dict[str, ExistingSlice] = {}  # the slices as last listed, updated with our writes since then
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -108,11 +112,11 @@ class Syncer:
 
         Raises:
             ApiError: the slices cannot be listed.
-            SupersededError: another publisher publishes some of our pools.
+            SupersededError: the set of our pools that another publisher publishes has changed.
         """
         pools = frozenset(self._inventory.pools)
-        async with self._leadership.lock.taken():
-            pass  # waits until a previous leader has no write in flight
+        async with self._leadership.lock.held():
+            pass  # waits until the previous leader has no write in flight
         version, contents = self._inventory.version, self._inventory.contents()
         existing, others = await self._list_existing(resource, {c.name for c in contents})
         if await self._inventory.set_taken({p: why for p, why in others.items() if p in pools}):
@@ -122,15 +126,15 @@ class Syncer:
     async def _list_existing(
         self, resource: Resource, pools: Collection[str]
     ) -> tuple[list[ExistingSlice], dict[str, str]]:
-        """Lists our slices. Decodes them one at a time, and lets other tasks run in between.
+        """Returns our slices, and the pools that another publisher publishes, each with a message.
 
-        Returns our slices, and the pools that another publisher publishes, each with a message.
+        Decodes one slice at a time, so that other tasks can run in between.
 
         Raises:
             ApiError: the slices cannot be listed, or the response is malformed.
         """
         out: list[ExistingSlice] = []
-        # pool → creation time and UID of its oldest slice, and another publisher to which this slice belongs
+        # pool → creation time and UID of its oldest slice, and the message about the other publisher if the slice has one
         oldest: dict[str, tuple[str, str, str]] = {}
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
@@ -156,20 +160,20 @@ class Syncer:
             del obj
             await asyncio.sleep(0)
         self._found = {s.name: s for s in out}
-        # If two publishers publish a pool, the older publication stays. Both decide by the same rule, so exactly one stays.
+        # If two publishers publish a pool, the publisher of the oldest slice continues. Both apply this rule, so exactly one continues.
         return out, {pool: by for pool, (_, _, by) in oldest.items() if by}
 
     def _plan_pools(
         self, contents: Sequence[PoolContent], existing: Sequence[ExistingSlice]
     ) -> tuple[list[WritePlan], int]:
-        """Returns the plans, and how many of them come first because they remove devices, which may have moved to another pool."""
+        """Returns the plans, and how many of them remove devices. These come first, because a device may move to another pool."""
         of_pool: dict[str, list[ExistingSlice]] = {c.name: [] for c in contents}
         for slice_ in existing:
             of_pool.setdefault(slice_.pool, []).append(slice_)
         removals, others = list[WritePlan](), list[WritePlan]()
         for pool in sorted(of_pool.keys() - {c.name for c in contents}):
-            frame = first_frame([], of_pool[pool], self._scope.driver, pool, {})
-            removals.append(make_plan([], of_pool[pool], frame, ()))
+            common = common_fields([], of_pool[pool], self._scope.driver, pool, {})
+            removals.append(make_plan([], of_pool[pool], common, ()))
         for content in contents:
             stay = {d.name for d in content.devices}
             removes = any(name not in stay for s in of_pool[content.name] for name in s.names.devices)
@@ -183,33 +187,33 @@ class Syncer:
         before, gone = previous_contents(existing, settled)
         slices = pack(pool.devices, pool.counter_sets, before, self._inventory.slice_size)
         if not all(is_numbered(name) for name in before) and not is_in_order(pool.devices, slices):
-            # Another writer's names do not sort in the author's order, so all slices are created again, once, with numbered names.
+            # The names by another writer do not sort in the author's order, so all slices are created again once, with numbered names.
             slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
             before = {}
         for slice_ in slices:
             if slice_.name in gone:
                 slice_.name = None  # create it again with the same content
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
+        common = common_fields(slices, existing, self._scope.driver, pool.name, pool.fields)
         kept = [(by_name[s.name], s) for s in slices if s.name]
-        changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, frame)}
+        changed = {have.name for have, slice_ in kept if not self._is_as_wanted(have, slice_, common)}
         touch = {have.name for have, _ in kept if have.name not in changed and not self._has_metadata(have)}
-        plan = make_plan(slices, existing, frame, changed, touch)
+        plan = make_plan(slices, existing, common, changed, touch)
         if not plan.rewrites_all or not before:
             return plan
-        # All slices are written anyway, so the author's order costs no further write.
+        # All slices are written anyway, so packing them in the author's order needs no further write.
         slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
         assign_existing(slices, {name: names for name, names in before.items() if name in by_name})
-        frame = first_frame(slices, existing, self._scope.driver, pool.name, pool.fields)
-        ordered = make_plan(slices, existing, frame, {s.name for s in slices if s.name})
+        common = common_fields(slices, existing, self._scope.driver, pool.name, pool.fields)
+        ordered = make_plan(slices, existing, common, {s.name for s in slices if s.name})
         return ordered if ordered.rewrites_all and ordered.count <= plan.count else plan
 
-    def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, frame: PoolFrame) -> bool:
+    def _is_as_wanted(self, have: ExistingSlice, content: SliceContent, common: CommonSliceFields) -> bool:
         """Whether a slice's spec needs no write.
 
-        The API server may store a spec differently from the request, for example without unknown fields. Such a spec is not written again.
+        The API server may store a spec that differs from the request, for example without unknown fields. It is not written again.
         """
-        accepted = (frame.mark(content), have.digest)
-        if self._accepted.get(have.name) != accepted and frame.digest(content) != have.digest:
+        accepted = (common.text_digest(content), have.digest)
+        if self._accepted.get(have.name) != accepted and common.digest(content) != have.digest:
             return False
         self._accepted[have.name] = accepted
         return True
@@ -224,13 +228,13 @@ class Syncer:
     # --- writing --------------------------------------------------------------------------------
 
     async def carry_out(self, sync: Sync, resource: Resource) -> None:
-        """Carries out the writes. A pool that the API server rejects does not prevent the writes of other pools.
+        """Sends the writes, pool after pool.
 
-        Completed writes are not undone on an error.
+        If the API server rejects or forbids a write, the writes of the other pools still follow, unless the plan removes devices.
 
         Raises:
-            ApiError: a write failed. If the API server rejected the write, this is raised after the writes of the other pools.
-            SupersededError: the plan became wrong.
+            ApiError: a write failed. Completed writes stay.
+            SupersededError: the plan is out of date.
         """
         if sync.writes:
             self._metadata = await self._scope.metadata(self._client)
@@ -239,7 +243,7 @@ class Syncer:
             try:
                 await self._carry_out_pool(plan, resource)
             except ApiError as e:
-                # A device that this pool must lose first may be planned for another pool, so the other writes must wait.
+                # A device that this plan removes may be in the plan of another pool, which must not be written before the removal.
                 if not isinstance(e, (*REJECTIONS, ForbiddenError)) or i < sync.with_removals:
                     raise
                 rejected = rejected or e
@@ -254,39 +258,39 @@ class Syncer:
             self._times.forget(tainted)
 
     async def _carry_out_pool(self, plan: WritePlan, resource: Resource) -> None:
-        for slice_ in plan.first:
+        for slice_ in plan.delete_first:
             await self._delete(resource, slice_)
         for write in plan.writes:
-            await self._write(resource, write, plan.frame)
-        for slice_ in plan.last:
+            await self._write(resource, write, plan.common)
+        for slice_ in plan.delete_last:
             await self._delete(resource, slice_)
         if plan.count:
             made = sum(w.existing is None for w in plan.writes)
             log.info(
                 "published %s in %s (%d created, %d updated, %d deleted)",
                 counted(plan.devices, "device"),
-                counted(plan.frame.count, "slice"),
+                counted(plan.common.count, "slice"),
                 made,
                 len(plan.writes) - made,
-                len(plan.first) + len(plan.last),
-                extra={"pool": plan.frame.pool},
+                len(plan.delete_first) + len(plan.delete_last),
+                extra={"pool": plan.common.pool},
             )
 
     @contextlib.asynccontextmanager
     async def _writing(self) -> AsyncIterator[None]:
         """Holds the write lock for one write.
 
-        Raises :class:`SupersededError` if this instance no longer leads: two writers at once would mix two results in one generation.
+        Raises :class:`SupersededError` if this instance may no longer write: two writers at once would mix their slices in one generation.
         """
-        async with self._leadership.lock.taken():
-            if not self._leadership.holds():
+        async with self._leadership.lock.held():
+            if not self._leadership.may_write():
                 raise SupersededError
             yield
 
-    async def _write(self, resource: Resource, write: SliceWrite, frame: PoolFrame) -> None:
+    async def _write(self, resource: Resource, write: SliceWrite, common: CommonSliceFields) -> None:
         async with self._writing():
             await asyncio.sleep(0)
-            obj = write.object(frame, self._scope.node, self._metadata or {}, self._times.of(frame.pool))
+            obj = write.object(common, self._scope.node, self._metadata or {}, self._times.of(common.pool))
             sent = as_sent(obj, resource)
             try:
                 response = await (
@@ -295,13 +299,13 @@ class Syncer:
             except ApiError as e:
                 if reasons := rejected_devices(e, obj):
                     sent_devices = {d.name: d.device for d in write.content.devices}
-                    await self._inventory.reject(reasons, frame.pool, sent_devices)
+                    await self._inventory.reject(reasons, common.pool, sent_devices)
                 raise
             del sent
             self._metrics.inc("slice_writes_total", verb="update" if write.existing else "create")
             stored = in_v1(response, resource)
             await asyncio.sleep(0)
-            await self._check_stored(obj, stored, write.content, frame)
+            await self._check_stored(obj, stored, write.content, common)
 
     async def _delete(self, resource: Resource, slice_: ExistingSlice) -> None:
         async with self._writing():
@@ -311,11 +315,14 @@ class Syncer:
         self._found.pop(slice_.name, None)
         self.settled.pop(slice_.name, None)
 
-    async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, frame: PoolFrame) -> None:
-        """Compares the stored spec with the sent spec. The API server silently drops unknown fields; each such field is logged once."""
+    async def _check_stored(self, sent: JSON, stored: JSON, content: SliceContent, common: CommonSliceFields) -> None:
+        """Compares the stored spec with the sent spec, because the API server silently drops unknown fields. Logs each such field once.
+
+        Raises :class:`SupersededError` if a dropped field shows that a gate is off: devices must then be published without this gate.
+        """
         have = existing_slice(stored)
         self._found[have.name] = self.settled[have.name] = have
-        self._accepted[have.name] = (frame.mark(content), have.digest)
+        self._accepted[have.name] = (common.text_digest(content), have.digest)
         if sent["spec"] == stored["spec"]:
             return
         paths = dropped_by_server(sent["spec"], stored["spec"])
@@ -335,11 +342,11 @@ class Syncer:
     # --- forgetting -----------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Forgets the metadata of other objects, such as the Node, which may have changed."""
+        """Forgets the metadata of slices. It contains data of other objects, such as the Node's UID, which may have changed."""
         self._metadata = None
 
     def forget_server_behavior(self) -> None:
-        """Forgets what the API server kept and dropped, because it may behave differently now; all slices are compared again."""
+        """Forgets stored specs and dropped fields, because the API server may behave differently now. All slices are compared again."""
         self._found, self._accepted = {}, {}
         self.dropped.clear()
-        self.settled_at = -1  # then the next write does not count as a conflict with another writer
+        self.settled_at = -1  # so that the next write does not count as a conflict with another writer

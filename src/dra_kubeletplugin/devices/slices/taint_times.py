@@ -1,7 +1,7 @@
 """Keeps the times when taints were added, in memory and in a small file.
 
-If a pod tolerates a NoExecute taint for an hour, the hour starts when the taint was first added. The API server keeps the time only in
-the slice, and the kubelet deletes the slices while the plugin is away.
+If a pod tolerates a NoExecute taint for an hour, the hour starts when the taint is added. The API server keeps this time only in the
+slice, and the kubelet deletes the slices of a plugin that does not run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Times = dict[str, dict[str, list[JSON]]]  # pool → device → taints
 class _StoredTaint(msgspec.Struct, rename="camel"):
     """A taint in the file. The API server rejects a whole slice if one time is invalid."""
 
-    # msgspec's type for times accepts more texts than the API server, such as a space in place of the T.
+    # a pattern, because msgspec's type for times accepts more texts than the API server, such as a space instead of the T
     time_added: (
         Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z\Z")] | None
     ) = None
@@ -37,11 +37,11 @@ class _StoredTaint(msgspec.Struct, rename="camel"):
 
 
 class TaintTimes:
-    """The times of one publisher.
+    """The times of the taints in one publisher's slices.
 
     Args:
-        path: the file; None keeps the times in memory only. If the file cannot be read or written, only the times are lost.
-        token: names this instance in the temporary file name.
+        path: the file; None keeps the times in memory only. If the file cannot be read or written, taints may get new times.
+        token: identifies this instance in the name of the temporary file.
     """
 
     def __init__(self, path: Path | None = None, token: str = "") -> None:
@@ -51,11 +51,11 @@ class TaintTimes:
         self._read = path is None
 
     def of(self, pool: str) -> Mapping[str, list[JSON]]:
-        """Returns the taints with a time, by device of a pool."""
+        """Returns the taints of a pool's devices, by device, for devices with a taint that has a time."""
         return self._times.get(pool, {})
 
     def learn(self, existing: Iterable[ExistingSlice]) -> None:
-        """Reads the times in the API server's slices, and at the first call the file. A synchronisation begins with this call."""
+        """Adds the times in the API server's slices. The first call also reads the file. Call it before slices are planned."""
         self._load()
         now: Times = {pool: dict(devices) for pool, devices in self._times.items()}
         for slice_ in existing:
@@ -64,7 +64,7 @@ class TaintTimes:
         self._keep(now)
 
     def forget(self, tainted: Mapping[str, Iterable[str]]) -> None:
-        """Forgets the times of all devices except ``tainted`` (pool → names). If a removed taint is added again, it gets a new time."""
+        """Forgets the times of all devices except ``tainted`` (pool → names), so that a taint that is added again gets a new time."""
         now = {
             pool: {n: t for n, t in devices.items() if n in names}
             for pool, devices in self._times.items()

@@ -1,4 +1,4 @@
-"""Watches the slices of one publisher and reports changes by other writers."""
+"""Watches the slices of one publisher and reports every change."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 from ...kube import KubeClient, Reflector
 
-_REPORT_AFTER = 5.0  # seconds until a failing watch is reported; a connection that was cut usually recovers sooner
-_DEAD_AFTER = 180.0  # seconds without any message of the API server until the watch counts as dead
+_REPORT_AFTER = 5.0  # seconds until a failing watch is reported; a broken connection usually recovers sooner
+_DEAD_AFTER = 180.0  # seconds without any message of the API server until the watch counts as failed
 
 
 class SliceWatch:
-    """Calls ``notify`` after every change of the slices that the field selector ``fields`` selects, or of the served API version.
+    """Calls ``notify`` after every change of the selected slices, or of the served API version.
 
-    It calls ``cut`` when the watch continues after a broken connection, because the API server may have been upgraded or reconfigured.
+    Args:
+        fields: the field selector.
+        cut: called when the watch continues after a broken connection, because the API server may have been upgraded or reconfigured.
     """
 
     def __init__(self, client: KubeClient, fields: str, notify: Callable[[], None], cut: Callable[[], None]) -> None:
@@ -24,7 +26,7 @@ class SliceWatch:
 
     @property
     def fault(self) -> str:
-        """Why changes may go unnoticed now; empty if the watch works."""
+        """Why changes are not noticed now; empty if the watch works."""
         silent_for = time.monotonic() - (self._reflector.last_message or self._since)
         if self._reflector.fault and (silent_for > _REPORT_AFTER or not self._reflector.last_message):
             return f"changes of the slices by other writers are not noticed: {self._reflector.fault}"

@@ -21,7 +21,7 @@ from ...base.text import did_you_mean
 from ...errors import SettingsError, printable
 from . import kernel, schema, tree
 from .marker import BOOT_ID, MARKER
-from .model import Function, Machine
+from .model import Function, HostDescription
 
 VFIO = "vfio-pci"
 _DESCRIPTION = ".description.json"  # the description from which the tree was built
@@ -53,43 +53,43 @@ def find(name: str, option: str = "--host", within: Path = Path()) -> Path:
     return path
 
 
-def build(root: Path, description: Machine | Mapping[str, Any]) -> Path:
+def build(root: Path, description: HostDescription | Mapping[str, Any]) -> Path:
     """Builds the sysfs tree below ``root``, which may exist, and returns ``root``.
 
     Raises :class:`SettingsError` for an invalid description, and if it describes one path twice.
     """
-    machine = description if isinstance(description, Machine) else schema.parse(description)
+    validated = description if isinstance(description, HostDescription) else schema.parse(description)
     with _convert_errors(root):
-        _build(root, machine)
+        _build(root, validated)
     return root
 
 
-def _build(root: Path, machine: Machine) -> None:
+def _build(root: Path, description: HostDescription) -> None:
     root.mkdir(parents=True, exist_ok=True)
     (root / MARKER).write_text("")
-    (root / _DESCRIPTION).write_bytes(msgspec.json.encode(machine))
+    (root / _DESCRIPTION).write_bytes(msgspec.json.encode(description))
     (root / BOOT_ID).write_text(str(uuid.uuid4()))
     for folder in ("bus/pci/devices", "bus/pci/drivers", "devices", "kernel/iommu_groups", "proc"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     (root / "bus/pci/drivers_probe").write_text("")
-    for name in [VFIO, *machine.drivers]:
+    for name in [VFIO, *description.drivers]:
         kernel.create_driver_folder(root, name)
     tree.write_device_node(root, "vfio/vfio", "10:196")
-    for name, numbers in machine.nodes.items():
+    for name, numbers in description.nodes.items():
         tree.write_device_node(root, name, numbers)
-    for name, text in machine.proc.items():
+    for name, text in description.proc.items():
         tree.write_file(root / "proc" / name, text)
-    for name, text in machine.files.items():
+    for name, text in description.files.items():
         tree.write_file(root / name, text)
-    _write_numa_nodes(root, machine)
-    for function in machine.functions:
-        kernel.plug(root, root / "devices" / machine.folder(function), function, machine.local_cpus(function))
-    for function in machine.functions:
+    _write_numa_nodes(root, description)
+    for function in description.functions:
+        kernel.plug(root, root / "devices" / description.folder(function), function, description.local_cpus(function))
+    for function in description.functions:
         kernel.create_boot_virtual_functions(root, function)
 
 
-def _write_numa_nodes(root: Path, machine: Machine) -> None:
-    for number, node in machine.numa_nodes.items():
+def _write_numa_nodes(root: Path, description: HostDescription) -> None:
+    for number, node in description.numa_nodes.items():
         folder = root / f"devices/system/node/node{number}"
         tree.write_file(folder / "cpulist", str(node.cpus))
         if node.distances:
@@ -120,15 +120,15 @@ def reboot(root: Path) -> None:
 
     Each write since the last boot is lost, and the boot id changes.
     """
-    machine = msgspec.structs.replace(_description(root), functions=tuple(_plugged(root)))
+    description = msgspec.structs.replace(_description(root), functions=tuple(_plugged(root)))
     for path in list(root.iterdir()):
         if not path.name.startswith("."):  # the marker, the description and the events are not part of sysfs
             tree.remove(path)
-    _build(root, machine)
+    _build(root, description)
 
 
-def _description(root: Path) -> Machine:
-    return msgspec.json.decode((root / _DESCRIPTION).read_bytes(), type=Machine)
+def _description(root: Path) -> HostDescription:
+    return msgspec.json.decode((root / _DESCRIPTION).read_bytes(), type=HostDescription)
 
 
 def _plugged(root: Path) -> Iterator[Function]:
@@ -144,11 +144,11 @@ def add_function(root: Path, description: Mapping[str, Any]) -> None:
     Raises :class:`SettingsError` if the description is invalid or its addresses are in use.
     """
     present = [function.description() for function in _plugged(root)]
-    machine = schema.parse({"functions": [*present, description]})
-    machine = msgspec.structs.replace(machine, numa_nodes=_description(root).numa_nodes)
-    function = machine.functions[-1]
+    extended = schema.parse({"functions": [*present, description]})
+    extended = msgspec.structs.replace(extended, numa_nodes=_description(root).numa_nodes)
+    function = extended.functions[-1]
     with _convert_errors(root):
-        kernel.plug(root, root / "devices" / machine.folder(function), function, machine.local_cpus(function))
+        kernel.plug(root, root / "devices" / extended.folder(function), function, extended.local_cpus(function))
         kernel.create_boot_virtual_functions(root, function)
 
 

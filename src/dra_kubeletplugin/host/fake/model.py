@@ -153,7 +153,7 @@ class NumaNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return sysfs.cpu_list(str(self.cpus))
 
 
-class Machine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HostDescription(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A complete description. Only :func:`.schema.parse` creates it, after validation.
 
     ``nodes`` are device nodes by path below ``dev``, and ``proc`` files by path below ``proc``.

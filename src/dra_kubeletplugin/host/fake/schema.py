@@ -56,18 +56,18 @@ import msgspec
 
 from ...base.text import did_you_mean
 from ...errors import SettingsError, printable, shown
-from .model import FORMS, Function, Link, Machine, NumaNode, VirtualFunctions
+from .model import FORMS, Function, HostDescription, Link, NumaNode, VirtualFunctions
 from .topology import Fault, Place, check_functions, check_numa, with_defaults
 
 if TYPE_CHECKING:
     from ...base.yaml.documents import YamlDocument
 
-_STRUCTS = (Machine, Function, Link, VirtualFunctions, NumaNode)
+_STRUCTS = (HostDescription, Function, Link, VirtualFunctions, NumaNode)
 _KEYS = sorted({name for struct in _STRUCTS for name in struct.__struct_encode_fields__})
 _PATTERN = re.compile(r"Expected `str` matching regex '(.*)'", re.DOTALL)
 
 
-def load(path: Path) -> Machine:
+def load(path: Path) -> HostDescription:
     """Reads a description from a YAML file.
 
     Raises :class:`SettingsError` with errors and their lines.
@@ -81,7 +81,7 @@ def load(path: Path) -> Machine:
     return parse(document.value if document else None, str(path), document)
 
 
-def parse(data: object, source: str = "described host", document: YamlDocument | None = None) -> Machine:
+def parse(data: object, source: str = "described host", document: YamlDocument | None = None) -> HostDescription:
     """Reads a description from an object, as parsed from YAML or JSON.
 
     Args:
@@ -96,12 +96,12 @@ def parse(data: object, source: str = "described host", document: YamlDocument |
         if messages := [_message(fault, document.place if document else lambda path: source) for fault in faults]:
             raise SettingsError(*messages)
 
-    check(_faults(data, Machine, ()))
-    machine = msgspec.convert(data, Machine)
-    functions, faults = with_defaults(machine.functions)
-    machine = msgspec.structs.replace(machine, functions=functions)
-    check([*faults, *check_functions(machine), *check_numa(machine)])
-    return machine
+    check(_faults(data, HostDescription, ()))
+    description = msgspec.convert(data, HostDescription)
+    functions, faults = with_defaults(description.functions)
+    description = msgspec.structs.replace(description, functions=functions)
+    check([*faults, *check_functions(description), *check_numa(description)])
+    return description
 
 
 def _faults(data: object, kind: Any, place: Place) -> Iterator[Fault]:

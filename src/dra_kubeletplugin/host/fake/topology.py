@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...base.text import counted, did_you_mean
-from .model import Function, Machine, VirtualFunctions, root_of, routing_id
+from .model import Function, HostDescription, VirtualFunctions, root_of, routing_id
 
 Place = tuple[str | int, ...]
 Taken = dict[tuple[str, int], tuple[int, str]]  # (domain, routing id) -> (index in the list, name for errors)
@@ -77,10 +77,10 @@ def _free_offset(taken: Taken, address: str, vfs: VirtualFunctions) -> int:
     return start - own
 
 
-def check_functions(machine: Machine) -> Iterator[Fault]:
+def check_functions(description: HostDescription) -> Iterator[Fault]:
     """Yields functions whose parent or NUMA node is not described, and cycles of parents."""
-    by_address = {f.address: f for f in machine.functions}
-    for i, fn in enumerate(machine.functions):
+    by_address = {f.address: f for f in description.functions}
+    for i, fn in enumerate(description.functions):
         if fn.behind is not None and fn.behind not in by_address:
             near = did_you_mean(fn.behind, by_address)
             yield Fault(("functions", i, "behind"), f"{fn.behind} is not described{near}")
@@ -91,17 +91,17 @@ def check_functions(machine: Machine) -> Iterator[Fault]:
             above = by_address.get(above.behind or "")
         if above is not None:
             yield Fault(("functions", i, "behind"), f"{fn.address} is above itself: correct `behind`")
-        if fn.numa is not None and machine.numa_nodes and fn.numa not in machine.numa_nodes:
-            described = ", ".join(map(str, machine.numa_nodes))
+        if fn.numa is not None and description.numa_nodes and fn.numa not in description.numa_nodes:
+            described = ", ".join(map(str, description.numa_nodes))
             yield Fault(("functions", i, "numa"), f"node {fn.numa} is not in numa_nodes, which has {described}")
 
 
-def check_numa(machine: Machine) -> Iterator[Fault]:
+def check_numa(description: HostDescription) -> Iterator[Fault]:
     """Yields a fault for each CPU of two nodes, and for each node that does not list its distance to every node."""
     owner: dict[int, int] = {}
-    for number, node in machine.numa_nodes.items():
-        if node.distances and len(node.distances) != len(machine.numa_nodes):
-            have, wanted = counted(len(node.distances), "distance"), counted(len(machine.numa_nodes), "node")
+    for number, node in description.numa_nodes.items():
+        if node.distances and len(node.distances) != len(description.numa_nodes):
+            have, wanted = counted(len(node.distances), "distance"), counted(len(description.numa_nodes), "node")
             text = f"{have} for {wanted}: list the distance to each node, also to the node itself"
             yield Fault(("numa_nodes", number, "distances"), text)
         for cpu in node.cpu_numbers():

@@ -14,7 +14,7 @@ HEADER = f"# {MADE} from values.yaml: change values.yaml instead.\n"
 CLASSES = "deviceclass.yaml"
 
 
-def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]]:
+def driver_files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]]:
     """Yields each file's path below the folder and its content.
 
     Args:
@@ -27,7 +27,7 @@ def files(source: Source, values: Values, base: str) -> Iterator[tuple[str, str]
         yield CLASSES, HEADER + "---\n".join(map(dump, classes))
 
 
-def components(source: Source, values: Values) -> list[str]:
+def component_names(source: Source, values: Values) -> list[str]:
     """Returns the names of the components that the driver's kustomization lists, in order."""
     adding = {m.feature for m in source.all}
     wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
@@ -58,7 +58,7 @@ def _kustomization(source: Source, values: Values, base: str) -> JSON:
             },
         ],
         **({"patches": patches} if (patches := list(_patches(source, values))) else {}),
-        "components": [f"{root}/components/{name}{at}" for name in components(source, values)],
+        "components": [f"{root}/components/{name}{at}" for name in component_names(source, values)],
     }
 
 

@@ -22,7 +22,7 @@ def driver_beside(values: Path) -> Path | None:
     return None
 
 
-def faults(driver: type[Driver], option_texts: Mapping[str, str], others: Iterable[str]) -> Iterator[str]:
+def option_errors(driver: type[Driver], option_texts: Mapping[str, str], others: Iterable[str]) -> Iterator[str]:
     """Yields errors of the value ``options``.
 
     A driver that declares no options may read any variable, so an unknown name is not an error.
@@ -44,7 +44,7 @@ def faults(driver: type[Driver], option_texts: Mapping[str, str], others: Iterab
             yield f"options.{name}: {fault.removeprefix(name).strip()}" if name in own else f"options: {fault}"
 
 
-def schema(driver: type[Driver] | None, framework: Iterable[str]) -> dict[str, Any]:
+def options_schema(driver: type[Driver] | None, framework: Iterable[str]) -> dict[str, Any]:
     """Returns the JSON Schema of the value ``options``: the allowed names and the form of each value.
 
     An empty text means that the option is not set. Returns {} if the driver declares no options.

@@ -23,7 +23,7 @@ _PARTS = {"metadata": "apis.meta.v1.ObjectMeta", "spec": "core.v1.PodSpec", "con
 """The Kubernetes types of the parts of a pod (``PodField.of``)."""
 
 
-def files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
+def chart_files(source: Source, version: str, driver: type[Driver] | None = None) -> Iterator[tuple[str, str]]:
     """Yields each file's path below ``deploy/helm`` and its content.
 
     With ``driver``, the chart's schema also checks the options that this driver defines.
@@ -38,8 +38,8 @@ def files(source: Source, version: str, driver: type[Driver] | None = None) -> I
         "kubeVersion": ">=1.32.0-0",
     }
     yield f"{CHART}/Chart.yaml", HEADER + dump(chart)
-    yield f"{CHART}/values.yaml", HEADER + _values(source)
-    yield f"{CHART}/values.schema.json", json.dumps(_schema(source, driver), indent=2) + "\n"
+    yield f"{CHART}/values.yaml", HEADER + _default_values(source)
+    yield f"{CHART}/values.schema.json", json.dumps(_values_schema(source, driver), indent=2) + "\n"
     yield f"{CHART}/parameters.yaml", HEADER + (SOURCE / "parameters.yaml").read_text()
     for path in sorted(TEMPLATES.iterdir()):
         yield f"{CHART}/templates/{path.name}", HEADER + path.read_text()
@@ -47,7 +47,7 @@ def files(source: Source, version: str, driver: type[Driver] | None = None) -> I
         yield f"distributions/{d.name}.yaml", f"# {d.help}\n" + HEADER + dump(d.values)
 
 
-def _values(source: Source) -> str:
+def _default_values(source: Source) -> str:
     out = []
     for p in source.parameters.values():
         if p.name != "namespace":
@@ -76,37 +76,37 @@ def _values(source: Source) -> str:
 # --- values.schema.json -------------------------------------------------------------------------------
 
 
-def _schema(source: Source, driver: type[Driver] | None) -> JSON:
+def _values_schema(source: Source, driver: type[Driver] | None) -> JSON:
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
     options = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
     # In Helm, a value of null removes the default, and a template without the default fails or switches the feature off.
     required = {"required": [name for name in features if name != "namespace"]}
-    properties: JSON = {p.name: _parameter(p) for p in source.parameters.values()} | {
-        "features": _closed(features) | required,
-        "options": options | driver_options.schema(driver, framework_options() - source.variables),
+    properties: JSON = {p.name: _parameter_schema(p) for p in source.parameters.values()} | {
+        "features": _object_schema(features) | required,
+        "options": options | driver_options.options_schema(driver, framework_options() - source.variables),
         "deviceClasses": {
             "type": "object",
-            "additionalProperties": _of_shape(named("resource.v1.DeviceClassSpec"), 20) | {"type": "object"},
+            "additionalProperties": _shape_schema(named("resource.v1.DeviceClassSpec"), 20) | {"type": "object"},
         },
-        "pods": _closed({pod: {"$ref": "#/definitions/pod"} for pod in (ALL, *PODS)}),
+        "pods": _object_schema({pod: {"$ref": "#/definitions/pod"} for pod in (ALL, *PODS)}),
         "global": {"type": "object"},  # reserved by Helm
     }
     return {
         "$schema": "https://json-schema.org/draft-07/schema#",
         "$comment": f"{MADE}: changes here will be lost.",
-        **_closed(properties),
+        **_object_schema(properties),
         "required": ["features"],
-        "definitions": {"pod": _pod(source)},
+        "definitions": {"pod": _pod_schema(source)},
     }
 
 
-def _closed(properties: JSON) -> JSON:
+def _object_schema(properties: JSON) -> JSON:
     """Returns the schema of an object that has only these properties."""
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def _parameter(p: Parameter) -> JSON:
+def _parameter_schema(p: Parameter) -> JSON:
     if isinstance(p.default, int):
         return {"type": "integer", "minimum": 1, "maximum": p.most, "description": p.help}
     if p.choices:
@@ -116,30 +116,30 @@ def _parameter(p: Parameter) -> JSON:
     return {"type": "string", "pattern": f"^({p.pattern})${empty}", **longest, "description": p.help}
 
 
-def _pod(source: Source) -> JSON:
+def _pod_schema(source: Source) -> JSON:
     """Returns the JSON Schema of the fields of a pod. The schema checks three levels; the API server checks the rest."""
-    fields = {field.name: _of_field(_PARTS[field.of], field.name) for field in source.pod_fields.values()}
+    fields = {field.name: _field_schema(_PARTS[field.of], field.name) for field in source.pod_fields.values()}
     fields["labels"]["propertyNames"] = {"not": {"const": OWN_LABEL}}
     own_name: JSON = {"type": "object", "properties": {"name": {"not": {"enum": sorted(source.variables)}}}}
     fields["env"] = {"allOf": [fields["env"], {"items": own_name}]}
     return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
 
 
-def _of_field(of: str, name: str) -> JSON:
+def _field_schema(of: str, name: str) -> JSON:
     shape = named(of)
     assert isinstance(shape, Struct)
-    return _of_shape(shape.fields[name].shape, 3)
+    return _shape_schema(shape.fields[name].shape, 3)
 
 
-def _of_shape(shape: Shape, depth: int) -> JSON:
+def _shape_schema(shape: Shape, depth: int) -> JSON:
     """Returns a Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
     if not depth:
         return {}
     if isinstance(shape, MapShape):
-        return {"type": ["object", "null"], "additionalProperties": _of_shape(shape.value.shape, depth - 1)}
+        return {"type": ["object", "null"], "additionalProperties": _shape_schema(shape.value.shape, depth - 1)}
     if isinstance(shape, Struct):
-        fields = {name: _of_shape(field.shape, depth - 1) for name, field in shape.fields.items()}
+        fields = {name: _shape_schema(field.shape, depth - 1) for name, field in shape.fields.items()}
         return {"type": ["object", "null"], "additionalProperties": False, "properties": fields}
     if isinstance(shape, ListShape):
-        return {"type": ["array", "null"], "items": _of_shape(shape.item.shape, depth - 1)}
+        return {"type": ["array", "null"], "items": _shape_schema(shape.item.shape, depth - 1)}
     return {"type": ["string", "null"]} if shape is Form.STRING else {}

@@ -32,13 +32,13 @@ def placeholder(parameter: Parameter) -> str:
     return kebab(parameter.name).replace("-", "_").upper()
 
 
-def files(source: Source) -> Iterator[tuple[str, str]]:
+def base_and_component_files(source: Source) -> Iterator[tuple[str, str]]:
     """Yields each file's path below ``deploy/kustomize`` and its content."""
-    for path, text in _files(source):
+    for path, text in _files_with_markers(source):
         yield path, MARKER.sub(lambda found: placeholder(source.parameters[found[1]]), text)
 
 
-def _files(source: Source) -> Iterator[tuple[str, str]]:
+def _files_with_markers(source: Source) -> Iterator[tuple[str, str]]:
     """Yields the files with a marker in each place of a parameter."""
     values = markers(source.parameters)
     yield "base/kustomization.yaml", _kustomization("Kustomization", {"resources": ["objects.yaml"]})

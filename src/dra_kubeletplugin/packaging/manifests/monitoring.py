@@ -16,7 +16,7 @@ spec:
 """
 
 
-def files() -> Iterator[tuple[str, str]]:
+def monitoring_files() -> Iterator[tuple[str, str]]:
     """Yields each file's path below ``deploy/monitoring`` and its content.
 
     The rules are also rendered as a PrometheusRule object for the Prometheus operator.

@@ -10,14 +10,14 @@ from .source_reader import JSON, PODS, Manifest, Source
 
 ALL = "all"
 """The name in the values for fields of all pods."""
-Given = Mapping[str, Any]
+FieldValues = Mapping[str, Any]
 """Value by field name."""
 
 
-def of_pods(values: Mapping[str, Given]) -> dict[str, Given]:
+def fields_by_pod(values: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
     """Returns the fields of each pod, from the value ``pods``. A field of the pod itself overrides the same field of ``all``."""
 
-    def fields_of(pod: str) -> Given:
+    def fields_of(pod: str) -> FieldValues:
         return {name: value for name, value in (values.get(pod) or {}).items() if value is not None}
 
     return {pod: {**fields_of(ALL), **fields_of(pod)} for pod in PODS}
@@ -29,7 +29,7 @@ def workloads(source: Source) -> Iterator[tuple[str, Manifest]]:
         yield from ((pod, m) for m in source.manifests[pod] if m.kind in {"DaemonSet", "Deployment"})
 
 
-def template_with(source: Source, template: JSON, values: Given) -> JSON:
+def template_with(source: Source, template: JSON, values: FieldValues) -> JSON:
     """Returns a pod's template with these fields set."""
     out = copy.deepcopy(template)
     for name, value in values.items():
@@ -45,7 +45,7 @@ def template_with(source: Source, template: JSON, values: Given) -> JSON:
     return out
 
 
-def template_patch(source: Source, template: JSON, values: Given) -> JSON:
+def template_patch(source: Source, template: JSON, values: FieldValues) -> JSON:
     """Returns the strategic merge patch that turns a workload's template into :func:`template_with`.
 
     The patch matches list items by name.

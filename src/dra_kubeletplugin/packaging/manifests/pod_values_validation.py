@@ -19,13 +19,13 @@ OWN_LABEL = "app.kubernetes.io/name"
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
-def faults(source: Source, pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
+def pod_value_errors(source: Source, pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
     """Yields errors of the value ``pods``; each begins with its path.
 
     Args:
         on: the enabled features.
     """
-    valid: dict[str, pod_fields.Given] = {}
+    valid: dict[str, pod_fields.FieldValues] = {}
     for pod, fields in pods.items():
         if pod not in _KNOWN:
             yield f"pods.{pod}: no such pod{nearest_or_all(pod, _KNOWN)}"
@@ -39,21 +39,21 @@ def faults(source: Source, pods: Mapping[str, Any], on: Set[str]) -> Iterator[st
             yield f"pods.{pod}: not a mapping of fields to values"
     if "nodeLabel" in on and (where := _origin(valid, "plugin", "affinity")):
         yield f"pods.{where}.affinity: {REPLACES_NODE_LABEL}"
-    yield from dict.fromkeys(fault for pod in PODS for fault in _of_pod(source, pod, valid, on))
+    yield from dict.fromkeys(fault for pod in PODS for fault in _errors_of_pod(source, pod, valid, on))
 
 
-def warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
+def pod_value_warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
     """Yields warnings about fields of pods that are not deployed."""
     for pod in ("supervisor", "controller", "webhook"):
         if pods.get(pod) and pod not in on:
             yield f"pods.{pod}: features.{pod} is off, so there is no such pod"
 
 
-def _origin(valid: Mapping[str, pod_fields.Given], pod: str, name: str) -> str:
+def _origin(valid: Mapping[str, pod_fields.FieldValues], pod: str, name: str) -> str:
     return next((p for p in (pod, pod_fields.ALL) if valid.get(p, {}).get(name) is not None), "")
 
 
-def _reserved_names(source: Source, pod: str, own: pod_fields.Given) -> Iterator[str]:
+def _reserved_names(source: Source, pod: str, own: pod_fields.FieldValues) -> Iterator[str]:
     """Yields errors of names that the manifests use themselves, which the API server would accept."""
     labels, env = own.get("labels"), own.get("env")
     if isinstance(labels, dict) and OWN_LABEL in labels:
@@ -63,8 +63,10 @@ def _reserved_names(source: Source, pod: str, own: pod_fields.Given) -> Iterator
             yield f"pods.{pod}.env[{i}].name: {variable['name']} is set by the manifests themselves"
 
 
-def _of_pod(source: Source, pod: str, valid: Mapping[str, pod_fields.Given], on: Set[str]) -> Iterator[str]:
-    fields = pod_fields.of_pods(valid)[pod]
+def _errors_of_pod(
+    source: Source, pod: str, valid: Mapping[str, pod_fields.FieldValues], on: Set[str]
+) -> Iterator[str]:
+    fields = pod_fields.fields_by_pod(valid)[pod]
     if not fields:
         return
     from ...localcluster.apiserver import offline  # imported only if pod fields are set

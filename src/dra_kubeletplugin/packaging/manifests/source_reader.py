@@ -197,7 +197,7 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_LOADER)  # noqa: S506
 
 
-def load() -> Source:
+def load_source() -> Source:
     """Loads the source. Raises ``ValueError`` for a template that only Helm could render."""
     data = parse_yaml((SOURCE / "parameters.yaml").read_text())
     files = {"namespace": SOURCE / "namespace.yaml"} | {pod: TEMPLATES / f"{pod}.yaml" for pod in PODS}
@@ -207,11 +207,11 @@ def load() -> Source:
         conflicts=tuple(Conflict(**c) for c in data["conflicts"]),
         pod_fields={name: PodField(name, **f) for name, f in data["podFields"].items()},
         distributions={name: Distribution(name, **d) for name, d in data["distributions"].items()},
-        manifests={name: tuple(manifests(path.read_text())) for name, path in files.items()},
+        manifests={name: tuple(parse_manifests(path.read_text())) for name, path in files.items()},
     )
 
 
-def manifests(text: str) -> Iterator[Manifest]:
+def parse_manifests(text: str) -> Iterator[Manifest]:
     """Yields the objects of a file of templates. The feature of an object is the feature of the ``---`` before it."""
     lines = _lines(text)
     starts = [i for i, line in enumerate(lines) if line.text == "---"]

@@ -28,10 +28,10 @@ class Values:
     features: frozenset[str]
     options: Mapping[str, str]
     classes: Mapping[str, JSON]
-    pods: Mapping[str, pod_fields.Given]
+    pods: Mapping[str, pod_fields.FieldValues]
 
 
-def values_of(
+def read_values(
     source: Source, paths: Sequence[Path], warnings: list[str] | None = None, driver: type[Driver] | None = None
 ) -> Values:
     """Reads the values from files; later files override earlier ones.
@@ -56,11 +56,11 @@ def values_of(
     for document in found:
         raw = merged(raw, document.value)
     try:
-        values = read(source, raw, driver)
+        values = validated_values(source, raw, driver)
     except SettingsError as e:
         raise SettingsError(*(_with_place(text, found, paths) for text in e.faults)) from None
     if warnings is not None:
-        warnings += [_with_place(text, found, paths) for text in values_validation.warnings(raw, driver)]
+        warnings += [_with_place(text, found, paths) for text in values_validation.value_warnings(raw, driver)]
     return values
 
 
@@ -73,9 +73,9 @@ def merged(below: JSON, above: JSON) -> JSON:
     return out
 
 
-def read(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Values:
+def validated_values(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Values:
     """Returns validated values. Raises :class:`SettingsError` with every error, each with its path."""
-    if found := list(values_validation.faults(source, raw, driver)):
+    if found := list(values_validation.value_errors(source, raw, driver)):
         raise SettingsError(*found)
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
     values = {p.name: raw.get(p.name, p.default) for p in source.parameters.values()}
@@ -84,7 +84,7 @@ def read(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Value
         frozenset(name for name, wanted in features.items() if wanted),
         raw.get("options") or {},
         raw.get("deviceClasses") or {},
-        pod_fields.of_pods(raw.get("pods") or {}),
+        pod_fields.fields_by_pod(raw.get("pods") or {}),
     )
 
 

@@ -26,7 +26,7 @@ _ROLES = (Settings, ControllerSettings, WebhookSettings)
 _SIMILARITY = 0.85
 
 
-def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
+def value_errors(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
     """Yields the errors of the values in ``raw``. With ``driver``, also checks the options that the driver defines."""
     if wrong := [name for name in OTHERS if not isinstance(raw.get(name), dict | None)]:
         yield from (f"{name}: {_shown(raw[name])}, not a mapping of names to values" for name in wrong)
@@ -48,20 +48,20 @@ def faults(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Ite
             reported = f", did you mean {p.name!r}?" in hints.values()
             if not reported and (not p.needed or p.needed in on):
                 yield f"{p.name}: a value is required: {p.help}"
-        elif fault := _fault(p, value):
+        elif fault := _parameter_error(p, value):
             yield f"{p.name}: {fault}"
     options = raw.get("options") or {}
-    yield from _option_faults(source, options)
+    yield from _option_errors(source, options)
     if driver is not None:
         texts = {n: v for n, v in options.items() if isinstance(v, str) and re.fullmatch(OPTION, n)}
-        yield from driver_options.faults(driver, texts, framework_options() | source.variables)
+        yield from driver_options.option_errors(driver, texts, framework_options() | source.variables)
     for name, spec in (raw.get("deviceClasses") or {}).items():
-        yield from _class_faults(name, spec, raw.get("resourceAPI", "v1"))
-    yield from pod_values_validation.faults(source, raw.get("pods") or {}, on)
+        yield from _class_errors(name, spec, raw.get("resourceAPI", "v1"))
+    yield from pod_values_validation.pod_value_errors(source, raw.get("pods") or {}, on)
     yield from (conflict.message for conflict in source.conflicts if conflict.applies(on))
 
 
-def warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
+def value_warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
     """Yields warnings about valid values that are likely mistakes."""
     if driver is not None and driver.privileged and (raw.get("features") or {}).get("privileged") is False:
         yield f"features.privileged: false, but {driver.__name__} sets privileged = True: its writes to sysfs will fail"
@@ -71,7 +71,7 @@ def warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[str]:
             yield f"options.{name}: not an option of the framework{hint} It is passed on, because it may be an option of the driver"
     # controller and webhook are off by default
     on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}
-    yield from pod_values_validation.warnings(raw.get("pods") or {}, on)
+    yield from pod_values_validation.pod_value_warnings(raw.get("pods") or {}, on)
     driver_name = str(raw["driverName"])
     for name, spec in (raw.get("deviceClasses") or {}).items():
         for i, selector in enumerate(spec.get("selectors") or ()):
@@ -85,7 +85,7 @@ def framework_options() -> set[str]:
     return {f.metadata["env"] for role in _ROLES for f in role.options()}
 
 
-def _option_faults(source: Source, options: JSON) -> Iterator[str]:
+def _option_errors(source: Source, options: JSON) -> Iterator[str]:
     for name, value in options.items():
         if not re.fullmatch(OPTION, name):
             yield f"options.{name}: not a valid name of an environment variable"
@@ -99,10 +99,10 @@ def _option_faults(source: Source, options: JSON) -> Iterator[str]:
         elif value != value.strip("\"'"):
             yield f"options.{name}: {value!r} begins or ends with a quote, which kustomize removes"
         else:
-            yield from dict.fromkeys(fault for role in _ROLES for fault in _setting_faults(name, value, role))
+            yield from dict.fromkeys(fault for role in _ROLES for fault in _setting_errors(name, value, role))
 
 
-def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
+def _setting_errors(name: str, value: str, role: type[Settings]) -> list[str]:
     """Returns the errors of a variable as a setting of one role; none if the role does not read the variable."""
     try:
         settings = load({}, {name: value}, role)
@@ -112,7 +112,7 @@ def _setting_faults(name: str, value: str, role: type[Settings]) -> list[str]:
     return [f"options.{name}: {fault}" for fault in settings.common_faults() if timed and f"({name})" in fault]
 
 
-def _class_faults(name: str, spec: Any, version: object) -> Iterator[str]:
+def _class_errors(name: str, spec: Any, version: object) -> Iterator[str]:
     """Checks a DeviceClass with the API server's rules."""
     where = f"deviceClasses.{name}"
     if not isinstance(spec, dict):
@@ -133,9 +133,9 @@ def _class_faults(name: str, spec: Any, version: object) -> Iterator[str]:
         yield f"{where}{inner}{colon}{rest}"
 
 
-def _fault(parameter: Parameter, value: Any) -> str:
+def _parameter_error(parameter: Parameter, value: Any) -> str:
     if isinstance(parameter.default, int):
-        return _number_fault(value, parameter.most)
+        return _number_error(value, parameter.most)
     if not isinstance(value, str):
         return f"{_shown(value)} is not text: write it in quotes"
     if not re.fullmatch(parameter.pattern, value):
@@ -145,19 +145,19 @@ def _fault(parameter: Parameter, value: Any) -> str:
     if not is_text(value):
         return f"{value!r} would be read as another type, because kustomize writes it without quotes: use another value"
     if parameter.name == "webhookCABundle":
-        return _certificate_fault(value)
+        return _certificate_error(value)
     too_long = parameter.longest and len(value) > parameter.longest
     return f"{_shown(value)} has more than {parameter.longest} characters" if too_long else ""
 
 
-def _number_fault(value: Any, most: int) -> str:
+def _number_error(value: Any, most: int) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
         return ""
     quoted = isinstance(value, str) and value.isdecimal()
     return f"{_shown(value)} is not a number from 1 to {most}" + (": write it without quotes" if quoted else "")
 
 
-def _certificate_fault(value: str) -> str:
+def _certificate_error(value: str) -> str:
     try:
         ssl.create_default_context(cadata=base64.b64decode(value, validate=True).decode())
     except (binascii.Error, ValueError, ssl.SSLError):

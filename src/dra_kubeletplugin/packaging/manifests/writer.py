@@ -26,9 +26,9 @@ def write_shared(source: Source, folder: Path, driver: type[Driver] | None = Non
         driver: the chart's schema also checks the options that this driver defines. None makes a chart for all drivers.
     """
     rendered = {
-        KUSTOMIZE: kustomize.files(source),
-        "helm": helm.files(source, __version__, driver),
-        "monitoring": monitoring.files(),
+        KUSTOMIZE: kustomize.base_and_component_files(source),
+        "helm": helm.chart_files(source, __version__, driver),
+        "monitoring": monitoring.monitoring_files(),
     }
     return _replace(folder, {f"{form}/{path}": text for form, files in rendered.items() for path, text in files})
 
@@ -44,10 +44,10 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
 
     Raises ``OSError``, and :class:`SettingsError` if a file with one of these names was not rendered by this package.
     """
-    files = dict(driver_folder.files(source, values, base or KUSTOMIZE))
+    files = dict(driver_folder.driver_files(source, values, base or KUSTOMIZE))
     if not base:
-        wanted = {"base", *(f"components/{name}" for name in driver_folder.components(source, values))}
-        shared = kustomize.files(source)
+        wanted = {"base", *(f"components/{name}" for name in driver_folder.component_names(source, values))}
+        shared = kustomize.base_and_component_files(source)
         files |= {f"{KUSTOMIZE}/{path}": text for path, text in shared if path.rpartition("/")[0] in wanted}
     return _replace(folder, files)
 
@@ -58,7 +58,7 @@ def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
     Also deletes a rendered ``deviceclass.yaml`` that ``files`` does not contain.
     """
     tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES}
-    present = [path for top in sorted(tops) for path in _files(folder / top)]
+    present = [path for top in sorted(tops) for path in _files_below(folder / top)]
     if foreign := [path for path in present if not is_rendered(path)]:
         raise SettingsError(
             *(
@@ -81,7 +81,7 @@ def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
     return list(files)
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files_below(path: Path) -> Iterator[Path]:
     """Yields the files at or below ``path``. A link is a file, also a link to a folder."""
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
     yield from (file for file in inner if file.is_symlink() or file.is_file())

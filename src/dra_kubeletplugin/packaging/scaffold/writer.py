@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from ...errors import SettingsError, describe
-from ..manifests.source_reader import load
-from ..manifests.values import values_of
+from ..manifests.source_reader import load_source
+from ..manifests.values import read_values
 from ..manifests.writer import write_driver
 from .names import Names
 
@@ -43,7 +43,7 @@ class _Template(string.Template):
     delimiter = "%%"
 
 
-def make(names: Names, directory: Path) -> Path:
+def write_package(names: Names, directory: Path) -> Path:
     """Writes the package into a temporary folder and renames the folder, so that a partial package never has the final name.
 
     Creates ``directory`` if it does not exist.
@@ -70,21 +70,21 @@ def make(names: Names, directory: Path) -> Path:
 
 
 def _write(names: Names, folder: Path) -> None:
-    for path, text in files(names):
+    for path, text in package_files(names):
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    source = load()
-    write_driver(source, values_of(source, [folder / "deploy/values.yaml"]), folder / "deploy")
+    source = load_source()
+    write_driver(source, read_values(source, [folder / "deploy/values.yaml"]), folder / "deploy")
 
 
-def files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+def package_files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
     """Yields each file's path in the package and its content."""
-    yield from common(names)
+    yield from common_files(names)
     yield from _filled(names.kind, _OF_KIND, names.words())
 
 
-def common(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
+def common_files(names: Names) -> Iterator[tuple[PurePosixPath, str]]:
     """Yields the files that all kinds of drivers have."""
     return _filled("common", _COMMON, names.words())
 

@@ -25,21 +25,21 @@ EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceUse:
-    """The use of one pool: the devices that are held as a whole, and the consumed capacity of shared devices."""
+class AllocatedState:
+    """The allocated devices of one pool: the devices that are held as a whole, and the consumed capacity of shared devices."""
 
     devices: frozenset[DeviceId] = frozenset()
     shares: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
 
 
-UNUSED = DeviceUse()
+UNUSED = AllocatedState()
 
 
 class ClaimCache:
     """The cache of all claims. ``use`` is replaced, never modified, when a claim's devices change."""
 
     def __init__(self) -> None:
-        self.use: Mapping[PoolKey, DeviceUse] = {}
+        self.use: Mapping[PoolKey, AllocatedState] = {}
         self._seen: dict[str, JSON] = {}
         self._written: dict[str, JSON] = {}
         self._pending: dict[str, JSON] = {}
@@ -167,7 +167,7 @@ def reserved_for(claim: Mapping[str, Any]) -> list[JSON]:
     return list((claim.get("status") or {}).get("reservedFor") or [])
 
 
-def taken_by(results: Iterable[JSON]) -> DeviceUse:
+def taken_by(results: Iterable[JSON]) -> AllocatedState:
     devices: set[DeviceId] = set()
     shares: dict[DeviceId, dict[str, Quantity]] = {}
     for result in results:
@@ -180,7 +180,7 @@ def taken_by(results: Iterable[JSON]) -> DeviceUse:
                 used[name] = plus(used.get(name), parse(amount))
         else:
             devices.add(device)
-    return DeviceUse(frozenset(devices), shares)
+    return AllocatedState(frozenset(devices), shares)
 
 
 def _version(claim: JSON) -> int:

@@ -21,7 +21,7 @@ from ..allocator.faults import AllocationTimeout
 from ..allocator.pools import AllocatorPool, DeviceId
 from ..allocator.results import allocation_result
 from ..allocator.search import TIME_LIMIT, Search, SearchState
-from .claim_cache import UNUSED, DeviceUse
+from .claim_cache import UNUSED, AllocatedState
 from .node_info import NodeInfo
 from .slice_cache import PoolCache, Slices
 
@@ -46,7 +46,7 @@ class _CachedResult:
     slices: Slices
     labels: Mapping[str, str]
     pools: list[AllocatorPool]
-    uses: list[DeviceUse]
+    uses: list[AllocatedState]
     results: Allocated
 
 
@@ -85,7 +85,7 @@ class DeviceSnapshot:
 
     slices: Slices
     classes: Mapping[str, JSON]
-    use: Mapping[PoolKey, DeviceUse]
+    use: Mapping[PoolKey, AllocatedState]
 
 
 class NodeAllocator:
@@ -164,7 +164,12 @@ class NodeAllocator:
         return results
 
     def _search(
-        self, node: NodeInfo, claims: Sequence[JSON], pools: list[AllocatorPool], uses: list[DeviceUse], limit: float
+        self,
+        node: NodeInfo,
+        claims: Sequence[JSON],
+        pools: list[AllocatorPool],
+        uses: list[AllocatedState],
+        limit: float,
     ) -> Allocated:
         in_use: set[DeviceId] = set().union(*(u.devices for u in uses))
         shares = {device: dict(taken) for u in uses for device, taken in u.shares.items()}

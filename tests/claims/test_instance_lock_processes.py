@@ -20,7 +20,7 @@ import pytest
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
 
 from dra_kubeletplugin import Claim, Device, Driver, PreparedDevice
-from dra_kubeletplugin.claims.instances import InstanceLock, OwnedSocket
+from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 from dra_kubeletplugin.testing import node_with
 from tests.helpers.crash.harness import DRIVER, ROOT, node_harness
@@ -31,7 +31,7 @@ STARTS = 400
 STARTER = """
 import sys
 from pathlib import Path
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 
 for _ in range(int(sys.argv[2])):
     lock = InstanceLock(Path(sys.argv[1]))

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.base import flock as locks
-from dra_kubeletplugin.claims import instances as module
-from dra_kubeletplugin.claims.instances import InstanceLock, OwnedSocket
+from dra_kubeletplugin.claims import instance_lock as module
+from dra_kubeletplugin.claims.instance_lock import InstanceLock, OwnedSocket
 from dra_kubeletplugin.plugin.instances import is_newest
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -220,7 +220,7 @@ def test_a_dead_instance_is_removed_also_if_another_process_checks_it_at_that_mo
 NO_FILE_LEFT = """
 import errno, os, resource, sys
 from pathlib import Path
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 
 running, checking = (InstanceLock(Path(sys.argv[1])) for _ in range(2))
 running.acquire()
