@@ -15,6 +15,7 @@ import pytest
 
 from dra_kubeletplugin import Claim, Device, Driver, PermanentError, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.base.telemetry.logs import JsonFormatter, TextFormatter, operation
+from dra_kubeletplugin.claims import rollback_retries
 from dra_kubeletplugin.kube import KubeClient
 from dra_kubeletplugin.localcluster.cluster import LocalCluster
 from dra_kubeletplugin.resourceapi.kubernetes_releases import Features
@@ -95,7 +96,8 @@ async def test_unprepare_undoes_the_steps_of_a_successful_prepare_also_in_anothe
         assert cls.undone_steps == ["3", "2", "1"]
 
 
-async def test_a_failing_undo_is_visible_keeps_the_device_and_is_retried() -> None:
+async def test_a_failing_undo_is_visible_keeps_the_device_and_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollback_retries, "_FIRST", 300.0)  # only the reconciler retries
     cls = make_stepwise_class()
     cls.fail_at, cls.fail_undo = 3, "2"
     async with node_with(cls, http_address="127.0.0.1:0") as node:

@@ -549,7 +549,10 @@ async def test_a_taint_rule_blocks_and_evicts_pods_only_when_its_gate_is_on(
             async def evicted() -> bool:
                 return await cluster.pod("p0") is None
 
+            async def has_event() -> bool:
+                return "DeviceTaintManagerEviction: Marking for deletion" in cluster.events("p0")
+
             await cluster.wait("the eviction", evicted)
-            assert "DeviceTaintManagerEviction: Marking for deletion" in cluster.events("p0")
+            await cluster.wait("the event", has_event)
             allocations = await wait_for_allocations(cluster, pod("p1", claims=["c1"]), bound=1)
             assert [r["device"] for r in allocations["c1"]["devices"]["results"]] == ["a"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dra_kubeletplugin import Claim, Device, Driver, Health, PreparedDevice
-from dra_kubeletplugin.testing import FaultError, node_with
+from dra_kubeletplugin.testing import ClaimSpec, FaultError, node_with, pods
 
 FIRMWARE = "bus/pci/devices/0000:19:00.0/firmware"
 HOST = {"functions": [{"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "attributes": {"firmware": "0"}}]}
@@ -43,6 +43,16 @@ async def test_a_pod_with_the_name_of_a_deleted_pod_gets_its_own_claim() -> None
             await node.run_pod(selector=of_year(year))
             assert await node.allocated("pod") == [device]
             await node.delete_pod()
+
+
+async def test_the_claim_of_a_pod_is_not_one_of_a_deleted_pod_with_its_name() -> None:
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "pod", "uid": "deleted-pod", "controller": True}
+    claim = pods.claim("a", ClaimSpec())  # its name sorts before the name of the generated claim
+    claim["metadata"] |= {"ownerReferences": [owner], "finalizers": ["example.com/keep"]}
+    async with node_with(Cards, host=HOST) as node:
+        await node.api.apply(claim)
+        await node.run_pod()
+        assert (await node.claim_of("pod"))["metadata"]["name"].startswith("pod-")
 
 
 async def test_a_test_reads_the_host_of_a_driver_in_its_own_process() -> None:

@@ -337,11 +337,14 @@ class DriverNode(Generic[D]):
         """Returns the claim that was created for a pod. Raises :class:`PodError` if the pod does not exist."""
 
         async def find() -> JSON | None:
-            for claim in await self.api.get_all("ResourceClaim"):
-                if any(o["name"] == pod_name for o in claim["metadata"].get("ownerReferences") or []):
-                    return claim
-            if await self.api.get("Pod", pod_name) is None:
+            pod = await self.api.get("Pod", pod_name)
+            if pod is None:
                 raise PodError(f"there is no pod {pod_name}", ())
+            # Compared by UID: the claim of a deleted pod with this name may still exist.
+            uid = pod["metadata"]["uid"]
+            for claim in await self.api.get_all("ResourceClaim"):
+                if any(o["uid"] == uid for o in claim["metadata"].get("ownerReferences") or []):
+                    return claim
             return None
 
         return await self.api.wait(f"the claim of pod {pod_name}", find)

@@ -134,7 +134,7 @@ def test_stop_asks_politely_then_kills_and_ends_descendants_also_in_other_sessio
         "subprocess.Popen(c, start_new_session=True); subprocess.Popen(c); print('begun', flush=True); time.sleep(600)"
     )
     command = started.command(
-        sys.executable, "-I", "-S", "-c", script, stop=(sys.executable, "-I", "-S", "-c", f"open({str(polite)!r}, 'w')"), stop_timeout=0.5
+        sys.executable, "-I", "-S", "-c", script, stop=("touch", str(polite)), stop_timeout=2.0
     )  # fmt: skip
     launched = runner.launch(command)
     launched.go()

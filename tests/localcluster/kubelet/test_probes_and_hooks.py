@@ -133,6 +133,7 @@ async def test_no_other_probe_runs_before_the_startup_probe_succeeds(harness: Ku
     results = {"startup-probe": "fail", "liveness-probe": "fail", "readiness-probe": "fail"}
     await create_pod(harness, container(**probes), results=results)
     await wait_for_restarts(harness)
+    await harness.wait_for_event("p", "Unhealthy: Startup probe failed")
     messages = {e.split(":")[1] for e in harness.cluster.events("p") if e.startswith("Unhealthy")}
     assert messages == {" Startup probe failed"}
     await annotate(harness, startup_probe="pass")
