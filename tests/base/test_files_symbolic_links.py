@@ -1,4 +1,4 @@
-"""A symbolic link at a name that the plugin writes, locks or removes: the file that it points to is neither written nor truncated."""
+"""The plugin does not follow a symbolic link at a name that it writes, locks or removes: it neither writes nor truncates the target."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def remove_spec(folder: Path) -> None:
     specs.remove_note(UID)
 
 
-def mark(folder: Path) -> None:
+def hold_instance_lock(folder: Path) -> None:
     lock = InstanceLock(folder)
     lock.id = INSTANCE
     lock.acquire()
@@ -50,7 +50,7 @@ def mark(folder: Path) -> None:
     lock.release()
 
 
-def ask(folder: Path) -> None:
+def check_other_instances(folder: Path) -> None:
     lock = InstanceLock(folder)
     assert not lock.alive(INSTANCE)
     assert lock.others() == []
@@ -67,7 +67,7 @@ def remove_lock(folder: Path) -> None:
     remove_dead(folder / "dra.sock.lock")
 
 
-def keep_times(folder: Path) -> None:
+def save_taint_times(folder: Path) -> None:
     times = TaintTimes(folder / "taint-times.json", INSTANCE)
     times._load()
     times._keep({"pool": {"device": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}})
@@ -84,57 +84,57 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "note": (write_note, f".{PREFIX}_{UID}.record"),
     "note's temporary file": (write_two_notes, f".{PREFIX}_{UID}.record.tmp-{INSTANCE}"),
     "probe of the CDI folder": (probe, f".{PREFIX}_.tmp-{INSTANCE}"),
-    "spec that is removed": (remove_spec, f"{PREFIX}_{UID}.json"),
-    "note that is removed": (remove_spec, f".{PREFIX}_{UID}.record"),
-    "process mark": (mark, f"{INSTANCE}.lock"),
-    "process mark's temporary file": (mark, f".{INSTANCE}.new"),
-    "process mark of another": (ask, f"{INSTANCE}.lock"),
+    "removed spec": (remove_spec, f"{PREFIX}_{UID}.json"),
+    "removed note": (remove_spec, f".{PREFIX}_{UID}.record"),
+    "instance lock": (hold_instance_lock, f"{INSTANCE}.lock"),
+    "instance lock's temporary file": (hold_instance_lock, f".{INSTANCE}.new"),
+    "lock of another instance": (check_other_instances, f"{INSTANCE}.lock"),
     "lock on a path": (lock_path, "dra.sock.lock"),
     "lock's temporary file": (lock_path, f".dra.sock.lock.{INSTANCE}"),
-    "lock that is removed": (remove_lock, "dra.sock.lock"),
-    "taint times": (keep_times, "taint-times.json"),
-    "taint times' temporary file": (keep_times, f".taint-times.json.{INSTANCE}"),
+    "removed lock": (remove_lock, "dra.sock.lock"),
+    "taint times": (save_taint_times, "taint-times.json"),
+    "taint times' temporary file": (save_taint_times, f".taint-times.json.{INSTANCE}"),
     "stale socket": (remove_socket, "dra.sock"),
 }
 
 
 @pytest.mark.parametrize("target", ["file", "nothing"])
-@pytest.mark.parametrize(("work", "name"), CASES.values(), ids=CASES)
-def test_the_target_of_a_link_is_neither_written_nor_made(
-    work: Callable[[Path], None], name: str, target: str, tmp_path: Path
+@pytest.mark.parametrize(("act", "name"), CASES.values(), ids=CASES)
+def test_the_target_of_a_link_is_neither_written_nor_created(
+    act: Callable[[Path], None], name: str, target: str, tmp_path: Path
 ) -> None:
-    folder, precious = tmp_path / "folder", tmp_path / "precious"
+    folder, target_file = tmp_path / "folder", tmp_path / "target"
     folder.mkdir()
     if target == "file":
-        precious.write_bytes(SECRET)
-        precious.chmod(0o640)
-    (folder / name).symlink_to(precious)
-    with contextlib.suppress(OSError):  # an error is fine: each caller reports it
-        work(folder)
+        target_file.write_bytes(SECRET)
+        target_file.chmod(0o640)
+    (folder / name).symlink_to(target_file)
+    with contextlib.suppress(OSError):  # An error is allowed, because each caller reports it.
+        act(folder)
     if target == "file":
-        assert precious.read_bytes() == SECRET
-        assert precious.stat().st_mode & 0o777 == 0o640
+        assert target_file.read_bytes() == SECRET
+        assert target_file.stat().st_mode & 0o777 == 0o640
     else:
-        assert not precious.exists()
+        assert not target_file.exists()
 
 
 @pytest.mark.parametrize("target", ["file", "nothing"])
 async def test_a_socket_is_not_served_at_a_link(target: str, tmp_path: Path) -> None:
-    precious, path = tmp_path / "precious", tmp_path / "dra.sock"
+    target_file, path = tmp_path / "target", tmp_path / "dra.sock"
     if target == "file":
-        precious.write_bytes(SECRET)
-    path.symlink_to(precious)
+        target_file.write_bytes(SECRET)
+    path.symlink_to(target_file)
     server = UnixServer(path, INSTANCE, [])
     with pytest.raises(Exception, match="is not a socket"):
         await server.start()
     assert path.is_symlink()
-    assert precious.exists() == (target == "file")
+    assert target_file.exists() == (target == "file")
 
 
 def test_a_note_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     specs = ClaimSpecs(tmp_path, "d.example.com", INSTANCE)
-    (tmp_path / "elsewhere").write_bytes(b"note")
-    specs.note_path(UID).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "target").write_bytes(b"note")
+    specs.note_path(UID).symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic links"):
         specs.note(UID)
-    assert not specs.has_content(UID, None, b"note")  # so the next pass writes it again, as a file
+    assert not specs.has_content(UID, None, b"note")  # The next pass therefore writes the note again, as a file.

@@ -1,4 +1,4 @@
-"""Locks between processes that the kernel releases with the process."""
+"""Locks on folders between processes. The kernel releases them when the process ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dra_kubeletplugin.base.flock import FolderLock
 
 
 def can_lock(folder: Path) -> bool:
-    """Whether another open file of the folder, as in another process, can lock the folder now."""
+    """Returns whether another open file of the folder, as in another process, can lock the folder now."""
     other = FolderLock(folder)
     try:
         other.acquire(0)
@@ -26,7 +26,7 @@ def can_lock(folder: Path) -> bool:
     return True
 
 
-def test_a_folder_has_one_lock_which_leaves_no_file(tmp_path: Path) -> None:
+def test_a_folder_has_one_lock_and_the_lock_creates_no_file(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     lock.acquire(0)
     assert not can_lock(tmp_path)
@@ -36,12 +36,12 @@ def test_a_folder_has_one_lock_which_leaves_no_file(tmp_path: Path) -> None:
     assert not can_lock(tmp_path)
     lock.close()
     assert can_lock(tmp_path)
-    lock.release()  # without effect
+    lock.release()  # no effect
     lock.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
+def test_acquire_waits_until_the_deadline(tmp_path: Path) -> None:
     holder, waiter = FolderLock(tmp_path), FolderLock(tmp_path)
     holder.acquire(0)
     began = time.monotonic()
@@ -53,7 +53,7 @@ def test_a_lock_is_waited_for_until_the_deadline(tmp_path: Path) -> None:
     waiter.close()
 
 
-def test_a_folder_that_was_replaced_is_locked_under_its_name(tmp_path: Path, no_leak: None) -> None:
+def test_a_lock_applies_to_the_new_folder_after_a_replacement(tmp_path: Path, no_leak: None) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     lock = FolderLock(folder)
@@ -67,7 +67,7 @@ def test_a_folder_that_was_replaced_is_locked_under_its_name(tmp_path: Path, no_
     lock.close()
 
 
-def test_a_folder_that_was_removed_is_an_error_until_it_is_there_again(tmp_path: Path, no_leak: None) -> None:
+def test_acquire_raises_for_a_removed_folder_until_it_exists_again(tmp_path: Path, no_leak: None) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     lock = FolderLock(folder)
@@ -92,13 +92,13 @@ def test_a_folder_behind_a_symbolic_link_has_the_lock_of_its_target(tmp_path: Pa
     lock.close()
 
 
-def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
+def test_acquire_raises_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         FolderLock(tmp_path / "file").acquire(0)
 
 
-def test_a_lock_is_free_after_an_error_of_the_check_of_its_name(
+def test_a_failed_check_of_the_folder_name_releases_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leak: None
 ) -> None:
     lock = FolderLock(tmp_path)

@@ -1,4 +1,4 @@
-"""Garbage collection while a cluster is read, and afterwards."""
+"""Garbage collection during and after the read of a cluster."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dra_kubeletplugin.base.gc_tuning import without_collections
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def restore_gc_settings() -> Iterator[None]:
     before = gc.get_threshold()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
 
 
-def test_collections_are_off_while_a_cluster_is_read_and_rare_afterwards() -> None:
+def test_collection_is_off_during_a_read_and_rare_afterwards() -> None:
     before = gc.get_threshold()[0]
     with without_collections():
         assert not gc.isenabled()
@@ -28,7 +28,7 @@ def test_collections_are_off_while_a_cluster_is_read_and_rare_afterwards() -> No
     assert gc.get_threshold()[0] > before
 
 
-def test_collections_are_on_again_after_an_error() -> None:
-    with pytest.raises(OSError, match="away"), without_collections():
-        raise OSError("away")
+def test_collection_is_on_after_an_error() -> None:
+    with pytest.raises(OSError, match="unavailable"), without_collections():
+        raise OSError("unavailable")
     assert gc.isenabled()

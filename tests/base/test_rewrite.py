@@ -1,4 +1,4 @@
-"""What a container that runs, by runc, sees of its metadata file when the driver has news."""
+"""A running container, started by runc, sees the updates of its metadata file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dra_kubeletplugin.testing import node_with
 pytestmark = pytest.mark.runc
 
 
-class Net(Driver):
+class NetworkDriver(Driver):
     name = "net.example.com"
     metadata = True
 
@@ -30,9 +30,9 @@ class Net(Driver):
         return [d.prepared(ContainerEdits(env={"NIC": d.name})) for d in claim.devices]
 
 
-async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path: Path) -> None:
-    """Had the file been renamed into place, the container would go on reading the one that it started with."""
-    async with node_with(Net) as node, contextlib.AsyncExitStack() as stack:
+async def test_a_running_container_sees_updates_and_never_a_partial_file(tmp_path: Path) -> None:
+    """The driver updates the file in place. After a rename, the container would still read the first file."""
+    async with node_with(NetworkDriver) as node, contextlib.AsyncExitStack() as stack:
         await node.run_pod()
         images, cdi = Images({}, tmp_path / "images"), node.plugin.settings.cdi_root
         runtime = RuncRuntime(tmp_path / "containers", images, [cdi], await Runc.find(tmp_path / "runc"))
@@ -41,21 +41,21 @@ async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path:
         ids = tuple(i for d in record.devices for i in d["cdi"])
         script = (
             "f=$(find /var/run/kubernetes.io -name '*-metadata.json'); while :; do "
-            "dd if=$f of=/tmp/now bs=65536 count=1 2>/dev/null; "  # one read: the second of two belongs to another moment
-            '[ $(grep -c "^}$" /tmp/now) = 2 ] || echo HALF; '
+            "dd if=$f of=/tmp/now bs=65536 count=1 2>/dev/null; "  # One read: a second read could see a later version.
+            '[ $(grep -c "^}$" /tmp/now) = 2 ] || echo PARTIAL; '
             "grep -o '\"generation\": [0-9]*' /tmp/now | sort -u; grep -q eth1 /tmp/now && exit 0; sleep 0.01; done"
         )
         config = ContainerConfig(
             name="main", role=Role.MAIN, attempt=0, image="busybox:1.36", command=("sh", "-c", script), cdi_devices=ids
         )
-        uid = f"u-{os.getpid()}"  # its cgroup is named after it, and others run these tests at the same time
+        uid = f"u-{os.getpid()}"  # The UID is part of the cgroup's name, and other processes run these tests at the same time.
         await runtime.start(Sandbox("default", "pod", uid, "pod", tmp_path / "pods"), config)
 
-        async def printed() -> str:
+        async def log_text() -> str:
             return b"".join([part async for part in runtime.logs(uid, "main", LogOptions())]).decode()
 
         async with asyncio.timeout(60):
-            while '"generation": 1' not in await printed():
+            while '"generation": 1' not in await log_text():
                 await asyncio.sleep(0.02)
             for i in range(20):
                 await node.plugin.driver.update_metadata(
@@ -65,8 +65,8 @@ async def test_a_running_container_sees_the_news_and_never_half_a_file(tmp_path:
             last = await node.plugin.driver.update_metadata(
                 record.uid, record.devices[0]["request"], network_data=network
             )
-            while f'"generation": {last}' not in (now := await printed()):
+            while f'"generation": {last}' not in (now := await log_text()):
                 await asyncio.sleep(0.02)
-        assert "HALF" not in now
+        assert "PARTIAL" not in now
         seen = [int(line.rpartition(":")[2]) for line in now.splitlines()]
         assert seen == sorted(seen)

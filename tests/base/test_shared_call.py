@@ -1,4 +1,4 @@
-"""A call that concurrent callers share: joined, repeated after its end, reused for a while, and never cancelled by one caller."""
+"""A call that concurrent callers share. Later callers repeat it or reuse its result, and no caller cancels it for others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def join(shared: SharedCall[int]) -> int:
     return await asyncio.shield(shared.begin())
 
 
-async def test_callers_join_the_call_in_progress_and_later_ones_begin_another() -> None:
+async def test_callers_join_the_call_in_progress_and_later_callers_begin_another_call() -> None:
     counter = Counter()
     shared = SharedCall(counter, "test")
     callers = [asyncio.ensure_future(join(shared)) for _ in range(3)]
@@ -50,13 +50,13 @@ async def test_a_result_is_reused_for_callers_that_accept_its_age() -> None:
 
 async def test_a_failure_is_raised_by_all_callers_and_not_reused() -> None:
     counter = Counter()
-    counter.fault = OSError("away")
+    counter.fault = OSError("unavailable")
     shared = SharedCall(counter, "test", keep=60)
     callers = [asyncio.ensure_future(shared.since(0.0)) for _ in range(2)]
     await asyncio.sleep(0)
     counter.gate.set()
     for caller in callers:
-        with pytest.raises(OSError, match="away"):
+        with pytest.raises(OSError, match="unavailable"):
             await caller
     counter.fault = None
     assert await shared.since(0.0) == 2

@@ -1,4 +1,4 @@
-"""Text of others on lines of a terminal: whatever it is, it is one line, as long as before, and nothing in it acts."""
+"""Untrusted text is shown on one line of a terminal, with the same length and without control characters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dra_kubeletplugin.cli.shell.output import columns, on_lines
 from dra_kubeletplugin.errors import printable
 from tests.cli.test_cli_hostile_text import HOSTILE, RAW
 
-ANY = st.text(st.characters(exclude_categories=()), max_size=200)
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=200)
 
 
-@given(ANY)
+@given(ANY_TEXT)
 def test_any_text_is_one_line_of_the_same_length(text: str) -> None:
     line = on_one_line(text)
     assert not RAW.search(line)
@@ -26,15 +26,15 @@ def test_any_text_is_one_line_of_the_same_length(text: str) -> None:
     assert on_one_line(line) == line
 
 
-@given(ANY)
-def test_no_line_of_a_text_begins_like_a_line_of_ours(text: str) -> None:
+@given(ANY_TEXT)
+def test_further_lines_of_a_text_are_indented(text: str) -> None:
     first, *others = indented(text).split("\n")
     assert all(line.startswith("    ") for line in others)
     assert not RAW.search(first + "".join(others))
 
 
-def test_what_python_calls_printable_needs_no_look() -> None:
-    """`on_one_line` returns such text as it is."""
+def test_text_that_python_calls_printable_needs_no_change() -> None:
+    """`on_one_line` returns such text unchanged."""
     assert [hex(c) for c in range(0x110000) if chr(c).isprintable() and printable(chr(c)) != chr(c)] == []
 
 
@@ -49,22 +49,22 @@ class Inner:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Report:
     number: float
     inner: tuple[Inner, ...]
     by_name: Mapping[str, list[Inner]] = field(default_factory=dict)
     nothing: None = None
 
 
-def test_each_text_of_an_answer_is_on_one_line_and_the_rest_stays() -> None:
-    found = on_lines(Answer(1.5, (Inner(HOSTILE), Inner("b")), {HOSTILE: [Inner(HOSTILE)]}))
+def test_each_text_of_a_report_is_on_one_line_and_other_values_are_unchanged() -> None:
+    found = on_lines(Report(1.5, (Inner(HOSTILE), Inner("b")), {HOSTILE: [Inner(HOSTILE)]}))
     line = on_one_line(HOSTILE)
-    assert found == Answer(1.5, (Inner(line), Inner("b")), {line: [Inner(line)]})
+    assert found == Report(1.5, (Inner(line), Inner("b")), {line: [Inner(line)]})
     assert found.inner[0].word is Word.HELD
-    assert on_lines(found) is found, "what is well is not copied"
+    assert on_lines(found) is found, "a valid object is not copied"
 
 
-def test_cells_of_a_table_are_on_one_line() -> None:
+def test_each_cell_of_a_table_is_on_one_line() -> None:
     table = columns([("A", "B"), (HOSTILE, "x\ny")])
     assert len(table) == 2
     assert not RAW.search("".join(table))

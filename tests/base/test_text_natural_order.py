@@ -1,4 +1,4 @@
-"""Names are listed in the order of their numbers by every view: explain, top, doctor, inspect (simulate: tests/cli)."""
+"""The views of explain, top, doctor and inspect sort names by the numbers in them. For simulate, see tests/cli."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ NODES = [f"nimbus-{i}" for i in range(1, 12)]
         NODES,
     ],
 )
-def test_numbers_in_names_count_as_numbers(names: list[str]) -> None:
+def test_numbers_in_names_are_compared_as_numbers(names: list[str]) -> None:
     assert sorted([*reversed(names)], key=natural) == names
 
 
 @pytest.fixture
 def snapshot() -> Snapshot:
-    """A pod that wants two devices, and nodes with one device each, in an order that no view uses."""
+    """Returns pods whose claim requests two devices, and nodes with one device each, in random order."""
     nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {}} for name in NODES]
     slices = [slice_of(name, ["d0"]) for name in NODES]
     objects = [*nodes, *slices]
@@ -74,13 +74,13 @@ def test_doctor_lists_pools_and_missing_nodes_in_order(snapshot: Snapshot) -> No
 
 
 def test_inspect_lists_pcie_roots_in_order(tmp_path: Path) -> None:
-    addresses = ["10000:00:01.0", "2000:00:01.0"]  # a domain with five digits, as VMD controllers make them
+    addresses = ["10000:00:01.0", "2000:00:01.0"]  # VMD controllers create domains with five digits.
     functions = [{"address": address, "vendor": 0x10EE, "device": 1} for address in addresses]
     root = described.build(tmp_path, {"functions": functions})
     heads = [line for line in tree(Host(root).pci(), {}, Style(coloured=False)) if line.startswith("pci")]
     assert heads == ["pci2000:00", "pci10000:00"]
 
 
-def test_names_with_one_reason_are_grouped_in_the_order_that_people_expect() -> None:
+def test_names_with_the_same_reason_are_grouped_in_natural_order() -> None:
     reasons = {"card-10": "gate", "other": "name", "card-9": "gate", "card-1": "gate"}
     assert list(names_by_reason(reasons).items()) == [("gate", ["card-1", "card-9", "card-10"]), ("name", ["other"])]

@@ -1,4 +1,4 @@
-"""The executors of the event loop: results, exceptions and cancellation as in the standard library, and threads that end."""
+"""The executors of the event loop return results, raise exceptions and cancel as in the standard library. Idle threads end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_results_and_exceptions_reach_the_caller() -> None:
     assert all(t.daemon for t in blocking_threads())
 
 
-async def test_more_work_than_threads_waits_and_can_be_cancelled() -> None:
+async def test_work_beyond_the_thread_limit_waits_and_can_be_cancelled() -> None:
     asyncio.get_running_loop().set_default_executor(LoopExecutor(limit=1))
     gate = threading.Event()
     ran: list[str] = []
@@ -33,7 +33,7 @@ async def test_more_work_than_threads_waits_and_can_be_cancelled() -> None:
     third = asyncio.ensure_future(asyncio.to_thread(ran.append, "third"))
     await asyncio.sleep(0)
     second.cancel()
-    await asyncio.wait([second])  # only then is its work taken from the queue
+    await asyncio.wait([second])  # The executor then skips its work.
     gate.set()
     await third
     assert await first
@@ -42,16 +42,16 @@ async def test_more_work_than_threads_waits_and_can_be_cancelled() -> None:
 
 async def test_a_burst_of_work_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_IDLE_SECONDS", 0.05)
-    of_earlier_tests = set(blocking_threads())
+    existing = set(blocking_threads())
     asyncio.get_running_loop().set_default_executor(LoopExecutor())
     barrier = threading.Barrier(8)
     await asyncio.gather(*(asyncio.to_thread(barrier.wait) for _ in range(8)))
     async with asyncio.timeout(60):
-        while set(blocking_threads()) - of_earlier_tests:
+        while set(blocking_threads()) - existing:
             await asyncio.sleep(0.01)
 
 
-async def test_hung_calls_of_a_driver_leave_threads_for_the_work_of_the_package() -> None:
+async def test_hanging_calls_of_a_driver_do_not_block_the_work_of_the_package() -> None:
     asyncio.get_running_loop().set_default_executor(LoopExecutor(limit=2))
     gate, name = threading.Event(), contextvars.ContextVar("name", default="")
     hung = [asyncio.ensure_future(asyncio.to_thread(gate.wait)) for _ in range(3)]

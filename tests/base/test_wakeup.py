@@ -1,4 +1,4 @@
-"""A task is woken from any thread, and a late request from a thread does no harm."""
+"""Any thread can wake a task, and a request after the end of the loop has no effect."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import asyncio
 from dra_kubeletplugin.base.wakeup import Wakeup
 
 
-async def test_requests_from_threads_during_the_work_cause_one_repetition() -> None:
+async def test_several_requests_from_threads_wake_the_task_once() -> None:
     wakeup = Wakeup()
-    wakeup.request()  # before the first work
+    wakeup.request()  # before the first wait
     wakeup.clear()
     for _ in range(3):
         await asyncio.to_thread(wakeup.request)

@@ -1,4 +1,4 @@
-"""Spec files as the Go library reads them, beyond the recorded ones: one that is broken harms no other."""
+"""The cache reads spec files as the Go library does. An invalid file does not affect other files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cache(folder: Path, *texts: str) -> CdiCache:
         json.dumps({**spec(), "kinds": "x"}),
     ],
 )
-def test_a_broken_file_is_reported_and_the_others_are_used(text: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_reported_and_other_files_are_used(text: str, tmp_path: Path) -> None:
     found = cache(tmp_path, text, json.dumps(spec("w.com/c")))
     assert found.listed == ["w.com/c=d"]
     assert [Path(p).name for p in found.errors] == ["0.json"]
@@ -58,7 +58,7 @@ def test_a_broken_file_is_reported_and_the_others_are_used(text: str, tmp_path: 
 @pytest.mark.parametrize(
     "text",
     [
-        "# of the vendor\n" + json.dumps(spec()),
+        "# vendor\n" + json.dumps(spec()),
         json.dumps(spec()) + "\n---\nanother: [",
         "CDIVersion: 0.6.0\nKIND: v.com/c\ndevices:\n- Name: d\n  containeredits: {env: [A=1]}\n",
     ],
@@ -71,7 +71,7 @@ def test_a_file_named_json_is_read_as_yaml(text: str, tmp_path: Path) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60))
-def test_no_file_whatever_it_holds_takes_the_cache_down(text: str) -> None:
+def test_the_cache_reads_a_file_with_any_text(text: str) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -79,19 +79,21 @@ def test_no_file_whatever_it_holds_takes_the_cache_down(text: str) -> None:
         assert CdiCache([Path(folder)]).listed == []
 
 
-def test_the_environment_of_the_container_stays_and_that_of_devices_is_replaced_by_later_ones(tmp_path: Path) -> None:
+def test_variables_of_the_container_are_kept_and_later_devices_replace_variables_of_earlier_devices(
+    tmp_path: Path,
+) -> None:
     devices = [{"name": n, "containerEdits": {"env": [f"A={n}"]}} for n in ("d0", "d1")]
     found = cache(tmp_path, json.dumps({**spec(), "devices": devices}))
     out = found.inject({"process": {"env": ["A=0", "B=0"]}}, ["v.com/c=d0", "v.com/c=d1"])
     assert out["process"]["env"] == ["A=0", "B=0", "A=d1"]
 
 
-def test_a_device_node_that_is_described_whole_gets_its_mode_if_it_is_there(tmp_path: Path) -> None:
-    whole = {"path": "/dev/null", "type": "c", "major": 1, "minor": 3}
-    out = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [whole]}))).inject(None, ["v.com/c=d"])
+def test_a_complete_device_node_receives_the_mode_of_the_existing_file(tmp_path: Path) -> None:
+    complete = {"path": "/dev/null", "type": "c", "major": 1, "minor": 3}
+    out = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [complete]}))).inject(None, ["v.com/c=d"])
     assert out["linux"]["devices"][0]["fileMode"] == os.lstat("/dev/null").st_mode & 0o7777
-    gone = {**whole, "path": "/dev/not-there"}
-    out = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [gone]}))).inject(None, ["v.com/c=d"])
+    missing = {**complete, "path": "/dev/missing"}
+    out = cache(tmp_path, json.dumps(spec(edits={"deviceNodes": [missing]}))).inject(None, ["v.com/c=d"])
     assert "fileMode" not in out["linux"]["devices"][0]
 
 
@@ -106,7 +108,7 @@ MOUNT = {"mounts": [{"hostPath": "/a", "containerPath": "/a", "type": "bind"}]}
 
 
 @pytest.mark.parametrize(
-    ("edits", "least"),
+    ("edits", "expected"),
     [
         ([{"mounts": [{"hostPath": "/a", "containerPath": "/a", "type": ""}]}], "0.3.0"),
         ([MOUNT], "0.4.0"),
@@ -116,12 +118,12 @@ MOUNT = {"mounts": [{"hostPath": "/a", "containerPath": "/a", "type": "bind"}]}
         ([{"intelRdt": {"closID": "/"}}], "0.7.0"),
     ],
 )
-def test_the_least_version_is_that_of_the_go_library(edits: list[JSON], least: str) -> None:
+def test_the_minimum_version_is_the_same_as_in_the_go_library(edits: list[JSON], expected: str) -> None:
     devices = [{"name": f"d{i}", "containerEdits": e} for i, e in enumerate(edits)]
-    assert minimum_version({"cdiVersion": "1.1.0", "kind": "v.com/c", "devices": devices}) == least
+    assert minimum_version({"cdiVersion": "1.1.0", "kind": "v.com/c", "devices": devices}) == expected
 
 
-def test_a_spec_of_ours_declares_what_any_of_its_devices_needs() -> None:
+def test_a_written_spec_declares_the_version_that_any_of_its_devices_needs() -> None:
     devices = [{"name": f"d{i}", "containerEdits": e} for i, e in enumerate([MOUNT, {"env": ["A=1"]}])]
     assert version_to_declare({"kind": "v.com/c", "devices": devices}) == "0.4.0"
 
@@ -132,7 +134,7 @@ def test_the_root_group_is_a_valid_clos_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("annotations", "valid"), [({"a b": "v"}, True), ({"k": 1}, True), ({"k": ["v"]}, False)])
-def test_annotations_are_texts_and_a_number_is_read_as_one(annotations: JSON, valid: bool, tmp_path: Path) -> None:
+def test_an_annotation_is_text_or_a_number(annotations: JSON, valid: bool, tmp_path: Path) -> None:
     found = cache(tmp_path, json.dumps({**spec(), "annotations": annotations}))
     assert bool(found.listed) is valid, found.errors
 
@@ -147,20 +149,20 @@ def test_a_file_is_a_spec_if_its_name_ends_with_a_suffix_even_without_a_stem(
 
 
 @pytest.mark.parametrize("name", ["json", "yaml", "a", "a.", "a.JSON", "a.json.", "a.yml", ".hidden", "a.json~"])
-def test_a_file_with_another_suffix_or_none_is_no_spec(tmp_path: Path, name: str) -> None:
+def test_a_file_with_another_suffix_or_without_a_suffix_is_ignored(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{")
     found = CdiCache([tmp_path])
     assert (found.listed, found.errors) == ([], {})
 
 
 @pytest.mark.parametrize("target", ["nowhere", "."])
-def test_a_link_that_cannot_be_read_is_an_error_of_its_file(tmp_path: Path, target: str) -> None:
+def test_an_unreadable_link_is_an_error_of_its_file(tmp_path: Path, target: str) -> None:
     (tmp_path / "a.json").symlink_to(target)
     assert list(CdiCache([tmp_path]).errors) == [str(tmp_path / "a.json")]
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 253, 1000])
-def test_names_have_no_maximal_length(tmp_path: Path, length: int) -> None:
+def test_names_have_no_maximum_length(tmp_path: Path, length: int) -> None:
     long = "n" * length
     found = spec(f"{long}/{long}")
     found["devices"][0]["name"] = long

@@ -1,4 +1,4 @@
-"""The folder of CDI files: names, modes, what is whole, what is ours, and what interrupted writes left."""
+"""The folder of CDI files: names, modes, atomic writes, the driver's own files, and temporary files of interrupted writes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dra_kubeletplugin.cdi import ClaimSpecs
-from dra_kubeletplugin.cdi import directory as module
+from dra_kubeletplugin.cdi import ClaimSpecs, directory
 from dra_kubeletplugin.errors import InvalidSpecError
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -19,14 +18,14 @@ ENV = {"env": ["A=1"]}
 
 @pytest.fixture
 def specs(tmp_path: Path) -> ClaimSpecs:
-    return ClaimSpecs(tmp_path / "cdi", DRIVER, "1-mine")
+    return ClaimSpecs(tmp_path / "cdi", DRIVER, "1-self")
 
 
 def names(specs: ClaimSpecs) -> list[str]:
     return sorted(p.name for p in specs.root.iterdir())
 
 
-def test_names_are_those_of_go_drivers(specs: ClaimSpecs) -> None:
+def test_names_of_files_and_devices_are_the_same_as_for_go_drivers(specs: ClaimSpecs) -> None:
     assert specs.kind == "k8s.d.example.com/claim"
     assert (specs.device_name("u", "d"), specs.device_name("u", "d", ""), specs.device_name("u", "d", "s")) == (
         "u-d", "u-d", "u-d-s"
@@ -40,7 +39,7 @@ def test_names_are_those_of_go_drivers(specs: ClaimSpecs) -> None:
     assert ClaimSpecs(specs.root, "").driver == ""
 
 
-def test_a_spec_is_built_of_names_that_are_good_and_come_once(specs: ClaimSpecs) -> None:
+def test_a_spec_requires_valid_and_unique_device_names(specs: ClaimSpecs) -> None:
     assert specs.build([("u-a", ENV), ("u-b", {"additionalGids": [1]})]) == {
         "cdiVersion": "0.7.0",
         "kind": specs.kind,
@@ -52,7 +51,7 @@ def test_a_spec_is_built_of_names_that_are_good_and_come_once(specs: ClaimSpecs)
         specs.build([("-a", ENV)])
 
 
-def test_what_is_written_is_read_by_everybody_and_a_note_by_us(specs: ClaimSpecs) -> None:
+def test_a_spec_is_readable_for_all_users_and_a_note_only_for_the_owner(specs: ClaimSpecs) -> None:
     before = os.umask(0o077)
     try:
         specs.write("u", {"kind": "k"})
@@ -80,36 +79,34 @@ def test_what_is_written_is_read_by_everybody_and_a_note_by_us(specs: ClaimSpecs
     assert names(specs) == []
 
 
-def test_a_folder_is_made_and_what_is_above_it_is_not(tmp_path: Path, specs: ClaimSpecs) -> None:
+def test_a_missing_folder_is_created_but_not_its_parents(tmp_path: Path, specs: ClaimSpecs) -> None:
     specs.write("u", {})
     with pytest.raises(FileNotFoundError):
         ClaimSpecs(tmp_path / "no" / "cdi", DRIVER).write("u", {})
 
 
-def test_a_folder_that_another_makes_at_that_moment_is_no_fault(
+def test_a_folder_that_another_process_creates_at_the_same_time_is_no_error(
     specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mkdir = Path.mkdir
 
-    def together(self: Path, **options: Any) -> None:
+    def create_twice(self: Path, **options: Any) -> None:
         mkdir(self)
         mkdir(self, **options)
 
-    monkeypatch.setattr(Path, "mkdir", together)
+    monkeypatch.setattr(Path, "mkdir", create_twice)
     specs.write("u", {})
     assert specs.exists("u")
 
 
 @pytest.mark.parametrize("call", ["write", "fchmod", "rename"])
-def test_a_write_that_fails_leaves_what_was_there(
-    call: str, specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_keeps_the_existing_file(call: str, specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch) -> None:
     specs.write("u", {"kind": "before"})
 
     def fail(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, call, fail)
+    monkeypatch.setattr(directory.os, call, fail)
     with pytest.raises(OSError, match="No space"):
         specs.write("u", {"kind": "after"})
     monkeypatch.undo()
@@ -117,15 +114,15 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert names(specs) == ["k8s.d.example.com-claim_u.json"]
 
 
-def test_a_disk_that_takes_a_part_gets_the_rest(specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_write_is_continued(specs: ClaimSpecs, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
-    monkeypatch.setattr(module.os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
+    monkeypatch.setattr(directory.os, "write", lambda fd, data: write(fd, bytes(data)[:3]))
     specs.write_note("u", b"0123456789")
     assert specs.note("u") == b"0123456789"
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_file_of_16_mib_is_ours_and_a_larger_one_is_not(more: int, specs: ClaimSpecs) -> None:
+def test_a_file_of_16_mib_is_accepted_and_a_larger_one_is_rejected(more: int, specs: ClaimSpecs) -> None:
     specs.write_note("u", b"")
     with specs.note_path("u").open("r+b") as file:
         file.truncate((16 << 20) + more)
@@ -137,7 +134,7 @@ def test_a_file_of_16_mib_is_ours_and_a_larger_one_is_not(more: int, specs: Clai
         assert len(specs.note("u")) == 16 << 20
 
 
-def test_what_is_no_file_or_no_object_is_reported(specs: ClaimSpecs) -> None:
+def test_a_path_without_a_regular_file_or_json_object_is_an_error(specs: ClaimSpecs) -> None:
     specs.write("u", {})
     specs.path("u").unlink()
     os.mkfifo(specs.path("u"))
@@ -153,7 +150,7 @@ def test_what_is_no_file_or_no_object_is_reported(specs: ClaimSpecs) -> None:
         specs.read("u")
 
 
-def test_which_files_are_ours(specs: ClaimSpecs) -> None:
+def test_uids_returns_only_the_claims_of_the_driver(specs: ClaimSpecs) -> None:
     assert specs.uids() == []
     specs.write("both", {})
     specs.write_note("both", b"")
@@ -165,29 +162,29 @@ def test_which_files_are_ours(specs: ClaimSpecs) -> None:
     assert specs.uids() == ["both", "note", "spec"]
 
 
-def test_what_interrupted_writes_of_the_dead_left_goes_and_nothing_else(specs: ClaimSpecs) -> None:
+def test_clean_deletes_only_temporary_files_of_dead_processes(specs: ClaimSpecs) -> None:
     specs.clean(lambda token: False)
     specs.write("u", {})
     specs.write_note("u", b"")
     prefix = ".k8s.d.example.com-claim_"
-    for token in ("1-mine", "2-alive", "3-dead"):
+    for token in ("1-self", "2-alive", "3-dead"):
         (specs.root / f"{prefix}u.json.tmp-{token}").touch()
     (specs.root / f"{prefix}v.json.tmp-4-dead").mkdir()
     (specs.root / ".k8s.other-claim_u.json.tmp-3-dead").touch()
     before = names(specs)
-    asked: list[str] = []
+    checked_tokens: list[str] = []
 
     def alive(token: str) -> bool:
-        asked.append(token)
+        checked_tokens.append(token)
         return token in {"2-alive"}
 
     specs.clean(alive)
-    assert sorted(asked) == ["2-alive", "3-dead", "4-dead"]
+    assert sorted(checked_tokens) == ["2-alive", "3-dead", "4-dead"]
     assert sorted(set(before) - set(names(specs))) == [f"{prefix}u.json.tmp-3-dead"]
 
-    def gone(token: str) -> bool:
+    def delete_during_the_check(token: str) -> bool:
         (specs.root / f"{prefix}w.json.tmp-5").unlink(missing_ok=True)
         return token not in {"5"}
 
     (specs.root / f"{prefix}w.json.tmp-5").touch()
-    specs.clean(gone)
+    specs.clean(delete_during_the_check)

@@ -1,4 +1,4 @@
-"""The rules of a CDI spec, one by one: what each refuses, in the Go library's words, and the nearest thing that it lets pass."""
+"""Each rule of a CDI spec: the rejected values with the Go library's message, and similar values that are accepted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def device(name: str = "d", edits: Any = None, **more: Any) -> dict[str, Any]:
     return {"name": name, "containerEdits": edits or ENV} | more
 
 
-# --- what a field needs -------------------------------------------------------------------------------------
+# --- versions of fields -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("least", "more"),
+    ("expected", "fields"),
     [
         ("0.3.0", {}),
         ("0.3.0", {"annotations": {}}),
@@ -58,20 +58,20 @@ def device(name: str = "d", edits: Any = None, **more: Any) -> dict[str, Any]:
         ("0.7.0", {"devices": [device(edits={"additionalGids": [1]})], "containerEdits": {"mounts": [{"type": "x"}]}}),
     ],
 )
-def test_the_least_version_is_that_of_the_newest_field(least: str, more: dict[str, Any]) -> None:
-    assert minimum_version(spec() | more) == least
+def test_the_minimum_version_is_the_version_of_the_newest_field(expected: str, fields: dict[str, Any]) -> None:
+    assert minimum_version(spec() | fields) == expected
 
 
 @pytest.mark.parametrize("prefix", ["", "v"])
-def test_a_spec_may_declare_the_least_version_and_no_lower(prefix: str) -> None:
-    needs = {"containerEdits": {"additionalGids": [1]}}
-    assert spec_faults(spec(cdiVersion=f"{prefix}0.7.0", **needs)) == ""
-    assert spec_faults(spec(cdiVersion=f"{prefix}0.6.0", **needs)) == "the spec version must be at least v0.7.0"
-    assert spec_faults(spec(cdiVersion=f"{prefix}1.0.0", **needs)) == ""
+def test_a_spec_may_declare_the_minimum_version_but_no_lower_version(prefix: str) -> None:
+    fields = {"containerEdits": {"additionalGids": [1]}}
+    assert spec_faults(spec(cdiVersion=f"{prefix}0.7.0", **fields)) == ""
+    assert spec_faults(spec(cdiVersion=f"{prefix}0.6.0", **fields)) == "the spec version must be at least v0.7.0"
+    assert spec_faults(spec(cdiVersion=f"{prefix}1.0.0", **fields)) == ""
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
-def test_versions_before_0_3_0_are_known_and_too_old_for_anything(version: str) -> None:
+def test_versions_before_0_3_0_are_too_old_for_every_spec(version: str) -> None:
     assert spec_faults(spec(cdiVersion=version)) == "the spec version must be at least v0.3.0"
 
 
@@ -79,7 +79,7 @@ def test_versions_before_0_3_0_are_known_and_too_old_for_anything(version: str) 
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("fields", "message"),
     [
         ({}, ""),
         ({"cdiVersion": "1.2.0"}, 'invalid version "1.2.0"'),
@@ -96,12 +96,12 @@ def test_versions_before_0_3_0_are_known_and_too_old_for_anything(version: str) 
         ({"containerEdits": None}, ""),
     ],
 )  # fmt: skip
-def test_a_spec_as_a_whole(more: dict[str, Any], says: str) -> None:
-    assert spec_faults(spec() | more) == says
+def test_a_spec_with_these_fields_is_valid_or_has_the_fault(fields: dict[str, Any], message: str) -> None:
+    assert spec_faults(spec() | fields) == message
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "message"),
     [
         ("a/b", ""),
         ("Z9/z0", ""),
@@ -123,12 +123,12 @@ def test_a_spec_as_a_whole(more: dict[str, Any], says: str) -> None:
         ("ab./b", 'invalid vendor. "ab.", should end with a letter or digit'),
     ],
 )
-def test_kinds(kind: str, says: str) -> None:
-    assert spec_faults(spec(kind=kind)) == says
+def test_a_kind_is_valid_or_has_the_fault(kind: str, message: str) -> None:
+    assert spec_faults(spec(kind=kind)) == message
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("a", ""),
         ("0", ""),
@@ -145,8 +145,8 @@ def test_kinds(kind: str, says: str) -> None:
         ("a\n", 'invalid name "a\n", should end with a letter or digit'),
     ],
 )
-def test_names_of_devices(name: str, says: str) -> None:
-    assert spec_faults(spec(devices=[device(name)])) == (says and f'failed add device "{name}": {says}')
+def test_a_device_name_is_valid_or_has_the_fault(name: str, message: str) -> None:
+    assert spec_faults(spec(devices=[device(name)])) == (message and f'failed add device "{name}": {message}')
 
 
 # --- edits --------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ NET = "invalid linux net device, "
 
 
 @pytest.mark.parametrize(
-    ("edits", "says"),
+    ("edits", "message"),
     [
         ({"env": ["A=", "B=1=2"]}, ""),
         ({"env": ["A=1", "=1"]}, 'invalid container edits: invalid environment variable "=1"'),
@@ -185,8 +185,8 @@ NET = "invalid linux net device, "
         ({"intelRdt": {"closID": "..."}}, ""),
     ],
 )  # fmt: skip
-def test_container_edits(edits: dict[str, Any], says: str) -> None:
-    assert spec_faults(spec(containerEdits=edits)) == says
+def test_container_edits_are_valid_or_have_the_fault(edits: dict[str, Any], message: str) -> None:
+    assert spec_faults(spec(containerEdits=edits)) == message
     assert spec_faults(spec(containerEdits=dict.fromkeys(edits))) == ""
 
 
@@ -194,7 +194,7 @@ def test_container_edits(edits: dict[str, Any], says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ([], "spec must be an object"),
         (spec(devices={}), "spec.devices must be a list"),
@@ -208,15 +208,15 @@ def test_container_edits(edits: dict[str, Any], says: str) -> None:
         (spec(containerEdits={"env": "A=1"}), "spec.containerEdits.env must be a list"),
     ],
 )  # fmt: skip
-def test_wrong_types_are_refused_by_writers_and_readers(value: Any, says: str) -> None:
-    assert spec_faults(value) == says
+def test_wrong_types_are_rejected_when_writing_and_when_reading(value: Any, message: str) -> None:
+    assert spec_faults(value) == message
     with pytest.raises(InvalidSpecError) as e:
         check_shape(value)
-    assert str(e.value) == says
+    assert str(e.value) == message
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (spec(newer=1), 'unknown field "newer" in spec'),
         (spec(devices=[device(newer=1)]), 'unknown field "newer" in spec.devices[0]'),
@@ -224,38 +224,38 @@ def test_wrong_types_are_refused_by_writers_and_readers(value: Any, says: str) -
         (spec(containerEdits={"mounts": [{"newer": 1}]}), 'unknown field "newer" in spec.containerEdits.mounts[0]'),
     ],
 )
-def test_fields_of_a_newer_version_are_refused_by_writers_and_not_by_readers(value: Any, says: str) -> None:
-    assert spec_faults(value) == says
+def test_unknown_fields_are_rejected_when_writing_but_not_when_reading(value: Any, message: str) -> None:
+    assert spec_faults(value) == message
     check_shape(value)
 
 
 @pytest.mark.parametrize(
-    ("field", "least", "most"),
+    ("field", "minimum", "maximum"),
     [("major", -(2**63), 2**63 - 1), ("uid", 0, 2**32 - 1), ("fileMode", 0, 2**32 - 1), ("gid", 0, 2**32 - 1)],
 )
-def test_numbers_are_taken_as_far_as_go_has_them(field: str, least: int, most: int) -> None:
-    for value in (least, 0, 1, most):
+def test_numbers_have_the_ranges_of_the_go_types(field: str, minimum: int, maximum: int) -> None:
+    for value in (minimum, 0, 1, maximum):
         assert spec_faults(spec(containerEdits={"deviceNodes": [{"path": "/a", field: value}]})) == ""
-    for value in (least - 1, most + 1):
-        says = f"spec.containerEdits.deviceNodes[0].{field} {value} is out of range"
-        assert spec_faults(spec(containerEdits={"deviceNodes": [{"path": "/a", field: value}]})) == says
+    for value in (minimum - 1, maximum + 1):
+        message = f"spec.containerEdits.deviceNodes[0].{field} {value} is out of range"
+        assert spec_faults(spec(containerEdits={"deviceNodes": [{"path": "/a", field: value}]})) == message
 
 
-def test_annotations_are_texts() -> None:
+def test_annotations_must_be_text() -> None:
     assert spec_faults(spec(annotations={"a": "b", "c": None})) == ""
     assert spec_faults(spec(annotations={"a": "b", "c": 1})) == "spec.annotations has a value that is not text"
 
 
-@pytest.mark.parametrize("what", [{"mounts": [{"type": "bind"}]}, {"deviceNodes": [{"path": "/a", "hostPath": "/b"}]}])
-def test_mounts_and_host_paths_of_every_device_count_for_what_is_declared(what: dict[str, Any]) -> None:
-    devices = [device("a", what), device("b")]
-    wanted = "0.4.0" if "mounts" in what else "0.5.0"
+@pytest.mark.parametrize("edits", [{"mounts": [{"type": "bind"}]}, {"deviceNodes": [{"path": "/a", "hostPath": "/b"}]}])
+def test_the_declared_version_considers_the_edits_of_every_device(edits: dict[str, Any]) -> None:
+    devices = [device("a", edits), device("b")]
+    wanted = "0.4.0" if "mounts" in edits else "0.5.0"
     assert (minimum_version(spec(devices=devices)), version_to_declare(spec(devices=devices))) == ("0.3.0", wanted)
     assert minimum_version(spec(devices=devices[::-1])) == wanted
     assert version_to_declare(spec(devices=None)) == "0.3.0"
 
 
-def test_true_and_numbers_are_taken_where_they_belong() -> None:
+def test_booleans_and_numbers_are_accepted_for_fields_of_these_types() -> None:
     rdt = {"enableCMT": True, "enableMBM": False, "enableMonitoring": True, "schemata": ["a"], "l3CacheSchema": "b"}
     node = {"path": "/a", "major": 1, "minor": 0, "fileMode": 0o600, "uid": 0, "gid": 5}
     assert spec_faults(spec(containerEdits={"intelRdt": rdt, "deviceNodes": [node], "additionalGids": [0]})) == ""

@@ -1,4 +1,4 @@
-"""The boundary around a driver's methods: whatever they are and whatever they do, only our errors come out, in bounded time."""
+"""Calls of a driver's methods, of every kind of method, raise only the errors of this package, and in bounded time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.driver.calls import Calls
 from dra_kubeletplugin.errors import DraError, DriverError, DriverFailedError, PermanentError, RetryableError
 
-BOUND = 60.0  # seconds for anything here
+BOUND = 60.0  # seconds; the limit for each operation in this file
 
 
-class Odd(BaseException):
+class CustomBaseError(BaseException):
     pass
 
 
-class Lazy(Mapping[str, int]):
+class CustomMapping(Mapping[str, int]):
     def __getitem__(self, key: str) -> int:
         return 1
 
@@ -46,12 +46,12 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "KeyboardInterrupt": KeyboardInterrupt,
     "GeneratorExit": GeneratorExit,
     "a group": lambda: BaseExceptionGroup("several", [KeyboardInterrupt(), OSError("x")]),
-    "a BaseException": Odd,
+    "a BaseException": CustomBaseError,
     "weird text": lambda: OSError("\ud800 \x00 \x1b[2J"),
     "TimeoutError": TimeoutError,
     "RecursionError": RecursionError,
-    "ours": lambda: RetryableError("later \udfff"),
-    "ours in a group": lambda: ExceptionGroup("tasks", [ExceptionGroup("more", [PermanentError("never")])]),
+    "own error": lambda: RetryableError("later \udfff"),
+    "own error in a group": lambda: ExceptionGroup("tasks", [ExceptionGroup("more", [PermanentError("never")])]),
 }
 VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
     "None": (lambda: None, None),
@@ -60,28 +60,28 @@ VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
     "map": (lambda: map(str, (1, 2)), ["1", "2"]),
     "a generator": (lambda: (i for i in (1, 2)), [1, 2]),
     "a view": ({"a": 1}.values, [1]),
-    "a mapping": (Lazy, {"a": 1, "b": 1}),
+    "a mapping": (CustomMapping, {"a": 1, "b": 1}),
     "text": (lambda: "text", "text"),
 }
 
 
-def never_returned(outcome: Callable[[], Any]) -> Any:
-    """Raises what ``outcome`` makes, if it makes an exception, and answers it otherwise."""
-    made = outcome()
-    if isinstance(made, BaseException):
-        raise made
-    return made
+def raise_or_return(outcome: Callable[[], Any]) -> Any:
+    """Calls ``outcome``. Raises the result if it is an exception, and returns it otherwise."""
+    result = outcome()
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def kinds(outcome: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
-    """Methods of all kinds that end in the same way."""
+    """Returns methods of all kinds with the same outcome."""
 
     def plain() -> Any:
-        return never_returned(outcome)
+        return raise_or_return(outcome)
 
     async def coroutine() -> Any:
         await asyncio.sleep(0)
-        return never_returned(outcome)
+        return raise_or_return(outcome)
 
     def awaitable() -> Any:
         return coroutine()
@@ -90,26 +90,26 @@ def kinds(outcome: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
         return coroutine()
 
     def generator() -> Iterator[Any]:
-        yield never_returned(outcome)
+        yield raise_or_return(outcome)
 
     async def async_generator() -> AsyncIterator[Any]:
-        yield never_returned(outcome)
+        yield raise_or_return(outcome)
 
-    def lazily() -> Any:
+    def returns_generator() -> Any:
         return async_generator()
 
     class Callable_:
         def __call__(self) -> Any:
-            return never_returned(outcome)
+            return raise_or_return(outcome)
 
     class AsyncCallable:
         async def __call__(self) -> Any:
-            return never_returned(outcome)
+            return raise_or_return(outcome)
 
-    class Awaited:
+    class CustomAwaitable:
         def __await__(self) -> Any:
             yield from asyncio.sleep(0).__await__()
-            return never_returned(outcome)
+            return raise_or_return(outcome)
 
     return {
         "plain": plain,
@@ -118,10 +118,10 @@ def kinds(outcome: Callable[[], Any]) -> dict[str, Callable[[], Any]]:
         "nested": nested,
         "generator": generator,
         "async generator": async_generator,
-        "lazily": lazily,
+        "returns generator": returns_generator,
         "object": Callable_(),
         "async object": AsyncCallable(),
-        "own awaitable": Awaited,
+        "custom awaitable": CustomAwaitable,
         "partial": functools.partial(plain),
         "async partial": functools.partial(functools.partial(coroutine)),
         "generator partial": functools.partial(async_generator),
@@ -135,8 +135,8 @@ COMMON = {
     "awaitable",
     "generator",
     "async generator",
-}  # the others differ in how Python calls them, so one case is enough
-YIELDING = {"generator", "async generator", "lazily", "generator partial"}
+}  # The other kinds differ only in how Python calls them, so one case for each is enough.
+YIELDING = {"generator", "async generator", "returns generator", "generator partial"}
 
 
 @pytest.fixture(autouse=True)
@@ -156,13 +156,13 @@ async def idle(calls: Calls) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in KINDS for name in RAISED if kind in COMMON or name == "SystemExit"]
 )
-async def test_only_our_errors_come_out(kind: str, name: str) -> None:
+async def test_a_failing_method_raises_only_errors_of_this_package(kind: str, name: str) -> None:
     calls = Calls()
     async with asyncio.timeout(BOUND):
         with pytest.raises(DraError) as raised:
             await calls(kinds(RAISED[name])[kind])
     raised.value.event().encode()
-    if name.startswith("ours"):
+    if name.startswith("own error"):
         assert type(raised.value) is not DriverFailedError
     else:
         assert type(raised.value) is DriverFailedError
@@ -174,14 +174,14 @@ async def test_only_our_errors_come_out(kind: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"), [(kind, name) for kind in KINDS for name in VALUES if kind in COMMON or name == "a list"]
 )
-async def test_every_kind_of_method_answers_and_lazy_answers_are_read(kind: str, name: str) -> None:
+async def test_every_kind_of_method_returns_its_value_and_lazy_values_are_read(kind: str, name: str) -> None:
     make, expected = VALUES[name]
     calls = Calls()
     found = await calls(kinds(make)[kind])
     if kind in YIELDING:
         (found,) = found
         if name in {"map", "a generator", "a view"}:
-            found = list(found)  # what is inside an answer is the caller's to judge
+            found = list(found)  # Calls does not read nested values; the caller does.
     assert found == expected
     if kind not in YIELDING:
         assert type(found) is type(expected)
@@ -196,7 +196,7 @@ async def test_every_kind_of_method_answers_and_lazy_answers_are_read(kind: str,
     ),
     st.text(st.characters(exclude_categories=()), max_size=20),
 )
-def test_many_calls_at_once_of_which_some_are_given_up(steps: list[tuple[str, str, bool]], text: str) -> None:
+def test_many_concurrent_calls_with_some_cancelled_end_in_time(steps: list[tuple[str, str, bool]], text: str) -> None:
     async def body() -> None:
         calls = Calls(threads=3)
         tasks = []
@@ -222,9 +222,9 @@ def test_many_calls_at_once_of_which_some_are_given_up(steps: list[tuple[str, st
     gc.collect()  # a coroutine that was never awaited would warn
 
 
-async def test_plain_code_and_its_generators_run_in_one_thread_with_the_caller_s_context() -> None:
+async def test_a_sync_generator_runs_in_one_thread_with_the_caller_s_context() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("v", default="")
-    variable.set("of the caller")
+    variable.set("caller's value")
 
     def generator() -> Iterator[tuple[int, str]]:
         for _ in range(2):
@@ -233,11 +233,11 @@ async def test_plain_code_and_its_generators_run_in_one_thread_with_the_caller_s
     found = await Calls()(generator)
     assert found[0] == found[1]
     assert found[0][0] != threading.get_ident()
-    assert found[0][1] == "of the caller"
+    assert found[0][1] == "caller's value"
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-async def test_a_cancellation_of_ours_passes_and_the_method_is_counted_until_it_ends(kind: str) -> None:
+async def test_a_cancelled_caller_stops_waiting_and_the_method_is_counted_until_it_ends(kind: str) -> None:
     calls, gate, begun = Calls(), threading.Event(), threading.Event()
 
     def hangs() -> None:
@@ -265,7 +265,7 @@ async def test_a_cancellation_of_ours_passes_and_the_method_is_counted_until_it_
     await idle(calls)
 
 
-async def test_a_caller_s_time_limit_is_a_timeout_and_an_async_method_gets_to_clean_up() -> None:
+async def test_a_timeout_of_the_caller_raises_timeout_error_and_the_async_method_cleans_up() -> None:
     calls, cleaned = Calls(), asyncio.Event()
 
     async def slow() -> None:
@@ -282,7 +282,7 @@ async def test_a_caller_s_time_limit_is_a_timeout_and_an_async_method_gets_to_cl
     await idle(calls)
 
 
-async def test_a_driver_that_cancels_its_own_task_does_not_cancel_ours() -> None:
+async def test_a_method_that_cancels_its_task_and_waits_does_not_cancel_the_caller() -> None:
     async def cancels() -> None:
         asyncio.current_task().cancel()  # type: ignore[union-attr]
         await asyncio.sleep(0)
@@ -292,7 +292,7 @@ async def test_a_driver_that_cancels_its_own_task_does_not_cancel_ours() -> None
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
-async def test_a_driver_that_cancels_its_own_task_and_never_waits_does_not_cancel_ours() -> None:
+async def test_a_method_that_cancels_its_task_and_returns_does_not_cancel_the_caller() -> None:
     async def cancels() -> None:
         asyncio.current_task().cancel()  # type: ignore[union-attr]
 
@@ -305,13 +305,13 @@ async def test_a_driver_that_cancels_its_own_task_and_never_waits_does_not_cance
     assert asyncio.current_task().cancelling() == 0  # type: ignore[union-attr]
 
 
-async def test_a_call_made_while_our_task_is_being_cancelled_still_works() -> None:
+async def test_a_call_works_during_the_cancellation_of_the_caller() -> None:
     calls, seen = Calls(), []
 
     async def raises() -> None:
         raise asyncio.CancelledError
 
-    async def ours() -> None:
+    async def caller() -> None:
         try:
             await asyncio.Event().wait()
         finally:
@@ -320,7 +320,7 @@ async def test_a_call_made_while_our_task_is_being_cancelled_still_works() -> No
             except DriverFailedError as e:
                 seen.append(e)
 
-    task = asyncio.create_task(ours())
+    task = asyncio.create_task(caller())
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -328,7 +328,7 @@ async def test_a_call_made_while_our_task_is_being_cancelled_still_works() -> No
     assert len(seen) == 1
 
 
-async def test_when_every_thread_hangs_a_further_call_is_reported_so_and_async_ones_go_on() -> None:
+async def test_when_all_threads_hang_sync_calls_fail_with_the_reason_and_async_calls_work() -> None:
     calls, gate, inside = Calls(threads=2), threading.Event(), threading.Semaphore(0)
 
     def hangs() -> None:
@@ -341,8 +341,8 @@ async def test_when_every_thread_hangs_a_further_call_is_reported_so_and_async_o
     def plain() -> str:
         return "plain"
 
-    stuck = [asyncio.create_task(calls(hangs)) for _ in range(2)]
-    for _ in stuck:
+    hanging = [asyncio.create_task(calls(hangs)) for _ in range(2)]
+    for _ in hanging:
         assert await asyncio.to_thread(inside.acquire, timeout=BOUND)
     calls.thread_wait = 0.1
     texts = set()
@@ -363,27 +363,27 @@ async def test_when_every_thread_hangs_a_further_call_is_reported_so_and_async_o
     assert calls.busy == 2
     gate.set()
     calls.thread_wait = BOUND
-    await asyncio.gather(*stuck)
+    await asyncio.gather(*hanging)
     assert await calls(plain) == "plain"
     await idle(calls)
 
 
-async def test_256_methods_block_at_once() -> None:
+async def test_256_methods_can_block_at_the_same_time() -> None:
     calls, barrier = Calls(), threading.Barrier(256)
     await asyncio.wait_for(asyncio.gather(*(calls(barrier.wait, 60) for _ in range(256))), 60)
     await idle(calls)
 
 
-async def test_a_generator_without_end_is_refused() -> None:
+async def test_an_endless_generator_is_rejected() -> None:
     def endless() -> Iterator[int]:
         while True:
             yield 1
 
-    async def endless_too() -> AsyncIterator[int]:
+    async def endless_async() -> AsyncIterator[int]:
         while True:
             yield 1
 
-    for method in (endless, endless_too):
+    for method in (endless, endless_async):
         with pytest.raises(DriverError, match="returns more than 100,000 items"):
             await Calls()(method)
 
@@ -410,7 +410,7 @@ async def test_the_traceback_of_the_same_failure_is_logged_once(caplog: pytest.L
     assert counts == [f"{n} times" for n in (2, 4, 8, 16)]
 
 
-async def test_what_follows_the_last_call_is_called_once_and_at_once_where_nothing_runs() -> None:
+async def test_when_idle_calls_its_callback_once_and_immediately_if_nothing_runs() -> None:
     calls, done = Calls(), []
     calls.when_idle(lambda: done.append("now"))
     gate = threading.Event()
@@ -424,7 +424,7 @@ async def test_what_follows_the_last_call_is_called_once_and_at_once_where_nothi
     assert done == ["now", "later"]
 
 
-def test_a_method_that_hangs_does_not_keep_the_process_from_ending() -> None:
+def test_a_hanging_method_does_not_block_the_exit_of_the_process() -> None:
     program = """
 import asyncio, threading
 from dra_kubeletplugin.driver.calls import Calls
@@ -434,9 +434,9 @@ async def main():
         async with asyncio.timeout(0.1):
             await Calls()(threading.Event().wait)
     except TimeoutError:
-        print("given up")
+        print("timed out")
 
 asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout == "given up\n"
+    assert done.stdout == "timed out\n"

@@ -1,4 +1,4 @@
-"""Locks for hardware: between tasks, threads and processes; released by the kernel; named in the error of a caller that waited."""
+"""Hardware locks work between tasks, threads and processes. The kernel releases them, and errors name the holder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lock(folder: Path, key: str = "card", timeout: float = 60) -> HardwareLock:
     return HardwareLock(folder, key, timeout)
 
 
-def test_a_driver_gets_the_lock_of_its_own_folder(tmp_path: Path) -> None:
+def test_a_driver_s_lock_is_a_file_in_the_driver_s_folder(tmp_path: Path) -> None:
     class Toy(Driver):
         name = "toy.example.com"
 
@@ -48,7 +48,7 @@ def test_a_driver_gets_the_lock_of_its_own_folder(tmp_path: Path) -> None:
         assert files(tmp_path / "plugins" / Toy.name / "hardware-locks") == ["0000:17:00.0.lock"]
         with pytest.raises(HardwareLockedError):
             _in_thread(lambda: driver.hardware_lock("0000:17:00.0", timeout=0).__enter__())
-        with driver.hardware_lock("0000:18:00.0"):  # another piece of hardware
+        with driver.hardware_lock("0000:18:00.0"):  # a lock for other hardware
             pass
 
 
@@ -90,12 +90,12 @@ def test_any_text_can_be_a_key(folder: Path, key: str) -> None:
         ("x", float("nan"), "the timeout is nan"),
     ],
 )
-def test_a_wrong_argument_is_refused(folder: Path, key: Any, timeout: Any, text: str) -> None:
+def test_an_invalid_argument_is_rejected(folder: Path, key: Any, timeout: Any, text: str) -> None:
     with pytest.raises(DriverError, match=text):
         HardwareLock(folder, key, timeout)
 
 
-def test_one_thread_at_a_time(folder: Path) -> None:
+def test_one_thread_at_a_time_holds_the_lock(folder: Path) -> None:
     inside, most = 0, 0
 
     def work() -> None:
@@ -116,7 +116,7 @@ def test_one_thread_at_a_time(folder: Path) -> None:
     assert files(folder) == []
 
 
-async def test_one_task_at_a_time_and_the_loop_continues(folder: Path) -> None:
+async def test_one_task_at_a_time_holds_the_lock_and_the_loop_continues(folder: Path) -> None:
     inside, most = 0, 0
 
     async def work() -> None:
@@ -132,12 +132,12 @@ async def test_one_task_at_a_time_and_the_loop_continues(folder: Path) -> None:
     assert (most, inside) == (1, 0)
 
 
-async def test_with_on_the_event_loop_is_refused_at_once(folder: Path) -> None:
+async def test_a_sync_with_on_the_event_loop_is_rejected_immediately(folder: Path) -> None:
     with pytest.raises(DriverError, match=r"hardware_lock\('card'\): write `async with` here"), lock(folder):
         pass
 
 
-def test_a_call_cannot_take_its_own_lock_again_and_can_take_it_later(folder: Path) -> None:
+def test_a_call_cannot_acquire_its_lock_twice_but_can_acquire_it_again_later(folder: Path) -> None:
     with lock(folder), pytest.raises(DriverError, match="this call already holds the lock"), lock(folder):
         pass
     with lock(folder):
@@ -151,20 +151,20 @@ def test_the_error_names_the_holder(folder: Path) -> None:
             _in_thread(lambda: lock(folder, timeout=0).__enter__())
         return raised.value
 
-    error = contextvars.copy_context().run(holder)  # the fields must not stay in the process of the tests
+    error = contextvars.copy_context().run(holder)  # The copy keeps the fields out of the test process.
     assert str(error) == f"hardware 'card' is locked by process {os.getpid()} for claim default/a for more than 0 s"
     assert error.code == "DRA-E131"
 
 
-def test_a_lock_whose_file_cannot_be_made_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_a_lock_file_that_cannot_be_created_is_an_error_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HardwareLockedError, match=r"cannot be taken: .*Not a directory"), lock(tmp_path / "file"):
         pass
 
 
 def test_an_exception_releases_the_lock(folder: Path) -> None:
-    with pytest.raises(ValueError, match="mine"), lock(folder):
-        raise ValueError("mine")
+    with pytest.raises(ValueError, match="failed"), lock(folder):
+        raise ValueError("failed")
     with lock(folder, timeout=0):
         pass
 
@@ -180,21 +180,21 @@ with HardwareLock(Path(sys.argv[1]), "card", 60):
 
 
 def test_a_process_waits_for_another_process_and_a_kill_releases_the_lock(folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", _HOLD, str(folder)], stdout=subprocess.PIPE) as other:
-        assert other.stdout
-        assert other.stdout.readline() == b"held\n"
-        with pytest.raises(HardwareLockedError, match=f"locked by process {other.pid} for more than 0.1 s"):
+    with subprocess.Popen([sys.executable, "-c", _HOLD, str(folder)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(HardwareLockedError, match=f"locked by process {holder.pid} for more than 0.1 s"):
             lock(folder, timeout=0.1).__enter__()
-        other.send_signal(signal.SIGKILL)
-        other.wait()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
         assert files(folder) == ["card.lock"]
         with lock(folder):
             pass
         assert files(folder) == []
 
 
-async def test_a_waiting_task_gets_the_lock_when_its_file_was_replaced(folder: Path) -> None:
-    """The holder removes the file with its end; the waiting task then takes the new file, and not the file without a name."""
+async def test_a_waiting_task_acquires_the_lock_after_its_file_was_replaced(folder: Path) -> None:
+    """The holder deletes the file at its end. The waiting task then locks the new file, and not the deleted one."""
     first, second, third = lock(folder), lock(folder), lock(folder)
     with pytest.raises(HardwareLockedError):
         async with first:
@@ -211,8 +211,8 @@ async def test_a_waiting_task_gets_the_lock_when_its_file_was_replaced(folder: P
         assert files(folder) == ["card.lock"]
 
 
-async def test_a_kept_lock_object_admits_one_thread_and_one_task_at_a_time(folder: Path) -> None:
-    kept = lock(folder)
+async def test_a_shared_lock_object_admits_one_thread_or_task_at_a_time(folder: Path) -> None:
+    shared = lock(folder)
     inside, most = 0, 0
 
     def change(by: int) -> None:
@@ -222,14 +222,14 @@ async def test_a_kept_lock_object_admits_one_thread_and_one_task_at_a_time(folde
 
     def work() -> None:
         for _ in range(5):
-            with kept:
+            with shared:
                 change(1)
                 os.sched_yield()
                 change(-1)
 
     async def task() -> None:
         for _ in range(3):
-            async with kept:
+            async with shared:
                 change(1)
                 await asyncio.sleep(0)
                 change(-1)
@@ -238,24 +238,24 @@ async def test_a_kept_lock_object_admits_one_thread_and_one_task_at_a_time(folde
     assert (most, inside) == (1, 0)
     assert files(folder) == []
     with pytest.raises(DriverError, match="this call already holds the lock"):
-        async with kept, kept:
+        async with shared, shared:
             pass
 
 
-async def test_a_kept_lock_object_that_another_call_holds_is_not_held_by_this_call(folder: Path) -> None:
-    """This call used the object before; the framework's lock for a shared step then waits for the call that holds it now."""
-    kept = lock(folder)
-    async with kept:
+async def test_a_shared_lock_object_held_by_another_call_is_not_held_by_this_call(folder: Path) -> None:
+    """This call used the object before. The framework's lock for a shared step still waits for the call that holds the lock."""
+    shared = lock(folder)
+    async with shared:
         pass
-    other = contextvars.Context().run(asyncio.get_running_loop().create_task, kept.__aenter__())
-    await other
+    holder = contextvars.Context().run(asyncio.get_running_loop().create_task, shared.__aenter__())
+    await holder
     with pytest.raises(HardwareLockedError, match="for more than 0 s"):
         async with HardwareLock(folder, "card", 0, of_step=True):
             pass
-    kept.release()
+    shared.release()
 
 
-async def test_a_wait_that_is_cancelled_or_fails_leaves_no_open_file(folder: Path) -> None:
+async def test_a_cancelled_or_failed_wait_closes_its_file(folder: Path) -> None:
     def open_files() -> int:
         return sum(p.resolve().name == "card.lock" for p in Path("/proc/self/fd").iterdir())
 

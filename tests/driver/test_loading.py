@@ -1,4 +1,4 @@
-"""What can be told of a driver before it is started: the class, the attribute and the rule, and never a traceback of ours."""
+"""A driver is validated before it starts. Errors name the class, the attribute and the rule, and contain no traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dra_kubeletplugin.driver import load_driver, make
 from dra_kubeletplugin.errors import DriverError
 
 
-class Good(Driver):
+class ValidDriver(Driver):
     name = "x.example.com"
 
     def devices(self) -> list[Device]:
@@ -26,11 +26,11 @@ class Good(Driver):
         return []
 
 
-def of(**attributes: Any) -> type[Driver]:
-    return type("D", (Good,), attributes)
+def driver_class(**attributes: Any) -> type[Driver]:
+    return type("D", (ValidDriver,), attributes)
 
 
-class Odd:
+class Unsupported:
     pass
 
 
@@ -46,12 +46,12 @@ class WithoutType(Config):
     depth = 3
 
 
-class OddField(Config):
-    odd: Odd | None = None
+class UnsupportedField(Config):
+    unsupported: Unsupported | None = None
 
 
 class Nested(Config):
-    odd: list[Odd] = msgspec.field(default_factory=list)
+    unsupported: list[Unsupported] = msgspec.field(default_factory=list)
 
 
 class Outer(Config):
@@ -59,15 +59,15 @@ class Outer(Config):
     nested: dict[str, Nested] | None = None
 
 
-class Apart(Config):
+class AmbiguousUnion(Config):
     either: Nested | Outer | None = None
 
 
-class Fine(Config):
+class ValidConfig(Config):
     LIMIT: ClassVar[int] = 3
-    most: ClassVar[int] = 3
+    maximum: ClassVar[int] = 3
     limit: Quantity = Quantity("1Gi")
-    unset: Annotated[int, msgspec.Meta(ge=1)] = 0  # what a claim cannot give, on purpose
+    unset: Annotated[int, msgspec.Meta(ge=1)] = 0  # A default that a claim cannot set is allowed.
     tags: dict[str, list[str]] = msgspec.field(default_factory=dict)
 
 
@@ -79,57 +79,57 @@ def raising(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("cls", "says"),
+    ("cls", "message"),
     [
-        (Good(), "is not a subclass of Driver: pass the class"),
+        (ValidDriver(), "is not a subclass of Driver: pass the class"),
         ("driver.py", "'driver.py' is not a subclass of Driver"),
-        (type("D", (Driver,), {"prepare": Good.prepare}), "D has no `devices` method"),
-        (type("D", (Driver,), {"devices": Good.devices}), "D has no `prepare` method"),
-        (of(prepare=lambda self: []), r"D.prepare\(self\) cannot be called as prepare\(claim\): too many"),
-        (of(unprepare=lambda self, claim, force: None), r"unprepare\(claim\): missing a required argument: 'force'"),
-        (of(devices=lambda self, host: []), r"D.devices\(self, host\) cannot be called as devices\(\): missing"),
-        (of(pools=staticmethod(lambda node: [])), r"D.pools\(node\) cannot be called as pools\(\)"),
-        (of(devices=[]), r"D.devices is list, not a method: write `def devices\(self\)`, it is called as devices\(\)"),
-        (of(devices=property(lambda self: [])), "D.devices is property, not a method"),
-        (of(config={"a": 1}), r"D.config is {'a': 1}: set it to a subclass of Config"),
-        (of(config=[Fine, int]), "D.config is <class 'int'>: set it to a subclass of Config"),
-        (of(config=Fine()), "D.config is Fine"),
-        (of(config=WrongDefault), "WrongDefault.depth = 'many' does not match the field's type: Expected `int`, got `str`"),
-        (of(config=WrongChoice), "WrongChoice.mode = 'fast' does not match the field's type"),
-        (of(config=WithoutType), "WithoutType.depth has no type, so claims cannot set it: write `depth: int = ...`"),
-        (of(config=OddField), "OddField, the config of D, cannot be read from JSON: OddField.odd is of type Odd"),
-        (of(config=Outer), "Outer, the config of D, cannot be read from JSON: Nested.odd is of type Odd"),
-        (of(config=Apart), "Apart, the config of D, cannot be read from JSON: If a type union contains"),
-        (of(__init__=lambda self, sdk: None), r"D\(\) raised TypeError.*'sdk': the framework creates the driver without arguments"),
-        (of(__init__=lambda self: self.host.pci()), r"self.host is set after __init__, use it in start\(\) or later"),
-        (of(__init__=raising(OSError("no SDK"))), r"D\(\) raised OSError: no SDK \(.*py:\d+\): move code that may fail to start"),
-        (of(__init__=raising(SystemExit(0))), r"D\(\) raised SystemExit: 0"),
+        (type("D", (Driver,), {"prepare": ValidDriver.prepare}), "D has no `devices` method"),
+        (type("D", (Driver,), {"devices": ValidDriver.devices}), "D has no `prepare` method"),
+        (driver_class(prepare=lambda self: []), r"D.prepare\(self\) cannot be called as prepare\(claim\): too many"),
+        (driver_class(unprepare=lambda self, claim, force: None), r"unprepare\(claim\): missing a required argument: 'force'"),
+        (driver_class(devices=lambda self, host: []), r"D.devices\(self, host\) cannot be called as devices\(\): missing"),
+        (driver_class(pools=staticmethod(lambda node: [])), r"D.pools\(node\) cannot be called as pools\(\)"),
+        (driver_class(devices=[]), r"D.devices is list, not a method: write `def devices\(self\)`, it is called as devices\(\)"),
+        (driver_class(devices=property(lambda self: [])), "D.devices is property, not a method"),
+        (driver_class(config={"a": 1}), r"D.config is {'a': 1}: set it to a subclass of Config"),
+        (driver_class(config=[ValidConfig, int]), "D.config is <class 'int'>: set it to a subclass of Config"),
+        (driver_class(config=ValidConfig()), "D.config is ValidConfig"),
+        (driver_class(config=WrongDefault), "WrongDefault.depth = 'many' does not match the field's type: Expected `int`, got `str`"),
+        (driver_class(config=WrongChoice), "WrongChoice.mode = 'fast' does not match the field's type"),
+        (driver_class(config=WithoutType), "WithoutType.depth has no type, so claims cannot set it: write `depth: int = ...`"),
+        (driver_class(config=UnsupportedField), "UnsupportedField, the config of D, cannot be read from JSON: UnsupportedField.unsupported is of type Unsupported"),
+        (driver_class(config=Outer), "Outer, the config of D, cannot be read from JSON: Nested.unsupported is of type Unsupported"),
+        (driver_class(config=AmbiguousUnion), "AmbiguousUnion, the config of D, cannot be read from JSON: If a type union contains"),
+        (driver_class(__init__=lambda self, sdk: None), r"D\(\) raised TypeError.*'sdk': the framework creates the driver without arguments"),
+        (driver_class(__init__=lambda self: self.host.pci()), r"self.host is set after __init__, use it in start\(\) or later"),
+        (driver_class(__init__=raising(OSError("no SDK"))), r"D\(\) raised OSError: no SDK \(.*py:\d+\): move code that may fail to start"),
+        (driver_class(__init__=raising(SystemExit(0))), r"D\(\) raised SystemExit: 0"),
     ],
 )  # fmt: skip
-def test_a_class_that_cannot_work_is_refused_before_anything_starts(cls: Any, says: str) -> None:
-    with pytest.raises(DriverError, match=says):
+def test_an_invalid_class_is_rejected_before_the_driver_starts(cls: Any, message: str) -> None:
+    with pytest.raises(DriverError, match=message):
         make(cls)
 
 
-def test_what_an_author_means_to_state_is_kept() -> None:
+def test_an_error_that_init_raises_on_purpose_is_unchanged() -> None:
     with pytest.raises(PermanentError, match="no licence"):
-        make(of(__init__=raising(PermanentError("no licence"))))
+        make(driver_class(__init__=raising(PermanentError("no licence"))))
 
 
 @pytest.mark.parametrize(
     "cls",
     [
-        of(config=Fine),
-        of(config=(Fine,)),
-        of(prepare=lambda self, *args, **kwargs: []),
-        of(prepare=lambda self, claim, retries=3: []),
-        of(devices=functools.partial(list)),
-        of(devices=staticmethod(lambda: [])),
-        of(devices=classmethod(lambda cls: [])),
-        type("D", (Driver,), {"pools": lambda self: [], "prepare": Good.prepare}),
+        driver_class(config=ValidConfig),
+        driver_class(config=(ValidConfig,)),
+        driver_class(prepare=lambda self, *args, **kwargs: []),
+        driver_class(prepare=lambda self, claim, retries=3: []),
+        driver_class(devices=functools.partial(list)),
+        driver_class(devices=staticmethod(lambda: [])),
+        driver_class(devices=classmethod(lambda cls: [])),
+        type("D", (Driver,), {"pools": lambda self: [], "prepare": ValidDriver.prepare}),
     ],
 )
-def test_every_way_to_write_a_method_is_taken(cls: type[Driver]) -> None:
+def test_every_form_of_a_method_is_accepted(cls: type[Driver]) -> None:
     assert isinstance(make(cls), cls)
 
 
@@ -137,16 +137,16 @@ def test_a_controller_needs_no_prepare() -> None:
     make(type("D", (Driver,), {"pools": lambda self: []}), Role.CONTROLLER)
 
 
-def test_a_name_that_is_no_text_is_refused_where_it_is_written() -> None:
+def test_a_name_that_is_no_text_is_rejected_in_the_class_definition() -> None:
     with pytest.raises(DriverError, match=r"D.name is int, not text"):
-        of(name=3)
+        driver_class(name=3)
 
 
 # --- files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("class D(Driver)\n", r"SyntaxError: expected ':' \(driver.py, line 1\)"),
         ("import nosuch_sdk\n", r"No module named 'nosuch_sdk' \(.*driver.py:1\)"),
@@ -155,10 +155,10 @@ def test_a_name_that_is_no_text_is_refused_where_it_is_written() -> None:
         ("import other\n", r"ValueError: wrong \(.*other.py:1\)"),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_reported_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_cannot_be_imported_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "driver.py").write_text(text)
     (tmp_path / "other.py").write_text("raise ValueError('wrong')\n")
-    with pytest.raises(DriverError, match=f"importing {re.escape(str(tmp_path))}/driver.py raised .*{says}"):
+    with pytest.raises(DriverError, match=f"importing {re.escape(str(tmp_path))}/driver.py raised .*{message}"):
         load_driver(str(tmp_path / "driver.py"))
 
 
@@ -193,7 +193,7 @@ class {name}(Driver):
 
 
 def package(folder: Path, name: str, *classes: str) -> Path:
-    """As `dra new` makes one, and never installed."""
+    """Creates a package like `dra new`, and does not install it."""
     source = folder / "src" / name
     source.mkdir(parents=True)
     (source / "__init__.py").touch()
@@ -213,18 +213,18 @@ def package(folder: Path, name: str, *classes: str) -> Path:
         ("acme_e", "/src/acme_e/driver.py:D"),
     ],
 )
-def test_a_package_is_found_by_its_folder_or_its_file_and_imports_what_is_beside_it(
+def test_a_package_is_found_by_its_folder_or_file_and_can_import_its_modules(
     name: str, below: str, tmp_path: Path
 ) -> None:
     folder = package(tmp_path / "acme-driver", name)
     cls = load_driver(f"{folder}{below}")
     assert (cls.__name__, cls.__module__) == ("D", f"{name}.driver")
     assert make(cls).devices() == []
-    assert load_driver(str(folder)) is cls, "one class, whatever names it"
+    assert load_driver(str(folder)) is cls, "each path loads the same class"
     assert str(folder / "src") not in sys.path
 
 
-def test_a_folder_may_be_the_one_that_one_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_folder_can_be_the_folder_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(package(tmp_path / "x", "acme_here"))
     assert load_driver(".").__module__ == "acme_here.driver"
     assert load_driver("src/acme_here/driver.py").__module__ == "acme_here.driver"
@@ -239,7 +239,7 @@ def test_a_module_in_a_package_is_named_with_dots(tmp_path: Path, monkeypatch: p
         load_driver("acme_dotted.driver")
 
 
-def test_a_folder_without_one_driver_is_reported_with_what_it_has(tmp_path: Path) -> None:
+def test_a_folder_with_no_driver_or_several_drivers_is_reported_with_its_content(tmp_path: Path) -> None:
     with pytest.raises(DriverError, match=f"{tmp_path} has neither src/PACKAGE/driver.py nor driver.py"):
         load_driver(str(tmp_path))
     package(package(tmp_path, "acme_one"), "acme_two")
@@ -251,43 +251,41 @@ def test_a_folder_without_one_driver_is_reported_with_what_it_has(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["json", "dra_kubeletplugin", "sys"])
-def test_a_package_with_the_name_of_another_module_is_refused_and_never_mistaken_for_it(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_package_with_the_name_of_an_imported_module_is_rejected(name: str, tmp_path: Path) -> None:
     with pytest.raises(DriverError, match=f"Python has already imported another module {name} .*: rename this package"):
         load_driver(str(package(tmp_path, name)))
 
 
-def test_two_packages_of_one_name_are_never_mistaken_for_each_other(tmp_path: Path) -> None:
+def test_a_second_package_with_the_same_name_is_rejected(tmp_path: Path) -> None:
     load_driver(str(package(tmp_path / "one", "acme_same")))
     with pytest.raises(DriverError, match=r"another module acme_same .*one/src/acme_same/__init__.py"):
         load_driver(str(package(tmp_path / "two", "acme_same")))
 
 
-def test_what_fails_in_a_package_is_reported_with_the_file_requested_and_the_line(tmp_path: Path) -> None:
+def test_a_failing_import_in_a_package_is_reported_with_the_requested_file_and_the_line(tmp_path: Path) -> None:
     folder = package(tmp_path, "acme_failing")
     (folder / "src/acme_failing/parts.py").write_text("import nosuch_sdk\n")
     with pytest.raises(DriverError, match=r"importing .*acme_failing/driver.py raised .*nosuch_sdk.*parts.py:1"):
         load_driver(str(folder))
-    (folder / "src/acme_failing/parts.py").write_text("NAME, DEVICES = 'x.example.com', []  # mended\n")
+    (folder / "src/acme_failing/parts.py").write_text("NAME, DEVICES = 'x.example.com', []  # repaired\n")
     assert load_driver(str(folder)).name == "x.example.com"
 
 
-def test_a_driver_with_metadata_files_has_a_name_that_may_be_a_cdi_vendor() -> None:
-    """Each of its containers would fail to start, with the runtime's own words."""
+def test_a_driver_with_metadata_files_needs_a_name_that_is_a_valid_cdi_vendor() -> None:
+    """Otherwise the container runtime would reject the CDI vendor when a container starts."""
     with pytest.raises(DriverError, match=r"metadata needs a name that begins with a letter, not '0x\.example\.com'"):
-        make(of(name="0x.example.com", metadata=True))
-    make(of(name="0x.example.com"))
-    make(of(metadata=True))
+        make(driver_class(name="0x.example.com", metadata=True))
+    make(driver_class(name="0x.example.com"))
+    make(driver_class(metadata=True))
 
 
 @pytest.mark.parametrize("name", ["metadata", "privileged"])
-def test_a_switch_is_on_or_off_and_nothing_between(name: str) -> None:
-    """``"false"`` would switch it on."""
+def test_a_switch_must_be_true_or_false(name: str) -> None:
+    """The text ``"false"`` is true in Python, so it would enable the switch."""
     with pytest.raises(DriverError, match=rf"\.{name} is 'false': set it to True or False"):
-        make(of(**{name: "false"}))
+        make(driver_class(**{name: "false"}))
 
 
-def test_a_misspelt_switch_is_refused_with_the_right_name() -> None:
+def test_a_misspelled_switch_is_rejected_with_the_correct_name() -> None:
     with pytest.raises(DriverError, match=r"\.priviledged is never used, did you mean `privileged`\?"):
-        make(of(priviledged=True))
+        make(driver_class(priviledged=True))

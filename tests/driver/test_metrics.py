@@ -1,4 +1,4 @@
-"""A driver's own metrics: what it counts is in /metrics under its name, and mistakes are found where they are written."""
+"""/metrics contains a driver's own metrics under the driver's name. A wrong declaration or use raises an error immediately."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dra_kubeletplugin.driver.metrics import MAX_SERIES, DriverMetrics
 from dra_kubeletplugin.errors import DriverError
 
 
-class Cards(Driver):
+class CardsDriver(Driver):
     name = "7-cards.example.com"
 
     def __init__(self) -> None:
-        self.made = self.metrics.counter("parts_made_total", 'Parts that were made, by "profile".', ["profile"])
+        self.parts_made = self.metrics.counter("parts_made_total", 'Created parts, by "profile".', ["profile"])
 
     def devices(self) -> list[Device]:
         return []
@@ -30,9 +30,9 @@ class Cards(Driver):
 
 
 def page(metrics: DriverMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    everything = Metrics()
-    everything.add(metrics.lines)
-    families = list(text_string_to_metric_families(everything.text().decode()))
+    registry = Metrics()
+    registry.add(metrics.lines)
+    families = list(text_string_to_metric_families(registry.text().decode()))
     names = [f.name for f in families]
     assert len(names) == len(set(names))
     return {
@@ -44,29 +44,29 @@ def page(metrics: DriverMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]]
 
 
 def test_metrics_can_be_declared_in_init_and_have_the_driver_s_prefix() -> None:
-    driver = make(Cards)
-    assert isinstance(driver, Cards)
-    driver.made.inc(profile="1g")
-    driver.made.inc(2.5, profile="1g")
-    driver.made.inc(profile='a "b"\n')
+    driver = make(CardsDriver)
+    assert isinstance(driver, CardsDriver)
+    driver.parts_made.inc(profile="1g")
+    driver.parts_made.inc(2.5, profile="1g")
+    driver.parts_made.inc(profile='a "b"\n')
     prefix = "driver_7_cards_example_com_"
     assert page(driver.metrics) == {
         (f"{prefix}parts_made_total", (("profile", "1g"),)): 3.5,
         (f"{prefix}parts_made_total", (("profile", 'a "b"'),)): 1.0,
     }
-    assert driver.made.value(profile="1g") == 3.5
+    assert driver.parts_made.value(profile="1g") == 3.5
 
 
-def test_an_attribute_of_the_driver_s_own_with_this_name_is_refused() -> None:
-    class Own(Cards):
+def test_a_driver_attribute_named_metrics_is_rejected() -> None:
+    class DriverWithAttribute(CardsDriver):
         def __init__(self) -> None:
-            self.metrics = {"mine": 1}  # type: ignore[assignment]
+            self.metrics = {"parts": 1}  # type: ignore[assignment]
 
     with pytest.raises(DriverError, match=r"sets self\.metrics, which the framework sets: rename your attribute"):
-        make(Own)
+        make(DriverWithAttribute)
 
 
-def test_counters_gauges_and_histograms_are_what_prometheus_expects() -> None:
+def test_counters_gauges_and_histograms_have_the_format_of_prometheus() -> None:
     metrics = DriverMetrics("gpu.example.com")
     assert page(metrics) == {}
     metrics.counter("resets_total", "Resets.")
@@ -74,11 +74,11 @@ def test_counters_gauges_and_histograms_are_what_prometheus_expects() -> None:
     heat.set(41, card=3)
     heat.set(42, card=4)
     heat.remove(card=4)
-    took = metrics.histogram("make_seconds", "Time.", buckets=[1, 2])
-    took.observe(1.5)
-    with took.timed(), pytest.raises(OSError):
+    duration = metrics.histogram("make_seconds", "Time.", buckets=[1, 2])
+    duration.observe(1.5)
+    with duration.timed(), pytest.raises(OSError):
         raise OSError
-    assert took.value() == 2
+    assert duration.value() == 2
     p = "gpu_example_com_"
     found = page(metrics)
     seconds = found.pop((f"{p}make_seconds_sum", ()))
@@ -93,7 +93,7 @@ def test_counters_gauges_and_histograms_are_what_prometheus_expects() -> None:
     }
 
 
-def test_a_metric_that_is_declared_again_is_the_same_and_may_not_differ() -> None:
+def test_a_repeated_declaration_returns_the_same_metric_and_must_not_differ() -> None:
     metrics = DriverMetrics("gpu.example.com")
     one = metrics.counter("xids_total", "XIDs.", ["number"])
     assert metrics.counter("xids_total", "XIDs.", ("number",)) is one
@@ -106,7 +106,7 @@ def test_a_metric_that_is_declared_again_is_the_same_and_may_not_differ() -> Non
             declare()
 
 
-def test_labels_above_the_limit_are_counted_together_and_a_gauge_has_no_more_series(
+def test_label_values_above_the_limit_are_counted_together_and_omitted_from_gauges(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     metrics = DriverMetrics("gpu.example.com")
@@ -119,12 +119,12 @@ def test_labels_above_the_limit_are_counted_together_and_a_gauge_has_no_more_ser
     assert heat.value(pod=f"pod-{MAX_SERIES - 1}") == MAX_SERIES - 1 and heat.value(pod=f"pod-{MAX_SERIES}") == 0
     assert len(metrics.lines()) == 2 + MAX_SERIES + 1 + 2 + MAX_SERIES
     assert sum("more than 200 combinations of labels" in r.getMessage() for r in caplog.records) == 1
-    metrics.gauge("odd", "Odd.", ["x"]).set(1, x="\udc80" + "x" * 1000)
+    metrics.gauge("invalid_text", "Invalid text.", ["x"]).set(1, x="\udc80" + "x" * 1000)
     assert max(map(len, metrics.lines())) < 200
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("use", "text"),
     [
         (lambda m: m.counter("xids", "X."), "must end in _total"),
         (lambda m: m.counter(7, "X."), "must end in _total"),
@@ -147,12 +147,12 @@ def test_labels_above_the_limit_are_counted_together_and_a_gauge_has_no_more_ser
         (lambda m: [m.gauge(f"heat{i}", "X.") for i in range(101)], "more than the 100 metrics"),
     ],
 )
-def test_a_mistake_is_found_where_it_is_written(wrong: Callable[[Any], object], text: str) -> None:
+def test_a_wrong_declaration_or_use_raises_an_error(use: Callable[[Any], object], text: str) -> None:
     with pytest.raises(DriverError, match=text):
-        wrong(DriverMetrics("gpu.example.com"))
+        use(DriverMetrics("gpu.example.com"))
 
 
-def test_threads_count_each_event_once() -> None:
+def test_concurrent_threads_lose_no_event() -> None:
     metrics = DriverMetrics("gpu.example.com")
 
     def count() -> None:

@@ -1,4 +1,4 @@
-"""A driver's own options: declared in its class, given as flags, variables and objects, and what is told where one is wrong."""
+"""A driver declares options in its class. Flags, environment variables and objects set them, and errors name the wrong option."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class RackOptions:
     LIMIT: ClassVar[int] = 9
     shelves: Annotated[int, "how many shelves, 100% of them"] = 4
     address: str = ""
-    scale: Annotated[float, "of what is measured"] = 1.5
+    scale: Annotated[float, "of the measurement"] = 1.5
     spare: bool = False
-    watched: Annotated[bool, "looked at all the time"] = True
+    watched: Annotated[bool, "monitored continuously"] = True
     folder: Path = Path("/run/rack")
     socket: Annotated[Path | None, "of the daemon"] = None
     speed: Speed = Speed.SLOW
@@ -50,7 +50,7 @@ class Rack(Driver):
     options = RackOptions()
 
     def __init__(self) -> None:
-        self.at_first = self.options.shelves
+        self.initial_shelves = self.options.shelves
 
     def devices(self) -> list[Device]:
         return [Device(f"shelf-{i}") for i in range(self.options.shelves)]
@@ -69,7 +69,7 @@ class Plain(Driver):
         return []
 
 
-SAID: list[tuple[str, str, object]] = [
+OPTION_TEXTS: list[tuple[str, str, object]] = [
     ("shelves", "7", 7),
     ("shelves", "-0x4", -4),
     ("address", "[::1]:9", "[::1]:9"),
@@ -84,8 +84,10 @@ SAID: list[tuple[str, str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "value"), SAID)
-def test_a_flag_beats_the_variable_which_beats_the_default(name: str, text: str, value: object) -> None:
+@pytest.mark.parametrize(("name", "text", "value"), OPTION_TEXTS)
+def test_a_flag_overrides_the_variable_and_a_variable_overrides_the_default(
+    name: str, text: str, value: object
+) -> None:
     default = getattr(RackOptions(), name)
     assert getattr(read_options(Rack, {}, {}), name) == default
     assert getattr(read_options(Rack, {}, {name.upper(): ""}), name) == default
@@ -95,16 +97,16 @@ def test_a_flag_beats_the_variable_which_beats_the_default(name: str, text: str,
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         RackOptions(),
         RackOptions(3, "a=b c", -0.25, True, False, Path("/x y"), Path("-"), Speed.FAST, "Safe", ("a", "-b")),
     ],
 )
-def test_what_is_given_as_an_object_is_the_same_by_flags(given: RackOptions) -> None:
-    """A test's driver in a process of its own, and that of `dra dev`, are told so."""
-    args = argparse.Namespace(**vars(parsed(as_flags(Rack, given))))
-    assert read_options(Rack, own(args), {"SHELVES": "8", "SPARE": "1"}) == given
+def test_options_as_an_object_are_equal_to_options_as_flags(options: RackOptions) -> None:
+    """Flags carry the options to the driver's process in tests and in `dra dev`."""
+    args = argparse.Namespace(**vars(parsed(as_flags(Rack, options))))
+    assert read_options(Rack, own_options(args), {"SHELVES": "8", "SPARE": "1"}) == options
 
 
 def parsed(flags: list[str]) -> argparse.Namespace:
@@ -116,31 +118,31 @@ def parsed(flags: list[str]) -> argparse.Namespace:
     return args
 
 
-def own(args: argparse.Namespace) -> dict[str, Any]:
+def own_options(args: argparse.Namespace) -> dict[str, Any]:
     from dra_kubeletplugin.cli.shell.driver_options import given_own
 
     return given_own(args, Rack)
 
 
-def test_an_item_that_no_flag_can_state_is_reported() -> None:
+def test_an_item_that_flags_cannot_express_is_reported() -> None:
     with pytest.raises(SettingsError, match=r"options.only \('a,b',\): items with commas"):
         as_flags(Rack, RackOptions(only=("a,b",)))
 
 
-def test_an_object_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_options_object_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHELVES", "8")
     assert make(Rack, options=RackOptions()).devices() == make(Rack, options={"shelves": 4}).devices()
     assert len(make(Rack).devices()) == 8  # type: ignore[arg-type]
 
 
-def test_options_are_there_in_init_and_of_each_driver_its_own() -> None:
-    two = [make(Rack, options={"shelves": n}) for n in (2, 3)]
-    assert [(d.at_first, d.options.shelves) for d in two] == [(2, 2), (3, 3)]  # type: ignore[attr-defined]
+def test_options_are_set_before_init_and_differ_between_driver_instances() -> None:
+    drivers = [make(Rack, options={"shelves": n}) for n in (2, 3)]
+    assert [(d.initial_shelves, d.options.shelves) for d in drivers] == [(2, 2), (3, 3)]  # type: ignore[attr-defined]
     assert Rack.options == RackOptions()
 
 
-def test_a_driver_made_by_hand_has_the_defaults() -> None:
-    assert Rack().at_first == 4
+def test_a_driver_that_its_own_class_creates_has_the_defaults() -> None:
+    assert Rack().initial_shelves == 4
 
 
 def test_a_subclass_may_have_other_defaults() -> None:
@@ -148,12 +150,12 @@ def test_a_subclass_may_have_other_defaults() -> None:
     assert make(tall, options={"spare": True}).options == RackOptions(shelves=9, spare=True)  # type: ignore[attr-defined]
 
 
-def test_a_driver_without_options_may_use_the_name_itself() -> None:
-    class Own(Plain):
+def test_a_driver_without_options_may_set_an_attribute_named_options() -> None:
+    class DriverWithAttribute(Plain):
         def __init__(self) -> None:
             self.options = 3
 
-    assert make(Own).options == 3  # type: ignore[attr-defined]
+    assert make(DriverWithAttribute).options == 3  # type: ignore[attr-defined]
 
 
 WRONG: list[tuple[dict[str, object], str]] = [
@@ -172,14 +174,14 @@ WRONG: list[tuple[dict[str, object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "says"), WRONG)
-def test_a_wrong_option_is_reported(given: dict[str, object], says: str) -> None:
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_an_invalid_option_is_reported(options: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError) as e:
-        make(Rack, options=given)
-    assert says in str(e.value)
+        make(Rack, options=options)
+    assert message in str(e.value)
 
 
-def test_all_that_is_wrong_is_reported_at_once() -> None:
+def test_all_invalid_options_are_reported_together() -> None:
     with pytest.raises(SettingsError) as e:
         read_options(Rack, {"shelfs": "1", "scale": "x", "mode": 3}, {"SPARE": "maybe"})
     assert [fault.split(" is ")[0] for fault in e.value.faults] == [
@@ -190,7 +192,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
     ]
 
 
-def test_options_of_another_class_and_of_none_are_refused() -> None:
+def test_options_of_another_type_or_for_a_driver_without_options_are_rejected() -> None:
     with pytest.raises(SettingsError, match=r"options 3: pass RackOptions\(...\), or a mapping of names to values"):
         make(Rack, options=3)
     with pytest.raises(SettingsError, match="Plain declares no options"):
@@ -199,7 +201,7 @@ def test_options_of_another_class_and_of_none_are_refused() -> None:
         make(Plain, options={"shelves": 3})
 
 
-def of(hint: Any, default: Any, name: str = "size") -> Any:
+def options_class(hint: Any, default: Any, name: str = "size") -> Any:
     return dataclasses.make_dataclass("Opts", [(name, hint, default)], frozen=True)()
 
 
@@ -210,83 +212,87 @@ class Untyped:
 
 
 @dataclass
-class Changeable:
+class Mutable:
     size: int = 3
 
 
 @dataclass(frozen=True)
-class Misspelt:
+class Misspelled:
     where: Pth = Path("/x")  # type: ignore[name-defined] # noqa: F821
 
 
 @dataclass(frozen=True)
-class Against:
+class Conflicting:
     old: bool = True
     no_old: bool = False
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (RackOptions, "D.options is the class RackOptions: use an instance, RackOptions()"),
         ({"size": 3}, "D.options is {'size': 3}: set it to an instance of a frozen dataclass"),
         (lambda self: 3, "set it to an instance of a frozen dataclass"),
-        (Changeable(), "Changeable can be changed while the driver runs: write @dataclass(frozen=True)"),
+        (Mutable(), "Mutable can be changed while the driver runs: write @dataclass(frozen=True)"),
         (Untyped(), "Untyped.depth has no type, so it cannot be set: write `depth: int = ...`"),
-        (Misspelt(), "the types of Misspelt cannot be read: name 'Pth' is not defined, did you mean 'Path'?"),
-        (of(dict, {}.copy), "Opts.size is of type dict, which has no command-line form: use str, int, float, bool, Path"),
-        (of(tuple[int, ...], ()), "Opts.size is of type tuple[int, ...], which has no command-line form"),
-        (of(int | str, 3), "Opts.size is of type int | str, which has no command-line form"),
-        (of(int, "3"), "Opts.size = '3' is not a whole number: the default must match the field's type"),
-        (of(int, None), "Opts.size = None is not a whole number: the default must match the field's type"),
-        (of(Speed, "fast"), "Opts.size = 'fast' is not one of slow, fast: the default must match the field's type"),
-        (of(int, 3, "Size"), "Opts.Size cannot become a flag: use lower case and single _ in the name"),
-        (of(int, 3, "size_"), "Opts.size_ cannot become a flag"),
-        (of(str, "", "node_name"), "Opts.node_name: --node-name is an option of `dra` itself: rename it, for example to rack_node_name"),
-        (of(str, "", "lease_duration"), "--lease-duration is an option of `dra` itself"),
-        (of(str, "", "host"), "--host is an option of `dra` itself"),
-        (of(str, "", "pod_namespace"), "POD_NAMESPACE is a variable of the framework"),
-        (of(str, "", "path"), "Opts.path: PATH is a variable that other programs set: rename it, for example to rack_path"),
-        (of(str, "", "kubernetes_server"), "KUBERNETES_SERVER is a variable that other programs set"),
-        (Against(), "Against.no_old: --no-old already switches `old` off: remove the field"),
+        (Misspelled(), "the types of Misspelled cannot be read: name 'Pth' is not defined, did you mean 'Path'?"),
+        (options_class(dict, {}.copy), "Opts.size is of type dict, which has no command-line form: use str, int, float, bool, Path"),
+        (options_class(tuple[int, ...], ()), "Opts.size is of type tuple[int, ...], which has no command-line form"),
+        (options_class(int | str, 3), "Opts.size is of type int | str, which has no command-line form"),
+        (options_class(int, "3"), "Opts.size = '3' is not a whole number: the default must match the field's type"),
+        (options_class(int, None), "Opts.size = None is not a whole number: the default must match the field's type"),
+        (options_class(Speed, "fast"), "Opts.size = 'fast' is not one of slow, fast: the default must match the field's type"),
+        (options_class(int, 3, "Size"), "Opts.Size cannot become a flag: use lower case and single _ in the name"),
+        (options_class(int, 3, "size_"), "Opts.size_ cannot become a flag"),
+        (options_class(str, "", "node_name"), "Opts.node_name: --node-name is an option of `dra` itself: rename it, for example to rack_node_name"),
+        (options_class(str, "", "lease_duration"), "--lease-duration is an option of `dra` itself"),
+        (options_class(str, "", "host"), "--host is an option of `dra` itself"),
+        (options_class(str, "", "pod_namespace"), "POD_NAMESPACE is a variable of the framework"),
+        (options_class(str, "", "path"), "Opts.path: PATH is a variable that other programs set: rename it, for example to rack_path"),
+        (options_class(str, "", "kubernetes_server"), "KUBERNETES_SERVER is a variable that other programs set"),
+        (Conflicting(), "Conflicting.no_old: --no-old already switches `old` off: remove the field"),
     ],
 )  # fmt: skip
-def test_a_declaration_that_cannot_work_is_refused_with_the_class(options: Any, says: str) -> None:
+def test_an_invalid_declaration_is_rejected_with_the_class(options: Any, message: str) -> None:
     with pytest.raises(DriverError) as e:
         check(type("D", (Plain,), {"name": "rack.example.com", "options": options}))
-    assert says in str(e.value)
+    assert message in str(e.value)
 
 
-def test_an_init_that_gives_options_itself_is_refused() -> None:
-    class Own(Rack):
+def test_an_init_that_sets_options_is_rejected() -> None:
+    class DriverWithAttribute(Rack):
         def __init__(self) -> None:
             self.options = RackOptions(shelves=1)
 
-    with pytest.raises(DriverError, match=r"Own.__init__\(\) sets self.options, which the framework sets"):
-        make(Own)
+    with pytest.raises(
+        DriverError, match=r"DriverWithAttribute.__init__\(\) sets self.options, which the framework sets"
+    ):
+        make(DriverWithAttribute)
 
 
-def test_a_check_of_options_that_fails_is_reported_with_its_line() -> None:
+def test_a_failing_check_of_options_is_reported_with_its_line() -> None:
     @dataclass(frozen=True)
-    class Odd:
+    class FailingCheck:
         size: int = 0
 
         def __post_init__(self) -> None:
             if self.size:
                 raise KeyError("no such size")
 
-    with pytest.raises(DriverError, match=r"Odd.__post_init__\(\) raised KeyError: 'no such size' \(.*\.py:\d+\)"):
-        read_options(type("D", (Plain,), {"options": Odd()}), {"size": "1"}, {})
+    with pytest.raises(
+        DriverError, match=r"FailingCheck.__post_init__\(\) raised KeyError: 'no such size' \(.*\.py:\d+\)"
+    ):
+        read_options(type("D", (Plain,), {"options": FailingCheck()}), {"size": "1"}, {})
 
 
-def test_no_flag_of_a_command_is_left_for_a_driver_s_own() -> None:
-    """What the list in driver/options.py is held to."""
+def test_a_driver_cannot_declare_an_option_with_the_flag_of_a_command() -> None:
+    """The list in driver/options.py must contain the flags of all commands."""
     commands = cli.commands()
     flags = {flag for name in cli.OF_DRIVERS for flag in commands[name].flags} | set(cli.parser().flags)
     names = {flag[2:].replace("-", "_") for flag in flags if flag.startswith("--")}
     for name in sorted(names):
         with pytest.raises(DriverError, match=r"is an option of `dra` itself"):
-            declared(type("D", (Plain,), {"options": of(str, "", name)}))
+            declared(type("D", (Plain,), {"options": options_class(str, "", name)}))
     settings = {f.name for f in dataclasses.fields(ControllerSettings)}
     assert names - settings - {"sysfs_root", "dev_root"} == COMMAND_FLAGS
 
@@ -304,7 +310,7 @@ from dra_kubeletplugin import Device, Driver, run
 @dataclass(frozen=True)
 class RackOptions:
     shelves: Annotated[int, "how many shelves"] = 4
-    spare: Annotated[bool, "the last one too"] = False
+    spare: Annotated[bool, "including the last one"] = False
     mode: Annotated[str, "of work"] = "x"
 
 
@@ -338,7 +344,7 @@ def published(words: list[str], capsys: pytest.CaptureFixture[str]) -> int:
     return capsys.readouterr().out.count("shelf-")
 
 
-def test_flags_stand_anywhere_on_the_line(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_may_come_before_or_after_the_driver(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert published([file, "--shelves", "2"], capsys) == 2
     assert published(["--shelves", "2", file], capsys) == 2
     assert published(["--shelves=2", "--spare", file], capsys) == 3
@@ -357,7 +363,7 @@ def test_a_variable_is_read_by_every_command(
 
 
 @pytest.mark.parametrize("command", ["run", "controller", "inspect", "dev"])
-def test_help_of_a_driver_has_its_options_in_a_group_of_their_own(
+def test_the_help_of_a_driver_lists_its_options_in_a_separate_group(
     command: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as e:
@@ -369,7 +375,7 @@ def test_help_of_a_driver_has_its_options_in_a_group_of_their_own(
     assert "--spare, --no-spare" in group
 
 
-def test_help_without_a_driver_that_can_be_loaded_is_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_with_an_unknown_driver_is_the_help_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
         cli.main(["run", "DRIVER", "--help"])
     assert e.value.code == 0
@@ -377,7 +383,7 @@ def test_help_without_a_driver_that_can_be_loaded_is_the_command_s(capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["run", "FILE", "--shelfes", "3"], "there is no option --shelfes, did you mean '--shelves'?"),
         (["run", "FILE", "--shelves"], "--shelves needs a value"),
@@ -390,25 +396,23 @@ def test_help_without_a_driver_that_can_be_loaded_is_the_command_s(capsys: pytes
         (["run", "FILE", "FILE", "--shelves=3"], "is an unexpected argument"),
     ],
 )
-def test_what_is_wrong_on_the_line_is_reported_with_exit_code_2(
-    words: list[str], says: str, file: str, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_command_line_is_reported_with_exit_code_2(
+    words: list[str], message: str, file: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         code: Any = cli.main([file if word == "FILE" else word for word in words])
     except SystemExit as e:
         code = e.code
     assert code == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_what_is_wrong_with_settings_and_options_is_reported_together(
-    file: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_faults_of_settings_and_options_are_reported_together(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", file, "--call-timeout=x", "--shelves=x"]) == 2
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["--call-timeout", "--shelves"]
 
 
-def test_drivers_whose_flags_do_not_agree_are_refused(
+def test_drivers_with_contradicting_flags_are_rejected(
     file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other.py").write_text(FILE.replace("bool", "int").replace("False", "1").replace("rack.", "other."))

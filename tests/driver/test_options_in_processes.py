@@ -1,4 +1,4 @@
-"""A driver's own options on their way to its processes: in tests, in ``dra dev``, and over a rolling update."""
+"""A driver's options reach the driver's processes in tests, in ``dra dev`` and after a rolling update."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST = "virtual-machine"
 class TrayOptions:
     trays: Annotated[int, "how many trays"] = 2
     label: str = "plain"
-    left_out: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
     doubled: bool = True
 
 
@@ -31,21 +31,21 @@ class Tray(Driver):
 
     def devices(self) -> list[Device]:
         names = [f"tray-{i}" for i in range(self.options.trays * (1 + self.options.doubled))]
-        return [Device(name) for name in names if name not in self.options.left_out]
+        return [Device(name) for name in names if name not in self.options.excluded]
 
     def prepare(self, claim: Claim) -> list[PreparedDevice]:
         return [d.prepared(ContainerEdits(env={"LABEL": self.options.label})) for d in claim.devices]
 
 
-GIVEN = TrayOptions(trays=3, label="a=b c", left_out=("tray-0", "tray-2"), doubled=False)
+OPTIONS = TrayOptions(trays=3, label="a=b c", excluded=("tray-0", "tray-2"), doubled=False)
 
 
 @pytest.mark.parametrize("process", [False, True])
-async def test_what_a_test_gives_is_what_the_driver_has_also_in_a_process_of_its_own(
+async def test_the_driver_has_the_options_of_the_test_also_in_a_child_process(
     process: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DOUBLED", "1")  # an object is taken as it is
-    async with node_with(Tray, host=HOST, process=process, options=GIVEN) as node:
+    monkeypatch.setenv("DOUBLED", "1")  # An object overrides the environment.
+    async with node_with(Tray, host=HOST, process=process, options=OPTIONS) as node:
         assert [d["name"] for s in await node.api.slices() for d in s["spec"]["devices"]] == ["tray-1"]
         assert node.env(await node.run_pod())["LABEL"] == "a=b c"
 
@@ -56,7 +56,7 @@ async def label(node: DriverNode[Tray], pod: str) -> str:
     return found
 
 
-async def test_options_stay_over_a_restart_and_an_update_unless_others_are_given(
+async def test_options_stay_after_a_restart_and_change_only_with_new_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRAYS", "1")
@@ -64,21 +64,21 @@ async def test_options_stay_over_a_restart_and_an_update_unless_others_are_given
         assert node.driver.options == TrayOptions(trays=1, label="first")
         await node.restart()
         assert await label(node, "one") == "first"
-        await node.upgrade(options=replace(GIVEN, label="second"))
+        await node.upgrade(options=replace(OPTIONS, label="second"))
         assert await label(node, "two") == "second"
         with pytest.raises(SettingsError, match="options: Tray has no option 'tray', did you mean 'trays'"):
             await node.upgrade(options={"tray": 3})
         assert await label(node, "three") == "second"
 
 
-async def test_plugin_and_controller_of_a_cluster_have_each_their_own() -> None:
+async def test_plugin_and_controller_have_separate_options() -> None:
     async with (
         LocalCluster(("a",)) as cluster,
         plugin_on(cluster, Tray, "a", options={"trays": 5}) as plugin,
-        controller_on(cluster, Tray, options=TrayOptions(label="of the controller")) as controller,
+        controller_on(cluster, Tray, options=TrayOptions(label="controller")) as controller,
     ):
         assert plugin.driver.options.trays == 5  # type: ignore[attr-defined]
-        assert controller.driver.options.label == "of the controller"  # type: ignore[attr-defined]
+        assert controller.driver.options.label == "controller"  # type: ignore[attr-defined]
 
 
 FILE = """
@@ -111,7 +111,7 @@ class {name}(Driver):
 
 @pytest.mark.full
 @pytest.mark.kubectl
-def test_dev_gives_flags_to_each_driver_that_has_them_in_every_role(tmp_path: Path) -> None:
+def test_dev_passes_flags_to_each_driver_that_declares_them_in_every_role(tmp_path: Path) -> None:
     for name in ("Left", "Right"):
         text = FILE.format(name=name, lower=name.lower())
         (tmp_path / f"{name}.py").write_text(text if name == "Left" else text.replace("only", "extra"))

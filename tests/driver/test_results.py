@@ -1,4 +1,4 @@
-"""A driver's answers: what cannot work is told at once, with the field, and what may be kept is kept as it is."""
+"""The results of a driver are validated immediately. Errors name the field, and valid results are recorded unchanged."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ DEVICE = AllocatedDevice(
 CLAIM = Claim(namespace="ns", name="n", uid=UID, devices=(DEVICE,))
 
 
-def completed(answer: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Record:
+def record_of(result: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Record:
     record = Record(UID, "ns", "n", State.PREPARING, "boot", "", {})
-    complete(record, claim, answer, ClaimSpecs(Path("/nowhere"), "x.example.com"), Host(dev=dev))
+    complete(record, claim, result, ClaimSpecs(Path("/nowhere"), "x.example.com"), Host(dev=dev))
     return record
 
 
 @pytest.mark.parametrize(
-    ("edits", "says"),
+    ("edits", "message"),
     [
         ({"mounts": [Mount(host_path="lib", container_path="/lib")]}, r"mounts\[0\].host_path 'lib' must be an absolute path"),
         ({"mounts": [Mount(host_path="/lib", container_path="lib")]}, r"mounts\[0\].container_path 'lib' must be an abs"),
@@ -71,39 +71,39 @@ def completed(answer: Any, dev: Path = Path("/dev"), claim: Claim = CLAIM) -> Re
         ({"additional_gids": ["x"]}, r"additionalGids\[0\] has the wrong type str"),
     ],
 )  # fmt: skip
-def test_edits_that_cannot_work_are_refused_when_they_are_made(edits: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidSpecError, match=says) as raised:
+def test_invalid_edits_are_rejected_when_they_are_created(edits: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpecError, match=message) as raised:
         ContainerEdits(**edits)
     str(raised.value).encode()
 
 
-def test_a_mount_from_the_host_is_a_bind_mount_without_saying_so() -> None:
-    """Without type and option the kernel is asked for a file system of no name, and a real runc ends with "no such device"."""
-    given = {
+def test_a_mount_of_a_host_path_is_a_bind_mount_by_default() -> None:
+    """Without a type or an option, runc mounts a file system without a name and fails with "no such device"."""
+    mounts = {
         "bare": Mount(host_path="/a", container_path="/x"),
         "read-only": Mount(host_path="/a", container_path="/x", options=("ro",)),
-        "said": Mount(host_path="/a", container_path="/x", options=["rbind", "ro"]),
+        "explicit": Mount(host_path="/a", container_path="/x", options=["rbind", "ro"]),
         "typed": Mount(host_path="/a", container_path="/x", type="bind"),
         "other": Mount(host_path="tmpfs", container_path="/x", type="tmpfs"),
     }
-    built = {name: ContainerEdits(mounts=[mount]).json()["mounts"][0].get("options") for name, mount in given.items()}
+    built = {name: ContainerEdits(mounts=[mount]).json()["mounts"][0].get("options") for name, mount in mounts.items()}
     assert built == {
         "bare": ["bind"],
         "read-only": ["ro", "bind"],
-        "said": ["rbind", "ro"],
+        "explicit": ["rbind", "ro"],
         "typed": None,
         "other": None,
     }
 
 
-def test_a_mount_that_is_no_bind_has_a_source_of_the_kernel_s() -> None:
+def test_the_source_of_a_tmpfs_mount_is_not_a_host_path() -> None:
     edits = ContainerEdits(mounts=[Mount(host_path="tmpfs", container_path="/x", type="tmpfs")])
     assert list(edits.host_paths()) == []
-    assert completed([DEVICE.prepared(edits)]).doc["cdi"]
+    assert record_of([DEVICE.prepared(edits)]).doc["cdi"]
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(st.characters(exclude_categories=()), max_size=5), max_size=3))
-def test_any_environment_is_taken_as_it_is_or_refused(env: dict[str, str]) -> None:
+def test_any_environment_is_kept_unchanged_or_rejected(env: dict[str, str]) -> None:
     try:
         edits = ContainerEdits(env=env)
     except InvalidSpecError as e:
@@ -113,38 +113,38 @@ def test_any_environment_is_taken_as_it_is_or_refused(env: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("kind", ["node", "mount", "hook"])
-def test_whatever_a_container_needs_from_the_host_is_looked_for(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "it"
+def test_each_host_path_of_a_container_must_exist(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "host-file"
     edits = {
         "node": ContainerEdits(device_nodes=[DeviceNode(path="/dev/x", host_path=str(path))]),
         "mount": ContainerEdits(mounts=[Mount(host_path=str(path), container_path="/x")]),
         "hook": ContainerEdits(hooks=[Hook(hook_name="createContainer", path=str(path))]),
     }[kind]
-    with pytest.raises(HostPathMissingError, match="it of device d is not on the host"):
-        completed([DEVICE.prepared(edits)])
+    with pytest.raises(HostPathMissingError, match="host-file of device d is not on the host"):
+        record_of([DEVICE.prepared(edits)])
     path.symlink_to("/only/the/host/sees/this")
-    assert completed([DEVICE.prepared(edits)]).doc["cdi"]
+    assert record_of([DEVICE.prepared(edits)]).doc["cdi"]
 
 
-def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> None:
+def test_in_a_container_only_paths_below_dev_are_checked(tmp_path: Path) -> None:
     outside = ContainerEdits(
         mounts=[Mount(host_path="/opt/vendor/lib", container_path="/x")],
         hooks=[Hook(hook_name="createContainer", path="/opt/vendor/hook")],
     )
-    assert completed([DEVICE.prepared(outside)], tmp_path).doc["cdi"]
+    assert record_of([DEVICE.prepared(outside)], tmp_path).doc["cdi"]
     for path in ("/dev/toy/0", "/dev//toy/./0", "/dev/x/../toy/0"):
         inside = DEVICE.prepared(ContainerEdits(mounts=[Mount(host_path=path, container_path="/x")]))
         with pytest.raises(HostPathMissingError):
-            completed([inside], tmp_path)
+            record_of([inside], tmp_path)
         (tmp_path / "toy").mkdir()
         (tmp_path / "toy/0").touch()
-        assert completed([inside], tmp_path).doc["cdi"]
+        assert record_of([inside], tmp_path).doc["cdi"]
         (tmp_path / "toy/0").unlink()
         (tmp_path / "toy").rmdir()
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("result", "message"),
     [
         (None, "prepare returned NoneType, not a list of PreparedDevice"),
         (5, "prepare returned int, not a list"),
@@ -170,25 +170,25 @@ def test_in_a_container_only_the_host_s_dev_can_be_judged(tmp_path: Path) -> Non
         ([DEVICE.prepared(data="x" * 70_000)], "device d: data is too large: 70,002 bytes"),
     ],
 )
-def test_an_answer_that_breaks_a_rule_is_named(answer: Any, says: str) -> None:
-    with pytest.raises(BadAnswerError, match=says) as raised:
-        completed(answer)
+def test_an_invalid_result_is_an_error_with_its_device_or_field(result: Any, message: str) -> None:
+    with pytest.raises(BadAnswerError, match=message) as raised:
+        record_of(result)
     assert str(raised.value).startswith("claim ns/n: ")
 
 
-def test_data_and_devices_are_on_record() -> None:
-    record = completed([DEVICE.prepared(ContainerEdits(env={"A": "ü"}), data={"a": (1, None)})])
+def test_the_record_contains_data_and_devices() -> None:
+    record = record_of([DEVICE.prepared(ContainerEdits(env={"A": "ü"}), data={"a": (1, None)})])
     (device,) = record.devices
     assert device["data"] == {"a": [1, None]}
     assert record.doc["cdi"]["devices"][0]["containerEdits"] == {"env": ["A=ü"]}
-    assert completed([DEVICE.prepared()]).doc["cdi"] is None
+    assert record_of([DEVICE.prepared()]).doc["cdi"] is None
     admin = dataclasses.replace(DEVICE, admin_access=True)
-    (device,) = completed([admin.prepared()], claim=dataclasses.replace(CLAIM, devices=(admin,))).devices
+    (device,) = record_of([admin.prepared()], claim=dataclasses.replace(CLAIM, devices=(admin,))).devices
     assert device["adminAccess"] is True
 
 
-class Odd(Config):
-    KIND = "Odd"
+class Parameters(Config):
+    KIND = "Parameters"
     API_VERSION = "odd.example.com/v1"
     colour: Literal["red"] = "red"
     name: str = ""
@@ -201,26 +201,26 @@ class Odd(Config):
                 raise SystemExit(0)
             case "key":
                 raise KeyError("name")
-            case "ours":
+            case "package error":
                 raise PermanentError("never")
 
 
 @pytest.mark.parametrize(
-    ("parameters", "error", "says"),
+    ("parameters", "error", "message"),
     [
         ({"name": "\ud800"}, ConfigError, "parameters.name is not valid Unicode"),
         ({"\ud800": 1}, ConfigError, "is not valid Unicode"),
         ({"kind": "\udfff"}, ConfigError, "parameters.kind is not valid Unicode"),
         ({"name": "value"}, ConfigError, "parameters: it "),
-        ({"name": "exit"}, DriverFailedError, "the checks of Odd raised SystemExit: 0"),
-        ({"name": "key"}, DriverFailedError, "the checks of Odd raised KeyError: 'name'"),
-        ({"name": "ours"}, PermanentError, "never"),
+        ({"name": "exit"}, DriverFailedError, "the checks of Parameters raised SystemExit: 0"),
+        ({"name": "key"}, DriverFailedError, "the checks of Parameters raised KeyError: 'name'"),
+        ({"name": "package error"}, PermanentError, "never"),
     ],
 )
-def test_parameters_and_the_author_s_own_checks_never_break_the_text(
-    parameters: Any, error: type[DraError], says: str
+def test_errors_for_parameters_and_their_checks_can_be_encoded(
+    parameters: Any, error: type[DraError], message: str
 ) -> None:
     entries = [{"source": "FromClaim", "opaque": {"driver": "odd.example.com", "parameters": parameters}}]
-    with pytest.raises(error, match=says) as raised:
-        resolve(entries, [Odd], "odd.example.com", "r")
+    with pytest.raises(error, match=message) as raised:
+        resolve(entries, [Parameters], "odd.example.com", "r")
     raised.value.event().encode()

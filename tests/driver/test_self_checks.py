@@ -1,4 +1,4 @@
-"""A driver's own checks: what it returns is validated where it is written."""
+"""The results of a driver's own checks are validated when they are created."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dra_kubeletplugin.errors import DriverError
 def test_a_problem_and_its_remedy_are_one_line() -> None:
     check = Check("driver-root", "no libgpu.so\nbelow /run\udc80", "mount /run/gpu")
     assert check.sentence == "check driver-root: no libgpu.so below /run\ufffd: mount /run/gpu"
-    assert Check("driver-root", "gone").sentence == "check driver-root: gone"
+    assert Check("driver-root", "missing").sentence == "check driver-root: missing"
     assert parse_checks(c for c in [check]) == (check,)
 
 
 @pytest.mark.parametrize("name", ["", "Driver root", "a" * 41, "-a", 7, None])
-def test_a_name_that_cannot_be_a_label_of_a_metric_is_refused(name: Any) -> None:
+def test_a_name_that_cannot_be_a_metric_label_is_rejected(name: Any) -> None:
     with pytest.raises(DriverError, match="the name must have at most 40"):
         Check(name)
 
@@ -33,11 +33,11 @@ def test_a_name_that_cannot_be_a_label_of_a_metric_is_refused(name: Any) -> None
         ([Check(f"c{i}") for i in range(51)], "at most 50"),
     ],
 )
-def test_a_result_that_is_no_list_of_checks_is_refused(result: Any, text: str) -> None:
+def test_a_result_that_is_no_list_of_checks_is_rejected(result: Any, text: str) -> None:
     with pytest.raises(DriverError, match=text):
         parse_checks(result)
 
 
-def test_texts_must_be_text() -> None:
+def test_problem_and_todo_must_be_text() -> None:
     with pytest.raises(DriverError, match="problem and todo must be text"):
         Check("a", OSError("x"))  # type: ignore[arg-type]

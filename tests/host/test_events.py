@@ -1,4 +1,4 @@
-"""Hardware that comes and goes is noticed: by the kernel's own events where there are any, by looking elsewhere."""
+"""The plugin detects added and removed hardware by the kernel's events, and by an interval where there are no events."""
 
 from __future__ import annotations
 
@@ -30,100 +30,102 @@ real_events = pytest.mark.skipif(not os.access(UEVENT, os.W_OK), reason="needs r
 
 
 @real_events
-async def test_a_real_kernel_event_is_reported_to_who_requested_its_subsystem_only() -> None:
-    """The event is made by writing to the null device's uevent file, which changes nothing."""
-    told, others = asyncio.Event(), asyncio.Event()
+async def test_a_kernel_event_is_reported_only_to_listeners_of_its_subsystem() -> None:
+    """A write to the null device's uevent file causes an event and changes nothing."""
+    received, received_others = asyncio.Event(), asyncio.Event()
     sysfs = Path("/sys")
     with (
-        kernel_events(sysfs, others.set, ("vfio-dev",)) as first,
-        kernel_events(sysfs, told.set, ("mem",)) as second,
+        kernel_events(sysfs, received_others.set, ("vfio-dev",)) as first,
+        kernel_events(sysfs, received.set, ("mem",)) as second,
     ):
         assert (first, second) == (True, True)
         UEVENT.write_text("change")
         async with asyncio.timeout(30):
-            await told.wait()
+            await received.wait()
         await asyncio.sleep(0)
-        assert not others.is_set()
+        assert not received_others.is_set()
 
 
 @real_events
-async def test_events_that_were_lost_are_a_reason_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container without CAP_NET_ADMIN gets a small buffer; more than it holds comes before the loop reads any."""
-    opened = events._uevents
+async def test_lost_events_cause_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container without CAP_NET_ADMIN the buffer is small. Here it overflows before the event loop reads an event."""
+    open_socket = events._uevents
 
-    def small() -> socket.socket:
-        found = opened()
+    def open_with_small_buffer() -> socket.socket:
+        found = open_socket()
         found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         return found
 
-    monkeypatch.setattr(events, "_uevents", small)
-    told = asyncio.Event()
-    with kernel_events(Path("/sys"), told.set, ("vfio-dev",)):
+    monkeypatch.setattr(events, "_uevents", open_with_small_buffer)
+    received = asyncio.Event()
+    with kernel_events(Path("/sys"), received.set, ("vfio-dev",)):
         for _ in range(200):
             UEVENT.write_text("change")
         async with asyncio.timeout(30):
-            await told.wait()
+            await received.wait()
 
 
 @real_events
-async def test_what_arrives_during_the_first_look_is_seen_by_a_second_one() -> None:
-    """Events were listened for after the first look only: a device that came during it was missing for a minute."""
+async def test_an_event_during_the_first_scan_causes_a_second_scan() -> None:
+    """The plugin must listen before the first scan. Otherwise it misses a device that is added during the scan."""
 
-    class Slow(Toy):
+    class SlowScans(Toy):
         subsystems = ("mem",)
-        looking = threading.Event()
+        scanning = threading.Event()
         go_on = threading.Event()
-        looks = 0
+        scans = 0
 
         def devices(self) -> list[Device]:  # type: ignore[override]
-            Slow.looks += 1
-            self.looking.set()
+            SlowScans.scans += 1
+            self.scanning.set()
             self.go_on.wait(120)
-            return [Device(f"look-{Slow.looks}")]
+            return [Device(f"scan-{SlowScans.scans}")]
 
-    async def held() -> set[str]:
+    async def prepared_devices() -> set[str]:
         return set()
 
     inventory = Inventory("node")
-    scan = DeviceDiscovery(Slow(), Calls(), inventory, held, Metrics(), Path("/sys"), Intervals(interval=60))
+    scan = DeviceDiscovery(
+        SlowScans(), Calls(), inventory, prepared_devices, Metrics(), Path("/sys"), Intervals(interval=60)
+    )
     task = asyncio.create_task(scan.run())
-    await asyncio.to_thread(Slow.looking.wait, 60)
+    await asyncio.to_thread(SlowScans.scanning.wait, 60)
     UEVENT.write_text("change")
     await asyncio.sleep(0.1)
-    Slow.go_on.set()
+    SlowScans.go_on.set()
     async with asyncio.timeout(30):
-        while not len(inventory) or inventory.get("look-1"):  # events of others may make it look more often
+        while not len(inventory) or inventory.get("scan-1"):  # Events of other processes may cause further scans.
             await asyncio.sleep(0.02)
     task.cancel()
     await asyncio.wait({task})
 
 
 @real_events
-async def test_the_driver_reports_which_subsystems_are_a_reason_to_look() -> None:
-    class Counting(Toy):
-        looks = 0
+async def test_events_of_the_driver_s_subsystems_cause_a_scan() -> None:
+    class CountsScans(Toy):
+        scans = 0
 
         async def devices(self) -> list[Device]:
-            type(self).looks += 1
+            type(self).scans += 1
             return await super().devices()
 
-    class Asking(Counting):
+    class ListensToMem(CountsScans):
         subsystems = ("mem",)
 
-    async with node_with(Asking) as node:
-        before = Asking.looks
+    async with node_with(ListensToMem) as node:
+        before = ListensToMem.scans
         UEVENT.write_text("change")
 
-        async def looked() -> bool:
-            return Asking.looks > before
+        async def has_scanned() -> bool:
+            return ListensToMem.scans > before
 
-        await node.cluster.wait("a look", looked)
-    with kernel_events(Path("/sys"), lambda: None, ()) as works:
-        assert not works, "a driver that asks for none gets none"
+        await node.cluster.wait("a scan", has_scanned)
+    with kernel_events(Path("/sys"), lambda: None, ()) as is_listening:
+        assert not is_listening, "without subsystems, the plugin does not listen"
 
 
 @pytest.mark.parametrize("wrong", ["pci", ("pci", ""), (5,)])
-def test_subsystems_that_are_no_list_are_refused_where_they_are_written(wrong: object) -> None:
+def test_subsystems_that_are_no_list_are_rejected_in_the_class_definition(wrong: object) -> None:
     with pytest.raises(DriverError, match="is not a list of kernel subsystems"):
         type("Wrong", (Toy,), {"subsystems": wrong})
 
@@ -144,86 +146,86 @@ WITH_VFS = {**CARD, "address": "0000:18:00.0", "vfs": {"total": 2}}
     ],
     ids=["plugged", "unplugged", "unbound", "virtual functions", "an attribute"],
 )
-async def test_a_described_host_reports_what_the_kernel_would(
+async def test_a_described_host_sends_the_same_events_as_the_kernel(
     tmp_path: Path, change: Callable[[Path], None], subsystems: set[str]
 ) -> None:
     root = described.build(tmp_path / "sys", {"functions": [WITH_NODE, WITH_VFS]})
     listeners = {name: Listener(root, (name,)) for name in ("pci", "fpga", "net")}
     change(root)
     assert {name for name, listener in listeners.items() if listener.has_new()} == subsystems
-    assert not any(listener.has_new() for listener in listeners.values()), "told once"
+    assert not any(listener.has_new() for listener in listeners.values()), "each listener receives an event once"
 
 
-async def test_a_listener_is_woken_by_a_described_host_and_by_no_event_of_before(tmp_path: Path) -> None:
+async def test_a_listener_receives_new_events_of_a_described_host_and_no_earlier_ones(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", {"functions": [WITH_NODE]})
-    heard: asyncio.Queue[bool] = asyncio.Queue()
-    with kernel_events(root, lambda: heard.put_nowait(True)) as works:
-        assert works
+    notifications: asyncio.Queue[bool] = asyncio.Queue()
+    with kernel_events(root, lambda: notifications.put_nowait(True)) as is_listening:
+        assert is_listening
         described.remove_function(root, "0000:17:00.0")
-        assert await asyncio.wait_for(heard.get(), 60)
-    assert heard.empty()
+        assert await asyncio.wait_for(notifications.get(), 60)
+    assert notifications.empty()
 
 
-async def test_a_described_host_that_is_gone_reports_nothing(tmp_path: Path) -> None:
+async def test_a_removed_described_host_sends_no_events(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", {"functions": []})
     listener = Listener(root, ("pci",))
     shutil.rmtree(root)
     assert not listener.has_new()
 
 
-async def test_a_card_that_is_unplugged_is_seen_long_before_the_interval(tmp_path: Path) -> None:
+async def test_an_unplugged_card_is_detected_before_the_rescan_interval(tmp_path: Path) -> None:
     class Cards(Toy):
         def devices(self) -> list[Device]:
             return [fn.device() for fn in self.host.pci()]
 
     async with node_with(Cards, host={"functions": [WITH_NODE]}, rescan_interval=3600.0) as node:
 
-        async def gone() -> bool:
+        async def is_removed() -> bool:
             return not len(node.plugin.inventory)
 
         described.remove_function(node.settings.sysfs_root, "0000:17:00.0")
-        await node.cluster.wait("the card to go", gone)
+        await node.cluster.wait("the removal of the card", is_removed)
 
 
-async def test_a_device_that_is_plugged_in_is_published_within_the_interval() -> None:
+async def test_an_added_device_is_published_within_the_rescan_interval() -> None:
     cls = make_toy_class()
     async with node_with(cls, host={"functions": []}, rescan_interval=0.1) as node:
         cls.count = 6
 
-        async def published() -> bool:
+        async def has_six_devices() -> bool:
             return len(node.cluster.slices()[0]["spec"]["devices"]) == 6
 
-        await node.cluster.wait("six devices", published)
+        await node.cluster.wait("six devices", has_six_devices)
         cls.count = 2
 
-        async def fewer() -> bool:
+        async def has_two_devices() -> bool:
             return len(node.cluster.slices()[0]["spec"]["devices"]) == 2
 
-        await node.cluster.wait("two devices", fewer)
+        await node.cluster.wait("two devices", has_two_devices)
         generation = node.cluster.slices()[0]["spec"]["pool"]["generation"]
         assert generation == 1
 
 
-async def test_devices_that_cannot_be_listed_leave_the_last_answer_in_force_and_are_reported() -> None:
+async def test_after_a_failed_scan_the_last_devices_stay_published_and_the_fault_is_reported() -> None:
     cls = make_toy_class()
     async with node_with(cls) as node:
 
         async def broken(self: object) -> list[object]:
-            raise OSError("the bus is gone")
+            raise OSError("the bus does not respond")
 
         original = cls.devices
         cls.devices = broken  # type: ignore[assignment]
         node.plugin.discovery.request()
 
-        async def told() -> bool:
-            return any("the bus is gone" in f for f in await node.plugin.not_ready())
+        async def fault_is_reported() -> bool:
+            return any("the bus does not respond" in f for f in await node.plugin.not_ready())
 
-        await node.cluster.wait("the fault in readiness", told)
+        await node.cluster.wait("the fault in readiness", fault_is_reported)
         assert len(node.plugin.inventory) == 4
         cls.devices = original  # type: ignore[method-assign]
 
-        async def well() -> bool:
+        async def is_ready() -> bool:
             return not await node.plugin.not_ready()
 
-        await node.cluster.wait("readiness", well)
+        await node.cluster.wait("readiness", is_ready)
         await node.run_pod()

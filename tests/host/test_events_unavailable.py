@@ -1,4 +1,4 @@
-"""The machine has no netlink socket left for udev events, nor inotify instances: devices are found by interval, and it is logged once."""
+"""If the plugin cannot open a netlink socket for udev events, it scans devices by interval and logs the cause once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 
 @pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EACCES])
-async def test_devices_are_found_by_interval(
+async def test_without_events_devices_are_found_by_interval_and_the_cause_is_logged_once(
     fault: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -36,5 +36,5 @@ async def test_devices_are_found_by_interval(
 
 
 def test_nothing_uses_inotify() -> None:
-    """So exhausted instances and watches (fs.inotify.max_user_*) touch nothing here; the kubelet and runtimes have their own."""
+    """Exhausted inotify instances and watches (fs.inotify.max_user_*) therefore do not affect the plugin."""
     assert not [p for p in SRC.rglob("*.py") if "inotify" in p.read_text(encoding="utf-8").lower()]

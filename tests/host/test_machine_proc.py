@@ -1,4 +1,4 @@
-"""``Host.proc``: the machine's ``/proc``, below a prefix in a pod, and the described files of a described host."""
+"""``Host.proc`` is the machine's ``/proc``, a mounted folder in a pod, or the described files of a described host."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def test_a_described_host_never_reads_the_proc_of_this_machine(tmp_path: Path) -
     assert list(host.proc.iterdir()) == []
 
 
-def test_in_a_pod_proc_is_below_the_folder_of_the_setting(tmp_path: Path) -> None:
+def test_in_a_pod_proc_is_the_folder_of_the_setting(tmp_path: Path) -> None:
     assert Host.of(load({}, {"PROC_ROOT": str(tmp_path)})).proc == tmp_path
     assert Host.of(load({}, {})).proc == Path("/proc")
 
 
-def test_a_folder_of_proc_that_is_missing_is_a_fault_of_the_settings(tmp_path: Path) -> None:
+def test_a_missing_proc_folder_is_a_fault_of_the_settings(tmp_path: Path) -> None:
     missing = tmp_path / "no-proc"
     faults = Settings(driver_name="x.example.com", node_name="n", proc_root=missing).faults()
     assert f"--proc-root (PROC_ROOT) {missing} is not a folder: mount the host's /proc there" in faults
 
 
-def test_nodes_and_files_of_a_function_come_and_go_with_its_driver(tmp_path: Path) -> None:
+def test_nodes_and_files_of_a_function_exist_only_while_its_driver_is_bound(tmp_path: Path) -> None:
     host = Host(described.build(tmp_path, HOST))
     of_function = [host.dev / "acme0", host.dev / "acme-caps/cap1", host.proc / INFORMATION]
     of_machine = [host.dev / "acmectl", host.proc / "driver/acme/version"]
@@ -86,7 +86,7 @@ class Cards(Driver):
 
 
 @pytest.mark.parametrize("process", [False, True])
-async def test_a_driver_reads_the_described_proc_in_a_test_and_in_a_process(process: bool) -> None:
+async def test_a_driver_reads_the_described_proc_in_the_test_and_in_a_child_process(process: bool) -> None:
     async with node_with(Cards, host=HOST, process=process) as node:
         await node.wait_published(["card-0000-17-00-0"])
         pod = await node.run_pod()

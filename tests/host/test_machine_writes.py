@@ -1,4 +1,4 @@
-"""Writes of a driver to sysfs: refused for a driver that does not announce them, and explained where the container refuses them."""
+"""A driver may write to sysfs only if its class is privileged. An error of a read-only sysfs contains the likely cause."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MACHINE = {
 }
 
 
-class Quiet(Driver):
+class Unprivileged(Driver):
     name = "quiet.example.com"
 
 
-class Loader(Quiet):
+class Privileged(Unprivileged):
     privileged = True
 
 
@@ -35,33 +35,33 @@ def attached(cls: type[Driver], sysfs: Path) -> Host:
 
 
 @pytest.mark.parametrize("described_host", [True, False], ids=["a described host", "this machine"])
-def test_a_write_that_the_class_does_not_announce_is_refused_on_every_host(
-    tmp_path: Path, described_host: bool
-) -> None:
+def test_a_write_of_an_unprivileged_class_is_rejected_on_every_host(tmp_path: Path, described_host: bool) -> None:
     sysfs = described.build(tmp_path / "sys", MACHINE)
     if not described_host:
         (sysfs / ".described-host").unlink()
     with pytest.raises(DriverError) as raised:
-        attached(Quiet, sysfs).write(FIRMWARE, "4.2")
+        attached(Unprivileged, sysfs).write(FIRMWARE, "4.2")
     assert str(raised.value) == (
-        f"Host.write() to {FIRMWARE}: set `privileged = True` in class Quiet, because sysfs is read-only in a container that is not "
+        f"Host.write() to {FIRMWARE}: set `privileged = True` in class Unprivileged, because sysfs is read-only in a container that is not "
         "privileged"
     )
     assert (sysfs / FIRMWARE).read_text() == "0\n"
-    attached(Loader, sysfs).write(FIRMWARE, "4.2")
+    attached(Privileged, sysfs).write(FIRMWARE, "4.2")
     assert (sysfs / FIRMWARE).read_text() == "4.2"
 
 
-def test_a_read_only_sysfs_is_explained_and_keeps_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose manifest is not privileged although the class announces it, for example through Helm."""
+def test_the_error_of_a_read_only_sysfs_has_the_likely_cause_and_the_errno(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This happens if the class is privileged but the manifest's container is not, for example because of Helm values."""
     (tmp_path / "devices").mkdir()
 
-    def refused(self: Path, text: str) -> int:
+    def fail(self: Path, text: str) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
 
-    monkeypatch.setattr(Path, "write_text", refused)
+    monkeypatch.setattr(Path, "write_text", fail)
     with pytest.raises(
         OSError, match=r"Read-only file system; is the plugin's container privileged .*values\.yaml"
     ) as raised:
-        attached(Loader, tmp_path).write("devices/x", "1")
+        attached(Privileged, tmp_path).write("devices/x", "1")
     assert (raised.value.errno, raised.value.filename) == (errno.EROFS, str(tmp_path / "devices/x"))

@@ -1,4 +1,4 @@
-"""What starting needed goes back to the machine."""
+"""The plugin returns memory to the machine after the start."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import gc
 from dra_kubeletplugin.host.memory import keep_trimmed
 
 
-async def test_what_stays_is_collected_once_and_passed_over_after_that() -> None:
-    gc.unfreeze()  # another test may have had a whole cluster in this process
+async def test_objects_of_the_start_are_frozen_after_one_collection() -> None:
+    gc.unfreeze()  # An earlier test may have frozen objects in this process.
     task = asyncio.create_task(keep_trimmed(settled=0.0, interval=60.0))
     try:
         async with asyncio.timeout(30):

@@ -1,4 +1,4 @@
-"""The files and device nodes of a machine's record, and that a host built from the record is like the machine."""
+"""A record contains a machine's files and device nodes, and a host that is built from the record equals the machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BARS = (
     "0x0000102002000000 0x0000102002ffffff 0x000000000014220c\n0x0000000000000000 0x0000000000000000 0x0000000000000000"
 )
 CARD = {"address": ADDRESS, "vendor": 0x10EE, "device": 0x5000, "driver": "acme", "link": {"speed": 32, "width": 16}}
-IDLE = {"current_link_speed": "2.5 GT/s PCIe", "resource": BARS, "reset_method": "flr bus"}
+IDLE_ATTRIBUTES = {"current_link_speed": "2.5 GT/s PCIe", "resource": BARS, "reset_method": "flr bus"}
 NO_BARS = {"address": "0000:18:00.0", "attributes": {"resource": "0x0000 0x0000 0x0000\n0x0000 0x0000 0x0000"}}
 INFORMATION = f"driver/acme/cards/{ADDRESS}/information"
 MACHINE: dict[str, Any] = {
-    "functions": [{**CARD, "attributes": IDLE}, {**NO_BARS, "vendor": 1, "device": 2}],
+    "functions": [{**CARD, "attributes": IDLE_ATTRIBUTES}, {**NO_BARS, "vendor": 1, "device": 2}],
     "proc": {
         "devices": "Character devices:\n  1 mem\n240 acme\n\nBlock devices:\n  7 loop\n",
         "driver/acme/version": "Acme  1.2 \nbuilt:\t\ttoday\n",
@@ -40,21 +40,21 @@ MACHINE: dict[str, Any] = {
 }
 
 
-def real(folder: Path, machine: dict[str, Any]) -> Host:
-    """A host that counts as a real machine, with the described sysfs and ``/proc``, and with this machine's ``/dev``."""
+def build_machine(folder: Path, machine: dict[str, Any]) -> Host:
+    """Returns a host that is treated as a real machine: described sysfs and ``/proc``, and this machine's ``/dev``."""
     sysfs = described.build(folder / "sys", machine)
     (sysfs / MARKER).unlink()
     return Host(sysfs, proc=sysfs / "proc")
 
 
 def test_bars_reset_methods_and_a_slower_link_are_recorded(tmp_path: Path) -> None:
-    first, second = recording.record(real(tmp_path, MACHINE)).functions
-    assert first.attributes == IDLE
+    first, second = recording.record(build_machine(tmp_path, MACHINE)).functions
+    assert first.attributes == IDLE_ATTRIBUTES
     assert second.attributes == {}
 
 
-def test_the_files_of_the_functions_drivers_are_recorded_and_chosen_files(tmp_path: Path) -> None:
-    host = real(tmp_path, MACHINE)
+def test_files_of_bound_drivers_and_chosen_files_are_recorded(tmp_path: Path) -> None:
+    host = build_machine(tmp_path, MACHINE)
     machine = recording.record(host)
     assert set(machine.proc) == {"devices", "driver/acme/version"}
     assert dict(machine.functions[0].proc) == {INFORMATION: "Model: \t A1"}
@@ -66,7 +66,7 @@ def test_the_files_of_the_functions_drivers_are_recorded_and_chosen_files(tmp_pa
 
 
 def test_only_text_of_a_limited_size_is_recorded(tmp_path: Path) -> None:
-    host = real(tmp_path, MACHINE)
+    host = build_machine(tmp_path, MACHINE)
     folder = host.proc / "driver/acme"
     (folder / "binary").write_bytes(b"\xff\x00")
     (folder / "zeros").write_bytes(b"\0\0")
@@ -84,11 +84,11 @@ def test_a_chosen_file_that_cannot_be_recorded_is_an_error(tmp_path: Path, path:
     with pytest.raises(
         SettingsError, match=f"cannot record {path}: name an existing file or folder below /proc or /sys"
     ):
-        recording.record(real(tmp_path, MACHINE), [Path("/proc/cmdline"), Path(path)])
+        recording.record(build_machine(tmp_path, MACHINE), [Path("/proc/cmdline"), Path(path)])
 
 
-def test_a_node_is_recorded_if_its_driver_is_loaded_and_sysfs_does_not_have_it(tmp_path: Path) -> None:
-    host = real(tmp_path, MACHINE)  # with /dev/null of this machine, and without its entry in sysfs
+def test_a_node_is_recorded_if_its_driver_is_loaded_and_sysfs_does_not_contain_it(tmp_path: Path) -> None:
+    host = build_machine(tmp_path, MACHINE)  # with /dev/null of this machine, but without its entry in sysfs
     assert recorded_files.device_nodes(host)["null"] == "c 1:3"
     assert {numbers.partition(":")[0] for numbers in recorded_files.device_nodes(host).values()} <= {"c 1", "b 7"}
     (host.sysfs / "dev/char/1:3").mkdir(parents=True)
@@ -114,11 +114,11 @@ def test_the_nodes_of_a_described_host_are_recorded_without_those_of_classes_and
 def test_a_host_built_from_a_record_has_the_same_record_and_the_same_inspection(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = recording.record(real(tmp_path, MACHINE))
+    machine = recording.record(build_machine(tmp_path, MACHINE))
     (tmp_path / "record.yaml").write_text(recording.text(machine))
-    again = schema.load(tmp_path / "record.yaml")
-    assert again == machine
-    assert recording.record(Host(described.build(tmp_path / "again", again))) == machine
+    loaded = schema.load(tmp_path / "record.yaml")
+    assert loaded == machine
+    assert recording.record(Host(described.build(tmp_path / "rebuilt", loaded))) == machine
     shown = []
     for where in (["--sysfs-root", str(tmp_path / "sys")], ["--host", str(tmp_path / "record.yaml")]):
         assert cli.main(["inspect", *where]) == 0

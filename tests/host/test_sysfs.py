@@ -1,4 +1,4 @@
-"""The PCI tree, on described hosts and on this machine."""
+"""The PCI functions and NUMA nodes in sysfs, on described hosts and on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def host(tmp_path: Path, *functions: dict[str, Any]) -> Host:
 BASE = {"vendor": 0x10EE, "device": 0x5000, "class": 0x120000}
 
 
-def test_attributes_are_standard_ones_and_our_own(tmp_path: Path) -> None:
+def test_attributes_have_standard_names_and_names_of_this_package(tmp_path: Path) -> None:
     (fn,) = host(
         tmp_path, {"address": "0000:17:00.0", **BASE, "driver": "x", "numa": 1, "iommu_group": 7, "root": "pci0000:16"}
     ).pci()
@@ -38,10 +38,10 @@ def test_attributes_are_standard_ones_and_our_own(tmp_path: Path) -> None:
     assert (attributes["vendor"], attributes["class"], attributes["iommuGroup"]) == ("10ee", "120000", 7)
     assert fn.device().name == "pci-0000-17-00-0"
     assert fn.device().data is fn
-    assert fn.device("card", data="mine").data == "mine"
+    assert fn.device("card", data="custom").data == "custom"
 
 
-def test_no_numa_affinity_is_no_attribute(tmp_path: Path) -> None:
+def test_a_function_without_numa_affinity_has_no_numa_attribute(tmp_path: Path) -> None:
     (fn,) = host(tmp_path, {"address": "0000:17:00.0", **BASE}).pci()
     assert fn.numa_node is None
     assert "resource.kubernetes.io/numaNode" not in fn.attributes()
@@ -54,7 +54,7 @@ def test_a_vmd_domain_of_five_digits_has_no_standard_bus_id(tmp_path: Path) -> N
     fn.device()
 
 
-def test_a_link_that_is_absolute_gives_the_same_root(tmp_path: Path) -> None:
+def test_an_absolute_link_leads_to_the_same_root(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE})
     link = machine.sysfs / "bus/pci/devices/0000:17:00.0"
     target = link.resolve()
@@ -63,7 +63,7 @@ def test_a_link_that_is_absolute_gives_the_same_root(tmp_path: Path) -> None:
     assert machine.pci()[0].pcie_root == "pci0000:17"
 
 
-def test_an_address_in_upper_case_is_the_same_address(tmp_path: Path) -> None:
+def test_an_address_in_upper_case_is_converted_to_lower_case(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:1a:00.0", **BASE})
     link = machine.sysfs / "bus/pci/devices/0000:1a:00.0"
     link.rename(link.with_name("0000:1A:00.0"))
@@ -71,18 +71,18 @@ def test_an_address_in_upper_case_is_the_same_address(tmp_path: Path) -> None:
     assert (fn.address, fn.pci_bus_id, fn.pcie_root) == ("0000:1a:00.0", "0000:1a:00.0", "pci0000:1a")
 
 
-def test_what_hangs_elsewhere_has_no_pcie_root(tmp_path: Path) -> None:
+def test_a_function_below_a_non_pci_root_has_no_pcie_root(tmp_path: Path) -> None:
     (fn,) = host(tmp_path, {"address": "0000:17:00.0", **BASE, "root": "LNXSYSTM:00"}).pci()
     assert fn.pcie_root is None
 
 
-def test_a_function_that_vanishes_while_we_look_is_passed_over(tmp_path: Path) -> None:
+def test_a_function_that_is_removed_during_a_scan_is_skipped(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE}, {"address": "0000:18:00.0", **BASE})
     shutil.rmtree(machine.pci()[0].path)
     assert [f.address for f in machine.pci()] == ["0000:18:00.0"]
 
 
-def test_a_parent_that_vanishes_while_we_look_takes_only_what_is_known_of_it(tmp_path: Path) -> None:
+def test_if_the_parent_is_removed_during_a_scan_only_its_values_are_missing(tmp_path: Path) -> None:
     virtual = {"total": 4, "device": 0x5001, "enabled": 1}
     machine = host(tmp_path, {"address": "0000:18:00.0", **BASE, "driver": "x", "vfs": virtual})
     (vf,) = (f for f in machine.pci() if f.is_vf)
@@ -90,7 +90,7 @@ def test_a_parent_that_vanishes_while_we_look_takes_only_what_is_known_of_it(tmp
     assert "vfIndex" not in vf.attributes() and vf.vf_index is None
 
 
-def test_virtual_functions_know_their_parent_and_index(tmp_path: Path) -> None:
+def test_virtual_functions_have_their_parent_and_index(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:18:00.0", **BASE, "driver": "x", "vfs": {"total": 4, "device": 0x5001}})
     machine.write("bus/pci/devices/0000:18:00.0/sriov_numvfs", "2")
     vfs = [f for f in machine.pci() if f.is_vf]
@@ -99,7 +99,7 @@ def test_virtual_functions_know_their_parent_and_index(tmp_path: Path) -> None:
     assert [f for f in machine.pci() if f.is_vf] == []
 
 
-def test_functions_are_chosen_by_vendor_class_and_driver(tmp_path: Path) -> None:
+def test_functions_are_filtered_by_vendor_class_and_driver(tmp_path: Path) -> None:
     machine = host(
         tmp_path,
         {"address": "0000:17:00.0", **BASE, "driver": "x"},
@@ -110,13 +110,13 @@ def test_functions_are_chosen_by_vendor_class_and_driver(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/sys/bus/pci/devices").is_dir(), reason="needs /sys with a PCI bus")
-def test_this_machine_s_own_functions_make_valid_devices() -> None:
+def test_the_functions_of_this_machine_are_valid_devices() -> None:
     functions = Host().pci()
     assert len({f.device().name for f in functions}) == len(functions)
 
 
 @pytest.mark.skipif(not Path("/usr/share/misc/pci.ids").is_file(), reason="needs Debian's pci.ids")
-def test_names_come_from_the_database() -> None:
+def test_names_are_read_from_the_pci_database() -> None:
     names = PciNames.load()
     assert names.vendor(0x1AF4) == "Red Hat, Inc."
     assert names.device(0x1AF4, 0x1041) == "Virtio 1.0 network device"
@@ -140,7 +140,7 @@ def test_a_reboot_changes_the_boot_id_and_binds_native_drivers(tmp_path: Path) -
     assert machine.pci()[0].driver == "x"
 
 
-def test_writes_fail_as_the_kernel_s_do(tmp_path: Path) -> None:
+def test_writes_fail_with_the_errors_of_the_kernel(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE})
     with pytest.raises(OSError, match="No such device"):
         machine.write("bus/pci/drivers/vfio-pci/bind", "0000:99:00.0")
@@ -162,18 +162,18 @@ def numa_host(tmp_path: Path, *functions: dict[str, Any], lists: bool = False) -
     return Host(described.build(tmp_path / "sys", {"functions": functions, "numa_nodes": NODES}), lists=lists)
 
 
-def test_the_list_of_a_numa_node_has_those_of_its_socket_that_are_nearest(tmp_path: Path) -> None:
+def test_near_returns_the_nearest_nodes_of_the_same_socket(tmp_path: Path) -> None:
     numa = numa_host(tmp_path).numa
     assert numa.nodes() == [0, 1, 2, 3]
-    assert numa.near(0) == [0, 1], "node 2 is as near and on the other socket"
+    assert numa.near(0) == [0, 1], "node 2 has the same distance but is on the other socket"
     assert numa.near(1) == [1, 0]
-    assert numa.near(2) == [2, 3], "the socket of a node without CPUs is not known: it counts as the same"
+    assert numa.near(2) == [2, 3], "the socket of a node without CPUs is unknown, so the node counts as the same socket"
     with pytest.raises(ValueError, match="-1 is not a NUMA node: omit the attribute"):
         numa.near(-1)
 
 
-def test_where_a_node_is_offline_distances_belong_to_those_that_are_online(tmp_path: Path) -> None:
-    """The kernel gives one number for each node that is online; the place in the row is not the node's number."""
+def test_a_distance_row_contains_only_online_nodes(tmp_path: Path) -> None:
+    """The kernel writes one number for each online node, so the position in the row is not the node's number."""
     nodes = {
         0: {"cpus": "0", "distances": [10, 11, 30]},
         2: {"cpus": "1", "distances": [11, 10, 30]},
@@ -185,14 +185,14 @@ def test_where_a_node_is_offline_distances_belong_to_those_that_are_online(tmp_p
 
 
 @pytest.mark.parametrize("row", ["", "10 12", "10 x 12 20", "\u0661\u0660 12 12 20"])
-def test_a_row_of_distances_that_makes_no_sense_leaves_the_node_alone(tmp_path: Path, row: str) -> None:
+def test_with_an_invalid_distance_row_a_node_is_near_only_itself(tmp_path: Path, row: str) -> None:
     machine = numa_host(tmp_path)
     (machine.sysfs / "devices/system/node/node0/distance").write_text(row)
     assert machine.numa.near(0) == [0]
     assert machine.numa.near(77) == [77]
 
 
-def test_cpus_have_their_numa_node_and_the_roots_that_are_local_to_them(tmp_path: Path) -> None:
+def test_cpus_have_their_numa_node_and_their_local_pcie_roots(tmp_path: Path) -> None:
     bridges = [
         {"address": "0000:00:00.0", "vendor": 1, "device": 2, "class": 0x060000, "numa": 0},
         {"address": "0000:40:00.0", "vendor": 1, "device": 2, "class": 0x060400, "numa": 0},
@@ -203,23 +203,25 @@ def test_cpus_have_their_numa_node_and_the_roots_that_are_local_to_them(tmp_path
     assert [machine.numa.of_cpu(n) for n in (0, 7, 8, 99)] == [0, 1, 2, None]
     roots = machine.pcie_roots_of_cpus()
     assert roots[3] == ["pci0000:00", "pci0000:40"]
-    assert roots[8] == ["pci0000:80"], "what is no bridge tells nothing"
+    assert roots[8] == ["pci0000:80"], "only bridges are considered"
     assert 4 not in roots
 
 
-def test_where_the_cluster_takes_lists_the_numa_node_is_one(tmp_path: Path) -> None:
+def test_the_numa_node_is_a_list_if_the_cluster_accepts_lists(tmp_path: Path) -> None:
     functions = ({"address": "0000:17:00.0", **BASE, "numa": 1}, {"address": "0000:18:00.0", **BASE})
-    for lists, said in ((False, 1), (True, [1, 0])):
+    for lists, expected in ((False, 1), (True, [1, 0])):
         first, second = numa_host(tmp_path / str(lists), *functions, lists=lists).pci()
-        assert first.device().json()["attributes"][device_attributes.NUMA_NODE] == {"ints" if lists else "int": said}
+        assert first.device().json()["attributes"][device_attributes.NUMA_NODE] == {
+            "ints" if lists else "int": expected
+        }
         assert device_attributes.NUMA_NODE not in second.device().attributes
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), min_size=1, max_size=5), st.text(max_size=8))
-def test_a_list_of_cpus_is_read_and_anything_else_is_none(ranges: list[tuple[int, int]], odd: str) -> None:
-    said = ",".join(str(first) if not more else f"{first}-{first + more}" for first, more in ranges)
-    assert sysfs.cpu_list(said) == [first + n for first, more in ranges for n in range(more + 1)]
-    assert sysfs.cpu_list(f"{said},{odd}x") == sysfs.cpu_list("0-99999999999") == []
+def test_a_list_of_cpus_is_parsed_and_an_invalid_list_is_empty(ranges: list[tuple[int, int]], invalid: str) -> None:
+    text = ",".join(str(first) if not more else f"{first}-{first + more}" for first, more in ranges)
+    assert sysfs.cpu_list(text) == [first + n for first, more in ranges for n in range(more + 1)]
+    assert sysfs.cpu_list(f"{text},{invalid}x") == sysfs.cpu_list("0-99999999999") == []
 
 
 def test_the_uuid_of_a_mediated_device_is_lower_case() -> None:
@@ -232,30 +234,30 @@ def test_the_uuid_of_a_mediated_device_is_lower_case() -> None:
             device_attributes.mdev_uuid(wrong)
 
 
-# --- what is read, and when ---------------------------------------------------------------------
+# --- read values -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("said", "speed"),
+    ("text", "speed"),
     [("16.0 GT/s PCIe", 16000), ("2.5 GT/s PCIe", 2500), ("8 GT/s", 8000), ("Unknown", None), ("", None)],
 )
-def test_the_speed_of_a_link_is_a_number(tmp_path: Path, said: str, speed: int | None) -> None:
+def test_the_speed_of_a_link_is_a_number(tmp_path: Path, text: str, speed: int | None) -> None:
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "link": {"speed": 32, "width": 16}})
     for name in ("current_link_speed", "max_link_speed"):
-        (machine.pci()[0].path / name).write_text(f"{said}\n")
+        (machine.pci()[0].path / name).write_text(f"{text}\n")
     (fn,) = machine.pci()
     assert (fn.link_speed, fn.max_link_speed, fn.attributes().get("linkSpeed")) == (speed, speed, speed)
     assert fn.attributes()["linkWidth"] == 16
 
 
 @pytest.mark.parametrize("width", ["0", "255", "Unknown", "-1", "\u0661"])
-def test_a_width_that_is_none_is_left_out(tmp_path: Path, width: str) -> None:
+def test_an_invalid_link_width_is_omitted(tmp_path: Path, width: str) -> None:
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "link": {"speed": 32, "width": 16}})
     (machine.pci()[0].path / "max_link_width").write_text(width)
     assert "linkWidth" not in machine.pci()[0].attributes()
 
 
-def test_a_link_that_slows_down_while_it_idles_changes_nothing_that_is_published(tmp_path: Path) -> None:
+def test_a_slower_idle_link_does_not_change_published_attributes(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "link": {"speed": 32, "width": 16}})
     before = machine.pci()[0].attributes()
     (machine.pci()[0].path / "current_link_speed").write_text("2.5 GT/s PCIe\n")
@@ -264,19 +266,19 @@ def test_a_link_that_slows_down_while_it_idles_changes_nothing_that_is_published
     assert fn.attributes() == before
 
 
-def test_a_driver_is_looked_up_where_the_kernel_lists_what_it_has(tmp_path: Path) -> None:
+def test_functions_of_a_driver_are_found_in_the_driver_s_folder(tmp_path: Path) -> None:
     machine = host(
         tmp_path,
         *({"address": f"0000:{bus:02x}:00.0", **BASE, "driver": "x" if bus == 7 else "y"} for bus in range(16)),
     )
     for link in (machine.sysfs / "bus/pci/devices").iterdir():
         if link.name != "0000:07:00.0":
-            link.unlink()  # nothing else may be needed
+            link.unlink()  # The search must not need the links of other functions.
     assert [fn.address for fn in machine.pci(driver="x")] == ["0000:07:00.0"]
     assert machine.pci(driver="nothing") == []
 
 
-def test_a_vendor_that_does_not_fit_is_all_that_is_read_of_a_function(tmp_path: Path) -> None:
+def test_only_the_vendor_file_is_read_of_functions_of_other_vendors(tmp_path: Path) -> None:
     machine = host(tmp_path, *({"address": f"0000:{bus:02x}:00.0", **BASE, "vendor": bus} for bus in range(1, 16)))
     for link in (machine.sysfs / "bus/pci/devices").iterdir():
         if link.name != "0000:07:00.0":
@@ -284,13 +286,13 @@ def test_a_vendor_that_does_not_fit_is_all_that_is_read_of_a_function(tmp_path: 
     assert [fn.address for fn in machine.pci(vendor=7)] == ["0000:07:00.0"]
 
 
-def test_one_function_is_found_by_its_address_and_looked_up_again_for_what_is_so_now(tmp_path: Path) -> None:
+def test_a_function_is_a_snapshot_and_a_new_lookup_reads_current_values(tmp_path: Path) -> None:
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE, "driver": "x"})
     fn = machine.function("0000:17:00.0")
     assert fn is not None
     assert fn.driver == "x"
     machine.write("bus/pci/drivers/x/unbind", "0000:17:00.0")
-    assert fn.driver == "x", "as it was when it was first asked for"
+    assert fn.driver == "x", "the value of the first read is kept"
     again = machine.function("0000:17:00.0")
     assert again == fn
     assert again is not None and again.driver is None
@@ -299,7 +301,7 @@ def test_one_function_is_found_by_its_address_and_looked_up_again_for_what_is_so
 
 @given(content=st.binary(max_size=40), name=st.sampled_from(["vendor", "class", "numa_node", "max_link_width", "max_link_speed", "sriov_totalvfs", "local_cpulist"]))  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_whatever_a_file_holds_a_function_is_a_valid_device_or_passed_over(content: bytes, name: str) -> None:
+def test_with_any_file_content_a_function_is_a_valid_device_or_skipped(content: bytes, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         machine = host(Path(folder), {"address": "0000:17:00.0", **BASE, "link": {"speed": 8, "width": 8}})
         (machine.sysfs / "bus/pci/devices/0000:17:00.0" / name).write_bytes(content)
@@ -309,10 +311,10 @@ def test_whatever_a_file_holds_a_function_is_a_valid_device_or_passed_over(conte
 
 
 @pytest.mark.parametrize("call", ["open", "listdir"])
-def test_where_no_file_is_left_to_open_no_function_is_taken_for_gone(
+def test_without_free_descriptors_a_scan_fails_instead_of_omitting_functions(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look at the devices fails then, and the last answer stays in force."""
+    """The scan then fails, and the devices of the last scan stay published."""
     machine = host(tmp_path, {"address": "0000:17:00.0", **BASE})
 
     def fails(*_: Any, **__: Any) -> Any:
@@ -326,9 +328,9 @@ def test_where_no_file_is_left_to_open_no_function_is_taken_for_gone(
 
 
 def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) -> None:
-    """Four times as many of one parent must not take sixteen times as long; a generous bound, because the machine is shared."""
+    """Four times as many functions of one parent take less than nine times as long. The bound is generous because machines are shared."""
 
-    def took(count: int) -> float:
+    def measure(count: int) -> float:
         root = described.build(tmp_path / str(count), {"functions": [{"address": "0000:17:00.0", **BASE, "driver": "x", "vfs": {"total": count, "enabled": count}}]})  # fmt: skip
         machine = Host(root)
         best = 9.0
@@ -338,10 +340,10 @@ def test_a_thousand_virtual_functions_are_read_in_linear_time(tmp_path: Path) ->
             best = min(best, time.process_time() - started)
         return best
 
-    assert took(1024) < 9 * took(256)
+    assert measure(1024) < 9 * measure(256)
 
 
 @pytest.mark.parametrize("wanted", [{"vendor": "10ee"}, {"device": "0x5000"}, {"class_code": 2.0}, {"vendor": True}])
-def test_ids_that_are_no_integers_are_refused_for_they_would_find_nothing(tmp_path: Path, wanted: Any) -> None:
+def test_ids_that_are_no_integers_are_rejected(tmp_path: Path, wanted: Any) -> None:
     with pytest.raises(TypeError, match="give an integer such as 0x10EE"):
         host(tmp_path).pci(**wanted)

@@ -1,4 +1,4 @@
-"""Device metadata files (KEP-5304): what a driver writes is what a program in a container reads."""
+"""Device metadata files (KEP-5304): a program in a container reads the values that the driver wrote."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def objects(data: bytes) -> list[Any]:
     return [json.loads(part) for part in data.decode().replace("}\n{", "}\n\0{").split("\0")]
 
 
-WRITTEN = """{
+EXPECTED = """{
   "kind": "DeviceMetadata",
   "apiVersion": "metadata.resource.k8s.io/%s",
   "metadata": {
@@ -42,7 +42,7 @@ WRITTEN = """{
     "uid": "uid-1234",
     "generation": 1
   },
-  "podClaimName": "mine",
+  "podClaimName": "gpu-claim",
   "requests": [
     {
       "name": "gpu",
@@ -75,35 +75,35 @@ WRITTEN = """{
 """
 
 
-def test_a_file_is_byte_for_byte_what_a_go_driver_writes() -> None:
-    """Kubernetes 1.36 uses its indenting serializer, whose text goes through encoding/json: it escapes what HTML minds."""
+def test_a_file_is_identical_to_the_file_of_a_go_driver() -> None:
+    """Kubernetes 1.36 writes indented JSON with encoding/json, which escapes HTML characters."""
     attributes = {**GPU["attributes"], "model": {"string": "a <b> & \u2028 \u00e9/\x01"}}
     gpu = {**GPU, "attributes": attributes, "networkData": {"ips": ["10.0.0.2/24"]}}
-    claim = metadata.ClaimRef("my-claim", "default", "uid-1234", "mine")
-    assert encode(claim, 1, {"gpu": [gpu]}).decode() == WRITTEN % "v1beta1" + WRITTEN % "v1alpha1"
+    claim = metadata.ClaimRef("my-claim", "default", "uid-1234", "gpu-claim")
+    assert encode(claim, 1, {"gpu": [gpu]}).decode() == EXPECTED % "v1beta1" + EXPECTED % "v1alpha1"
 
 
-def test_paths_are_those_of_the_proposal() -> None:
+def test_paths_are_as_specified_by_the_kep() -> None:
     top = "/var/run/kubernetes.io/dra-device-attributes"
     assert (
         str(in_container("c", "", "gpu/large", "d.example.com"))
         == f"{top}/resourceclaims/c/gpu/d.example.com-metadata.json"
     )
-    assert str(in_container("c", "mine", "gpu", "d.example.com")) == (
-        f"{top}/resourceclaimtemplates/mine/gpu/d.example.com-metadata.json"
+    assert str(in_container("c", "gpu-claim", "gpu", "d.example.com")) == (
+        f"{top}/resourceclaimtemplates/gpu-claim/gpu/d.example.com-metadata.json"
     )
 
 
 def write(root: Path, pod_claim: str = "", request: str = "gpu", claim: str = "c", **device: Any) -> Path:
-    given = {**GPU, **device}
-    path = in_container(claim, pod_claim, request, given["driver"])
+    fields = {**GPU, **device}
+    path = in_container(claim, pod_claim, request, fields["driver"])
     file = root / path.relative_to(metadata.CONTAINER_ROOT.as_posix())
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(encode(metadata.ClaimRef(claim, "ns", "u", pod_claim), 2, {request: [given]}))
+    file.write_bytes(encode(metadata.ClaimRef(claim, "ns", "u", pod_claim), 2, {request: [fields]}))
     return file
 
 
-def test_a_program_reads_its_devices_typed_and_finds_them_by_claim_request_and_driver(tmp_path: Path) -> None:
+def test_a_program_reads_typed_devices_and_filters_them_by_claim_request_and_driver(tmp_path: Path) -> None:
     network = {"interfaceName": "eth1", "ips": ["10.0.0.2/24"], "hardwareAddress": "02:00:00:00:00:01"}
     write(tmp_path, request="gpu/large")
     write(
@@ -120,7 +120,7 @@ def test_a_program_reads_its_devices_typed_and_finds_them_by_claim_request_and_d
     assert gpu.attributes == {"model": "LATEST", "driverVersion": Version("1.0.0"), "index": 3}
     assert nic.network == metadata.Network("eth1", ("10.0.0.2/24",), "02:00:00:00:00:01")
     assert nic.claim.pod_claim == "net"
-    for chosen, wanted in (
+    for filters, wanted in (
         ({"request": "gpu"}, [gpu]),
         ({"request": "gpu/large"}, [gpu]),
         ({"request": "gpu/small"}, []),
@@ -128,7 +128,7 @@ def test_a_program_reads_its_devices_typed_and_finds_them_by_claim_request_and_d
         ({"driver": "nic.example.com"}, [nic]),
         ({"claim": "net", "driver": "gpu.example.com"}, []),
     ):
-        assert metadata.devices(root=tmp_path, **chosen) == wanted, chosen
+        assert metadata.devices(root=tmp_path, **filters) == wanted, filters
 
 
 def test_a_container_without_metadata_has_no_devices(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ values = st.one_of(
 
 
 @given(st.dictionaries(st.text("abcxyz", min_size=1, max_size=8), values, max_size=8), st.integers(1, 2**40))
-def test_what_is_written_is_what_is_read(attributes: dict[str, Any], generation: int) -> None:
+def test_a_written_document_is_read_unchanged(attributes: dict[str, Any], generation: int) -> None:
     wire = {name: attribute_json(value) for name, value in attributes.items()}
     data = encode(CLAIM, generation, {"r": [{**GPU, "attributes": wire}]})
     document = decode(data, Path("f"))
@@ -154,7 +154,7 @@ def test_what_is_written_is_what_is_read(attributes: dict[str, Any], generation:
     assert dict(document.devices[0].attributes) == attributes
 
 
-def test_the_first_version_that_is_known_is_read_and_fields_that_are_not_known_do_no_harm() -> None:
+def test_the_first_known_version_is_read_and_unknown_fields_are_ignored() -> None:
     known = objects(encode(CLAIM, 7, {"gpu": [GPU]}))[1] | {"future": 1}
     newer = {"apiVersion": "metadata.resource.k8s.io/v9", "kind": "DeviceMetadata", "metadata": 3}
     document = decode(f"{json.dumps(newer)}\n\n {json.dumps(known)}".encode(), Path("f"))
@@ -165,7 +165,7 @@ OBJECT = objects(encode(CLAIM, 1, {"gpu": [GPU]}))[0]
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "is empty"),
         (b"\xff\xfe", "is not UTF-8"),
@@ -179,20 +179,20 @@ OBJECT = objects(encode(CLAIM, 1, {"gpu": [GPU]}))[0]
         (json.dumps(OBJECT).replace('"1.0.0"', '"x"').encode(), "is not a version|x"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_with_what_is_wrong(data: bytes, says: str) -> None:
-    with pytest.raises(MetadataError, match=f"/some/file.*({says})"):
+def test_an_invalid_file_is_an_error_with_its_path_and_the_fault(data: bytes, message: str) -> None:
+    with pytest.raises(MetadataError, match=f"/some/file.*({message})"):
         decode(data, Path("/some/file"))
 
 
 @given(st.binary(max_size=200))
-def test_whatever_a_file_holds_there_is_a_document_or_our_error(data: bytes) -> None:
+def test_any_file_content_is_a_document_or_a_metadata_error(data: bytes) -> None:
     try:
         decode(data, Path("f"))
     except MetadataError as e:
         assert str(e).startswith("f")
 
 
-def test_a_table_and_json_are_printed_and_a_fault_is_one_sentence(
+def test_the_command_prints_a_table_or_json_and_one_sentence_for_a_fault(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path)
@@ -210,20 +210,20 @@ def test_a_table_and_json_are_printed_and_a_fault_is_one_sentence(
         "model=LATEST",
     ]
     assert main(["--root", str(tmp_path), "-o", "json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["attributes"] == {"driverVersion": "1.0.0", "index": 3, "model": "LATEST"}
+    (device,) = json.loads(capsys.readouterr().out)
+    assert device["attributes"] == {"driverVersion": "1.0.0", "index": 3, "model": "LATEST"}
     file.write_text("nonsense")
     assert main(["--root", str(tmp_path)]) == 1
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
     assert main(["--root", str(tmp_path / "none")]) == 0
     assert "no device metadata" in capsys.readouterr().err
 
 
-def test_a_file_that_is_empty_or_half_written_is_read_again_until_it_is_whole(
+def test_an_empty_or_partly_written_file_is_read_again_until_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions that do not agree are two writings of one file; a Go driver empties the file before it writes."""
+    """Versions with different content belong to two writes. A Go driver truncates the file before it writes."""
     file = write(tmp_path, name="old")
     old, new = (encode(CLAIM, g, {"gpu": [{**GPU, "name": name}]}) for g, name in ((1, "old"), (2, "new")))
     middle = len(new) // 2
@@ -237,8 +237,8 @@ def test_a_file_that_is_empty_or_half_written_is_read_again_until_it_is_whole(
 
 
 @given(st.integers(0, 2000), st.text("xyz", max_size=40), st.text("xyz", max_size=40))
-def test_no_mix_of_two_writings_passes_for_a_whole_file(cut: int, before: str, after: str) -> None:
-    """Wherever the one write has got to when somebody reads: the file is as long as the longer of both then."""
+def test_a_mix_of_two_writes_is_never_accepted_as_a_complete_file(cut: int, before: str, after: str) -> None:
+    """A reader may see any part of the second write. The file then has the length of the longer document."""
 
     def content(generation: int, text: str) -> bytes:
         return encode(CLAIM, generation, {"gpu": [{**GPU, "attributes": {"text": {"string": text}}}]})
@@ -251,21 +251,21 @@ def test_no_mix_of_two_writings_passes_for_a_whole_file(cut: int, before: str, a
             assert (document.generation, document.devices[0].attributes["text"]) in ((1, before), (2, after))
 
 
-def test_a_second_version_that_stays_malformed_does_not_hide_the_first(
+def test_a_permanently_malformed_second_version_does_not_hide_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader.time, "sleep", lambda _: None)
     file = write(tmp_path)
     first = json.dumps(objects(file.read_bytes())[0]).encode()
-    for odd in (
+    for malformed in (
         b'{"kind"',
         b'{"kind":"DeviceMetadata","apiVersion":"metadata.resource.k8s.io/v1alpha1","metadata":{}}',
     ):
-        file.write_bytes(first + odd)
+        file.write_bytes(first + malformed)
         assert [d.name for d in metadata.devices(root=tmp_path)] == ["gpu-0"]
 
 
-def test_importing_the_reader_loads_neither_grpc_nor_what_only_a_plugin_needs() -> None:
+def test_importing_the_reader_loads_neither_grpc_nor_modules_of_the_plugin() -> None:
     code = "import sys, dra_kubeletplugin.metadata; print(*sys.modules)"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

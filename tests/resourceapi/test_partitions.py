@@ -1,4 +1,4 @@
-"""Partitions, against KEP-4815's own table, counter set and example devices."""
+"""Partitions are equal to the table, counter set and example devices of KEP-4815."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def by_name(found: Partitioned) -> dict[str, Device]:
     return {d.name: d for d in found.devices}
 
 
-def test_the_counters_are_those_of_the_kep_with_names_that_the_server_takes() -> None:
+def test_the_counters_are_those_of_the_kep_with_names_that_the_server_accepts() -> None:
     assert a100().counter_set.counters == {counter_name(k): Quantity(v) for k, v in COUNTERS.items()}
     assert "memory-slice-7" in a100().counter_set.counters
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_kep_s_devices_are_made_with_names_that_the_server_takes(name: str) -> None:
+def test_the_example_devices_of_the_kep_have_names_that_the_server_accepts(name: str) -> None:
     device = by_name(a100())[name.replace(".", "-")]
     kep = DEVICES[name]
     assert device.capacity == {capacity_name(k): Quantity(v) for k, v in kep.items()}
@@ -50,7 +50,7 @@ def test_the_kep_s_devices_are_made_with_names_that_the_server_takes(name: str) 
     assert device.attributes["profile"] == name.split("-")[3]
 
 
-def test_every_row_of_the_kep_s_table_is_a_profile_at_each_of_its_places() -> None:
+def test_every_row_of_the_kep_table_is_a_profile_with_a_device_at_each_place() -> None:
     found = a100()
     assert len(found.devices) == sum(map(len, PLACES.values())) == 25
     for name, memory, slots, *amounts in ROWS:
@@ -62,23 +62,23 @@ def test_every_row_of_the_kep_s_table_is_a_profile_at_each_of_its_places() -> No
 
 
 def fits(devices: Iterable[Device], found: Partitioned) -> bool:
-    left = {name: Quantity(value) for name, value in found.counter_set.counters.items()}
+    available = {name: Quantity(value) for name, value in found.counter_set.counters.items()}
     for device in devices:
         for taken in device.consumes_counters.values():
-            left = {name: amount - Quantity(taken.get(name, 0)) for name, amount in left.items()}
-    return all(amount >= Quantity(0) for amount in left.values())
+            available = {name: amount - Quantity(taken.get(name, 0)) for name, amount in available.items()}
+    return all(amount >= Quantity(0) for amount in available.values())
 
 
-def test_the_first_two_of_the_kep_s_devices_go_together_and_neither_goes_with_the_third() -> None:
+def test_the_first_two_kep_devices_fit_together_but_neither_fits_with_the_third() -> None:
     found = a100()
-    one, other, third = (by_name(found)[n.replace(".", "-")] for n in NAMES)
-    assert fits([one, other], found)
-    assert not fits([one, third], found)
-    assert not fits([other, third], found)
+    first, second, third = (by_name(found)[n.replace(".", "-")] for n in NAMES)
+    assert fits([first, second], found)
+    assert not fits([first, third], found)
+    assert not fits([second, third], found)
 
 
 @given(st.lists(st.integers(0, 24), unique=True, max_size=8))
-def test_partitions_that_fit_together_share_no_slot_and_leave_no_room_for_the_whole(picks: list[int]) -> None:
+def test_partitions_that_fit_together_share_no_slot_and_exclude_the_whole_device(picks: list[int]) -> None:
     found = a100(whole=True)
     chosen = [found.devices[i] for i in picks]
     slots = [s for d in chosen for s in d.data.slots]
@@ -89,19 +89,19 @@ def test_partitions_that_fit_together_share_no_slot_and_leave_no_room_for_the_wh
     assert fits([found.devices[-1]], found)
 
 
-def test_the_whole_device_has_all_under_its_own_name_and_comes_last() -> None:
+def test_the_whole_device_is_last_and_consumes_all_counters() -> None:
     whole = a100(whole=True).devices[-1]
     assert (whole.name, whole.data.profile, "profile" in whole.attributes) == ("gpu-0", None, False)
     assert whole.consumes_counters["gpu-0"] == a100().counter_set.counters
 
 
 @given(st.text(min_size=1).filter(lambda t: any(c.isascii() and c.isalpha() for c in t)))
-def test_any_name_with_a_letter_first_becomes_a_counter_and_a_capacity(text: str) -> None:
+def test_any_name_with_a_letter_becomes_a_valid_counter_and_capacity_name(text: str) -> None:
     assert LABEL.fullmatch(counter_name(text))
     assert C_IDENTIFIER.fullmatch(capacity_name("a" + text))
 
 
-def test_names_are_mapped_as_the_kep_needs_them() -> None:
+def test_names_are_converted_as_the_kep_requires() -> None:
     assert [counter_name(n) for n in ("copy-engines", "memorySlice0", "OFAEngines")] == [
         "copy-engines",
         "memory-slice-0",
@@ -119,7 +119,7 @@ def small(*profiles: Profile, **more: Any) -> Partitioned:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: small(Profile(name="p", takes={"cores": 1})), "profile 'p' takes 1 of 'cores', but the device has only memory"),
         (lambda: small(Profile(name="p", takes={"memory": "9Gi"})), "takes 9Gi of 'memory', but the device has 8Gi"),
@@ -136,13 +136,13 @@ def small(*profiles: Profile, **more: Any) -> Partitioned:
         (lambda: small(has={"copyEngines": 1, "copy-engines": 1}), "two resources have the counter name 'copy-engines'"),
     ],
 )  # fmt: skip
-def test_a_table_that_cannot_be_right_is_refused_with_its_place(make: Callable[[], object], says: str) -> None:
-    with pytest.raises(InvalidObjectError) as refused:
+def test_an_invalid_table_is_rejected_with_the_profile_and_the_reason(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidObjectError) as raised:
         make()
-    assert says in str(refused.value)
+    assert message in str(raised.value)
 
 
-# NVIDIA's own driver on an H100: profile, id, first slots, slots, memory in MiB, and the other resources in the order of RESOURCES.
+# NVIDIA's driver on an H100: profile, id, first slots, slots, memory in MiB, and the other resources in the order of RESOURCES.
 H100 = [
     ("1g.10gb", 19, range(7), 1, 9984, 16, 1, 1, 0, 1, 0),
     ("1g.10gb+me", 20, range(7), 1, 9984, 16, 1, 1, 0, 1, 1),
@@ -155,10 +155,10 @@ H100 = [
 
 
 def h100() -> Partitioned:
-    """The partitions of an H100 with the names, capacities and attributes of NVIDIA's own driver."""
+    """Returns the partitions of an H100 with the names, capacities and attributes of NVIDIA's driver."""
     ids = {name: number for name, number, *_ in H100}
 
-    def named(part: Partition) -> str:
+    def device_name(part: Partition) -> str:
         profile = part.profile
         return (
             f"gpu-0-mig-{re.sub('[^a-z0-9]', '', profile.name)}-{ids[profile.name]}-{part.slots[0]}"
@@ -176,7 +176,7 @@ def h100() -> Partitioned:
         slots=8,
         slot="memorySlice",
         slot_capacities=False,
-        device_name=named,
+        device_name=device_name,
         counter_set="gpu-0-counter-set",
         attributes={"productName": "NVIDIA H100 80GB HBM3"},
         part_attributes={"type": "mig", "parentUUID": "GPU-1"},
@@ -184,7 +184,7 @@ def h100() -> Partitioned:
     )
 
 
-def test_another_driver_s_names_of_devices_and_counter_set_can_be_published() -> None:
+def test_names_of_devices_and_counter_set_can_follow_another_driver() -> None:
     found = h100()
     devices = by_name(found)
     assert len(devices) == 26
@@ -193,7 +193,7 @@ def test_another_driver_s_names_of_devices_and_counter_set_can_be_published() ->
     assert {name for d in found.devices for name in d.consumes_counters} == {"gpu-0-counter-set"}
 
 
-def test_without_slot_capacities_the_slots_are_still_counters() -> None:
+def test_slots_are_counters_also_without_slot_capacities() -> None:
     found = h100()
     part, whole = by_name(found)["gpu-0-mig-2g20gb-14-4"], found.devices[-1]
     amounts = ["20096Mi", 32, 2, 2, 0, 2, 0]
@@ -207,7 +207,7 @@ def test_without_slot_capacities_the_slots_are_still_counters() -> None:
     assert not fits([by_name(found)["gpu-0-mig-1g10gb-19-4"], part], found)
 
 
-def test_another_form_of_the_whole_device_excludes_all_others() -> None:
+def test_another_device_with_all_counters_excludes_all_partitions() -> None:
     found = h100()
     function = Device("gpu-vfio-0", consumes_counters={found.counter_set.name: found.counter_set.counters})
     assert fits([function], found)
@@ -224,10 +224,10 @@ def test_attributes_of_the_whole_device_and_of_its_partitions_differ() -> None:
 
 
 def test_attributes_of_a_profile_override_those_of_all_partitions() -> None:
-    profiles = [Profile(name="big", takes={}, slots=2), Profile(name="odd", takes={}, attributes={"size": "odd"})]
+    profiles = [Profile(name="big", takes={}, slots=2), Profile(name="small", takes={}, attributes={"size": "small"})]
     found = by_name(small(*profiles, attributes={"size": "all"}, part_attributes={"size": "part"}))
-    assert [found[n].attributes["size"] for n in ("gpu-part-big-0-1", "gpu-part-odd-0", "gpu")] == [
+    assert [found[n].attributes["size"] for n in ("gpu-part-big-0-1", "gpu-part-small-0", "gpu")] == [
         "part",
-        "odd",
+        "small",
         "all",
     ]

@@ -1,4 +1,4 @@
-"""Quantities: what the API server takes, what it stores, and that what we publish is stored as it is."""
+"""Quantities are parsed, compared and stored as by the API server. The server stores published quantities unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ texts = st.builds("{}{}".format, numbers, suffixes)
 
 
 def value_of(text: str) -> Fraction:
-    """The value by definition, in another way than the code under test."""
+    """Returns the value by definition, computed independently of the code under test."""
     match = re.fullmatch(r"([+-]?[0-9.]+)(.*)", text)
     assert match
     number, suffix = Fraction(Decimal(match[1])), match[2]
@@ -52,7 +52,7 @@ def value_of(text: str) -> Fraction:
 @example("-20Ei")
 @example("1.0000000001Ki")
 @example("123456789012345678901234567890.1234567891")
-def test_a_quantity_has_the_exact_value_rounded_up_to_a_billionth_and_a_binary_one_ends_at_63_bits(text: str) -> None:
+def test_a_quantity_is_rounded_up_to_nano_and_a_binary_one_is_limited_to_63_bits(text: str) -> None:
     assert Fraction(Quantity(text).value) == value_of(text)
 
 
@@ -61,13 +61,13 @@ def test_a_quantity_has_the_exact_value_rounded_up_to_a_billionth_and_a_binary_o
 @example("1.500")
 @example("+1")
 @example("007")
-def test_what_is_published_is_stored_as_it_is_so_that_a_restart_rewrites_nothing(text: str) -> None:
+def test_a_published_quantity_is_stored_unchanged(text: str) -> None:
     published = str(Quantity(text))
     assert (stored(published), str(Quantity(published)), Quantity(published)) == (published, published, Quantity(text))
 
 
 @given(texts)
-def test_what_the_server_stores_it_stores_again(text: str) -> None:
+def test_a_stored_quantity_is_stored_unchanged_again(text: str) -> None:
     once = stored(text)
     assert stored(once) == once
     if abs(parse(text).value) < Decimal("1e21"):
@@ -75,7 +75,7 @@ def test_what_the_server_stores_it_stores_again(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "stored_text"),
     [
         ("1.0", "1"), (".5", "500m"), ("0.5", "500m"), ("5.", "5."), ("1e19", "10e18"), ("1000m", "1"), ("1000", "1k"), ("1024Mi", "1Gi"),
         ("8Ei", "9223372036854775807"), ("-20Ei", "-9223372036854775807"), ("1e99999999999", "10e1215752190"), ("0.0001", "100u"),
@@ -85,33 +85,31 @@ def test_what_the_server_stores_it_stores_again(text: str) -> None:
         ("512Ki", "512Ki"), ("0.5Ki", "512"), ("0.0001Ki", "102400u"), ("1000Ki", "1000Ki"), ("1025", "1025"), ("100Ti", "100Ti"), ("1000E", "1"),
     ],
 )  # fmt: skip
-def test_the_server_keeps_the_text_of_what_it_takes_for_canonical_and_writes_the_rest_again(
-    text: str, kept: str
-) -> None:
-    assert stored(text) == kept
+def test_the_server_keeps_some_texts_and_rewrites_others_canonically(text: str, stored_text: str) -> None:
+    assert stored(text) == stored_text
 
 
 @pytest.mark.parametrize(
     "text", ["1K", "1 Gi", "1e3Ki", "NaN", "Infinity", "1_000", "\uff11", "", "1e", "0x1", "1Gii", "--1", "1..5", "1e99999999999999999999", "Pi", "e-10"]
 )  # fmt: skip
-def test_what_kubernetes_refuses_is_no_quantity(text: str) -> None:
+def test_text_that_kubernetes_rejects_is_no_quantity(text: str) -> None:
     with pytest.raises(QuantityError, match="is not a quantity"):
         parse(text)
 
 
 @pytest.mark.parametrize("text", [".", "+", "-", "k", "Gi", "e5"])
-def test_a_suffix_without_a_number_is_zero_for_the_server_and_a_mistake_of_an_author(text: str) -> None:
+def test_a_suffix_without_a_number_is_zero_for_the_server_and_an_error_for_drivers(text: str) -> None:
     assert parse(text) == Quantity(0)
     with pytest.raises(QuantityError, match="write a number such as 16"):
         Quantity(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "taken"), [(" 1", True), ("80Gi  ", True), ("\u00a01", True), ("1 Gi", False), ("\t1", False)]
+    ("text", "accepted"), [(" 1", True), ("80Gi  ", True), ("\u00a01", True), ("1 Gi", False), ("\t1", False)]
 )
-def test_spaces_around_a_quantity_do_not_count_and_none_may_be_within(text: str, taken: bool) -> None:
+def test_spaces_around_a_quantity_are_ignored_and_inner_spaces_are_rejected(text: str, accepted: bool) -> None:
     server = {"driver": "d.example.com", "devices": [{"name": "d", "capacity": {"memory": {"value": text}}}]}
-    if taken:
+    if accepted:
         assert str(Quantity(text)) == text.strip()
         spec = decode_strictly({"spec": server}, dra_shape("ResourceSlice"))["spec"]
         assert spec["devices"][0]["capacity"]["memory"]["value"] == text.strip()
@@ -121,17 +119,17 @@ def test_spaces_around_a_quantity_do_not_count_and_none_may_be_within(text: str,
         with pytest.raises(DecodeError):
             decode_strictly({"spec": server}, dra_shape("ResourceSlice"))
     with pytest.raises(QuantityError):
-        parse(text)  # as CEL reads it
+        parse(text)  # CEL accepts no spaces.
 
 
 @pytest.mark.parametrize("value", [1.5, True, None, Decimal("NaN"), Decimal("Infinity"), b"1"])
-def test_what_is_no_text_and_no_whole_number_is_no_quantity(value: object) -> None:
+def test_a_value_other_than_text_or_integer_is_rejected(value: object) -> None:
     with pytest.raises(TypeError, match="is not a quantity: use text such as"):
         Quantity(value)  # type: ignore[arg-type]
 
 
 @given(texts, texts)
-def test_quantities_compare_by_value_whatever_their_form(a: str, b: str) -> None:
+def test_quantities_are_compared_by_value(a: str, b: str) -> None:
     x, y = Quantity(a), Quantity(b)
     assert (x < y, x <= y, x == y, x > y, x >= y) == (
         value_of(a) < value_of(b), value_of(a) <= value_of(b), value_of(a) == value_of(b), value_of(a) > value_of(b), value_of(a) >= value_of(b),
@@ -141,14 +139,14 @@ def test_quantities_compare_by_value_whatever_their_form(a: str, b: str) -> None
 
 
 @given(texts, texts, st.integers(-1000, 1000))
-def test_quantities_add_and_multiply_without_loss(a: str, b: str, times: int) -> None:
+def test_addition_and_multiplication_are_exact(a: str, b: str, times: int) -> None:
     x, y = Quantity(a), Quantity(b)
     assert Fraction((x + y).value) == value_of(a) + value_of(b)
     assert Fraction((x - y).value) == value_of(a) - value_of(b)
     assert Fraction((x * times).value) == Fraction((times * x).value) == value_of(a) * times
 
 
-def test_a_sum_is_written_as_its_left_side_is_and_as_its_right_one_where_that_is_nothing() -> None:
+def test_a_sum_has_the_format_of_the_left_operand_or_of_the_right_one_if_the_left_is_zero() -> None:
     assert str(Quantity("1Gi") + Quantity("512Mi")) == "1536Mi"
     assert str(Quantity("0") + Quantity("1Ki")) == "1Ki"
     assert str(Quantity("1k") + Quantity("24")) == "1024"
@@ -156,7 +154,7 @@ def test_a_sum_is_written_as_its_left_side_is_and_as_its_right_one_where_that_is
     assert str(Quantity(Decimal("0.25"))) == "250m"
 
 
-def test_a_quantity_cannot_be_changed_and_survives_copies() -> None:
+def test_a_quantity_is_immutable_and_can_be_copied() -> None:
     quantity = Quantity("1.5Gi")
     for other in (copy.copy(quantity), copy.deepcopy([quantity])[0], Quantity(quantity)):
         assert (other, str(other), other.is_integer) == (quantity, "1536Mi", False)
@@ -171,13 +169,13 @@ def test_a_quantity_cannot_be_changed_and_survives_copies() -> None:
 
 
 @given(st.integers(-(2**70), 2**70), st.sampled_from(["", "m", "u"]))
-def test_amounts_are_counted_in_whole_numbers_away_from_zero_within_64_bits(number: int, suffix: str) -> None:
+def test_rounded_up_rounds_away_from_zero_and_is_limited_to_64_bits(number: int, suffix: str) -> None:
     value = Fraction(number) * Fraction(10) ** SUFFIXES[suffix]
-    away = -(-abs(value) // 1) * (1 if value > 0 else -1)
-    assert Quantity(f"{number}{suffix}").rounded_up == max(-CAP - 1, min(CAP, away))
+    rounded = -(-abs(value) // 1) * (1 if value > 0 else -1)
+    assert Quantity(f"{number}{suffix}").rounded_up == max(-CAP - 1, min(CAP, rounded))
 
 
-def test_a_capacity_with_a_policy_is_what_the_api_has() -> None:
+def test_a_capacity_with_a_policy_has_the_form_of_the_api() -> None:
     ranged = RequestPolicy(default="1024Mi", min="1Gi", max="8Gi", step="1Gi")
     listed = RequestPolicy(default=10, valid_values=[10, "1000", Quantity("2k")])
     capacity = {
@@ -202,7 +200,7 @@ def test_a_capacity_with_a_policy_is_what_the_api_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: RequestPolicy(default="1", min="1", valid_values=["1"]), "use one of them"),
         (lambda: RequestPolicy(default="1", max="2"), "needs min"),
@@ -220,13 +218,13 @@ def test_a_capacity_with_a_policy_is_what_the_api_has() -> None:
         (lambda: shared(RequestPolicy(default="1", valid_values=list(range(11)))), "at most 10 items"),
     ],
 )  # fmt: skip
-def test_a_policy_that_no_server_takes_is_refused_with_its_reason(make: Callable[[], object], says: str | None) -> None:
-    if says is None:
+def test_an_invalid_policy_is_rejected_with_the_reason(make: Callable[[], object], message: str | None) -> None:
+    if message is None:
         make()
         return
-    with pytest.raises(InvalidObjectError) as refused:
+    with pytest.raises(InvalidObjectError) as raised:
         make()
-    assert says in str(refused.value)
+    assert message in str(raised.value)
 
 
 def shared(policy: RequestPolicy) -> Device:
@@ -252,7 +250,7 @@ def read(parameters: dict[str, object]) -> Config | None:
     return decode(parameters, [Memory], "gpu.example.com", "config[0]")
 
 
-def test_quantities_and_versions_are_fields_of_a_config_and_go_back_to_json() -> None:
+def test_quantities_and_versions_are_read_from_and_written_to_json_of_a_config() -> None:
     whole = {"value": "80Gi", "requestPolicy": {"default": "1", "validRange": {"min": "1"}}}
     limits = {"least": "2.0.0", "byName": {"a": 5, "b": "1.5"}}
     found = read(
@@ -279,7 +277,7 @@ def test_quantities_and_versions_are_fields_of_a_config_and_go_back_to_json() ->
 
 
 @pytest.mark.parametrize(
-    ("parameters", "says"),
+    ("parameters", "message"),
     [
         ({"size": "80GB"}, "parameters.size: '80GB' is not a quantity: write a number such as 16"),
         ({"size": 1.5}, "parameters.size: Expected a quantity such as `80Gi`, got 1.5"),
@@ -294,12 +292,12 @@ def test_quantities_and_versions_are_fields_of_a_config_and_go_back_to_json() ->
         ({"policy": 3}, "parameters.policy: Expected `object`, got 3"),
     ],
 )  # fmt: skip
-def test_a_field_that_is_no_quantity_is_refused_with_its_path_and_what_to_write(
-    parameters: dict[str, object], says: str
+def test_an_invalid_field_is_rejected_with_its_path_and_a_correction(
+    parameters: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as raised:
         read(parameters)
-    assert says in str(refused.value)
+    assert message in str(raised.value)
 
 
 @given(st.integers(-(10**20), 10**20))
@@ -312,7 +310,7 @@ def test_an_equal_whole_number_is_equal_and_has_the_same_hash(number: int) -> No
 
 
 def test_text_is_never_equal_because_equal_quantities_have_different_texts() -> None:
-    """Otherwise `Quantity("1Gi")` would equal two texts that differ, and have one hash for both."""
+    """Otherwise `Quantity("1Gi")` would equal two different texts, which have different hashes."""
     assert Quantity("1Gi") == Quantity("1024Mi")
     assert Quantity("1Gi") != "1Gi"
     assert str(Quantity("1024Mi")) == "1Gi"

@@ -1,4 +1,4 @@
-"""A quantity of 10 KiB in a user's parameters is not kept in memory after the claim or the review."""
+"""A quantity of 10 KiB in a user's parameters does not stay in memory after its use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dra_kubeletplugin import Quantity
 
 
 @pytest.mark.full
-def test_long_quantities_leave_nothing_behind() -> None:
+def test_long_quantities_do_not_stay_in_memory() -> None:
     Quantity("0." + "1" * 9_000)
     tracemalloc.start()
     try:
-        for i in range(120):  # 1.1 MB of text, if the cache of parsed quantities kept it
+        for i in range(120):  # 1.1 MB of text. The cache of parsed quantities must not keep it.
             assert str(Quantity("0." + "1" * 9_000 + str(i))) == "111111112n"
             with contextlib.suppress(ValueError):
                 Quantity("1" * 9_000 + str(i))

@@ -1,4 +1,4 @@
-"""Fields of Kubernetes 1.36 and 1.37: what authors write, what becomes of it on servers that know it and on those that do not."""
+"""Fields of Kubernetes 1.36 and 1.37 are published to servers that support them, and omitted or withheld on other servers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def devices_of(specs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {d["name"]: d for s in specs for d in s.get("devices") or []}
 
 
-async def test_a_device_with_compatibility_groups_is_withheld_where_the_server_drops_them() -> None:
+async def test_a_device_with_compatibility_groups_is_withheld_if_the_server_drops_them() -> None:
     async with scripted_api_server(Features.of("1.37")) as server:
         status, specs = await published(server, Pool("node", GROUPED, [CARD]))
         assert set(devices_of(specs)) == {"plain"}
@@ -55,7 +55,7 @@ async def test_a_device_with_compatibility_groups_is_withheld_where_the_server_d
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.36", "1.37"])
-async def test_what_a_pool_states_of_all_its_devices_is_sent_where_it_is_known_and_left_out_elsewhere(
+async def test_pool_options_are_omitted_on_a_server_without_the_feature(
     release: str,
 ) -> None:
     pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
@@ -64,10 +64,10 @@ async def test_what_a_pool_states_of_all_its_devices_is_sent_where_it_is_known_a
         assert "partitionTypeAttribute" not in spec
         assert "skipNodeOperations" not in spec
         assert status.gates_off == {Gate.PARTITION_TYPES, Gate.NODE_OPERATIONS}
-        assert len(server.written) == 1, "the server was asked before"
+        assert len(server.written) == 1, "the publisher has checked the features before the write"
 
 
-async def test_what_a_pool_states_of_all_its_devices_reaches_a_server_that_keeps_it() -> None:
+async def test_pool_options_are_published_to_a_server_with_the_feature() -> None:
     pool = Pool("node", [Device("d")], partition_type="d.example.com/profile", skip_node_operations=["*"])
     async with scripted_api_server(ON) as server:
         status, [spec] = await published(server, pool)
@@ -75,7 +75,7 @@ async def test_what_a_pool_states_of_all_its_devices_reaches_a_server_that_keeps
         assert status.gates_off == frozenset()
 
 
-async def test_a_pool_of_no_node_that_no_plugin_serves_is_not_published_where_one_would_be_waited_for() -> None:
+async def test_a_network_pool_without_node_operations_is_not_published_if_nodes_would_wait_for_a_plugin() -> None:
     inventory = Inventory("", role=Role.CONTROLLER)
     await inventory.update([Pool("net", [Device("d")], nodes=Nodes.all(), skip_node_operations=["*"])])
     assert [c.name for c in inventory.contents()] == ["net"]
@@ -84,43 +84,43 @@ async def test_a_pool_of_no_node_that_no_plugin_serves_is_not_published_where_on
     assert "wait on their nodes for a plugin" in inventory.rejected["pool net"]
 
 
-async def test_what_is_no_operation_is_a_fault_of_its_pool() -> None:
+async def test_an_incomplete_list_of_skipped_operations_is_a_fault_of_the_pool() -> None:
     inventory = Inventory("node")
     await inventory.update([Pool("node", [Device("d")], skip_node_operations=["NodePrepareResources"])])
     assert "only be skipped together with NodeUnprepareResources" in inventory.rejected["pool node"]
 
 
 @pytest.mark.parametrize(
-    ("resource", "stays"),
+    ("resource", "is_published"),
     [
         (NodeResource(per_pod="64Mi"), True),
         (NodeResource(per_device=2), False),
         (NodeResource(capacity="cores", per_unit=2, per_container="1Mi"), False),
     ],
 )
-async def test_a_device_that_is_part_of_its_node_is_withheld_where_the_node_would_be_given_away_twice(
-    resource: NodeResource, stays: bool
+async def test_a_device_that_is_part_of_its_node_is_withheld_if_the_node_would_be_allocated_twice(
+    resource: NodeResource, is_published: bool
 ) -> None:
     async with scripted_api_server(Features.of("1.37")) as server:
         device = Device("d", capacity={"cores": 4}, node_resources={"cpu": resource})
         status, specs = await published(server, Pool("node", [device]))
-        assert ("d" in devices_of(specs)) == stays
+        assert ("d" in devices_of(specs)) == is_published
         assert status.gates_off == {Gate.NODE_RESOURCES}
         assert all("nodeAllocatableResources" not in d for d in devices_of(specs).values())
 
 
 @pytest.mark.parametrize("release", ["1.34", "1.35", "1.36", "1.37"])
-async def test_a_taint_that_only_informs_never_keeps_a_device_back(release: str) -> None:
+async def test_a_taint_without_effect_never_withholds_a_device(release: str) -> None:
     async with scripted_api_server(Features.of(release)) as server:
         device = Device("d", taints=[Taint(key="example.com/note", effect="None")])
         _, specs = await published(server, Pool("node", [device]))
         assert ("taints" in devices_of(specs)["d"]) == server.features.has("DRADeviceTaints")
 
 
-def test_a_contradiction_is_reported_where_it_is_written() -> None:
-    for given in ({}, {"capacity": "cores"}, {"per_device": 1, "capacity": "c", "per_unit": 1}):
+def test_contradicting_fields_raise_an_error_at_creation() -> None:
+    for fields in ({}, {"capacity": "cores"}, {"per_device": 1, "capacity": "c", "per_unit": 1}):
         with pytest.raises(InvalidObjectError, match="NodeResource"):
-            NodeResource(**given)  # type: ignore[arg-type]
+            NodeResource(**fields)  # type: ignore[arg-type]
     with pytest.raises(InvalidObjectError, match="consumes no counters of this counter set"):
         Device("d", compatibility_groups={"x": ["a"]})
     with pytest.raises(InvalidObjectError, match="must have at most 2 items"):
@@ -133,7 +133,7 @@ def test_a_contradiction_is_reported_where_it_is_written() -> None:
         Device("d", consumes_counters={"x": {"c": 1}}, compatibility_groups={"x": "ab"})
 
 
-def test_newer_fields_survive_every_version_and_a_record() -> None:
+def test_newer_fields_are_kept_by_conversions_and_records() -> None:
     device = Device(
         "d",
         capacity={"cores": 4},
@@ -153,21 +153,21 @@ def test_newer_fields_survive_every_version_and_a_record() -> None:
         assert convert(convert(claim, version), "v1") == claim
 
 
-async def test_a_claim_of_a_pod_group_is_prepared_kept_over_a_restart_and_given_back_when_it_goes() -> None:
+async def test_a_claim_of_a_pod_group_is_prepared_and_released_after_its_deletion() -> None:
     """The consumer and the owner of a claim need not be a Pod (KEP-5729)."""
     async with node_with(make_toy_class(), reconcile_interval=0.2, reconcile_grace_period=0.2) as node:
         group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "workers", "uid": "group-1"}
-        made = await allocate(node, "shared", [{"pool": "node-1", "device": "toy-0"}])
-        changed = {**made, "status": {**made["status"], "reservedFor": [group]}}
-        made = await node.cluster.client.update(CLAIMS, changed, "status")
+        allocated = await allocate(node, "shared", [{"pool": "node-1", "device": "toy-0"}])
+        changed = {**allocated, "status": {**allocated["status"], "reservedFor": [group]}}
+        allocated = await node.cluster.client.update(CLAIMS, changed, "status")
         for _ in range(2):
-            answer = (await prepare_call(node, ref(made))).claims[ref(made)[2]]
-            assert (answer.error, len(answer.devices)) == ("", 1)
+            response = (await prepare_call(node, ref(allocated))).claims[ref(allocated)[2]]
+            assert (response.error, len(response.devices)) == ("", 1)
             await node.restart()
         assert (await node.leftovers())["held"] == ["toy-0"]
         await node.cluster.client.delete(CLAIMS, "shared", "default")
 
-        async def given_back() -> bool:
+        async def is_released() -> bool:
             return (await node.leftovers())["held"] == []
 
-        await node.cluster.wait("the claim to be given back", given_back)
+        await node.cluster.wait("the release of the claim", is_released)

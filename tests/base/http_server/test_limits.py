@@ -22,18 +22,18 @@ GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = b"x" * 300_000
 
 
-class Served:
-    """A server whose handler waits at ``holds`` until ``go_on`` is set."""
+class RunningServer:
+    """A server whose handler waits for ``go_on`` at the path ``paused_path``."""
 
-    def __init__(self, limits: Limits, holds: str = "/hold") -> None:
-        self.holds = holds
+    def __init__(self, limits: Limits, paused_path: str = "/hold") -> None:
+        self.paused_path = paused_path
         self.server = HttpServer(self._handle, limits=limits)
         self.go_on = asyncio.Event()
-        self.held = 0
+        self.paused = 0
         self.port = 0
         self._clients: list[asyncio.StreamWriter] = []
 
-    async def __aenter__(self) -> Served:
+    async def __aenter__(self) -> RunningServer:
         self.port = int((await self.server.start()).rpartition(":")[2])
         return self
 
@@ -43,8 +43,8 @@ class Served:
         await self.server.close()
 
     async def _handle(self, request: Request) -> Response:
-        if request.path == self.holds:
-            self.held += 1
+        if request.path == self.paused_path:
+            self.paused += 1
             await self.go_on.wait()
         return Response(200, LARGE if request.path == "/large" else b"ok " + request.path.encode(), "text/plain")
 
@@ -64,9 +64,9 @@ class Served:
     async def exchange(self, data: bytes, source: str = "127.0.0.1") -> bytes:
         async with asyncio.timeout(60):
             reader, writer = await self.connect(data, source)
-            answer = await reader.read()
+            response = await reader.read()
             writer.transport.abort()
-            return answer
+            return response
 
     async def until(self, open_connections: int) -> None:
         async with asyncio.timeout(60):
@@ -89,8 +89,8 @@ async def is_closed(client: Client, seconds: float = 60.0) -> bool:
 # --- memory -------------------------------------------------------------------------------------------
 
 
-async def test_announced_bodies_that_do_not_arrive_take_nothing_from_other_requests() -> None:
-    async with Served(Limits(body_bytes=1000, buffered_bytes=2000)) as served:
+async def test_announced_bodies_that_do_not_arrive_use_no_memory_of_the_limit() -> None:
+    async with RunningServer(Limits(body_bytes=1000, buffered_bytes=2000)) as served:
         for _ in range(20):
             await served.connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
         await served.until(20)
@@ -98,8 +98,8 @@ async def test_announced_bodies_that_do_not_arrive_take_nothing_from_other_reque
             assert (await served.post(b"x" * 1000)).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_body_that_is_announced_too_large_is_refused_before_it_arrives() -> None:
-    async with Served(Limits(body_bytes=1000)) as served:
+async def test_the_server_rejects_a_too_large_body_by_its_announced_length() -> None:
+    async with RunningServer(Limits(body_bytes=1000)) as served:
         for length in (b"1001", b"9" * 18, b"9" * 20):
             head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: " + length + b"\r\n\r\n"
             reader, _ = await served.connect(head)
@@ -107,8 +107,8 @@ async def test_a_body_that_is_announced_too_large_is_refused_before_it_arrives()
                 assert (await reader.readline()).split()[1] == b"413"
 
 
-async def test_beyond_the_memory_limit_the_request_that_holds_most_for_longest_is_refused() -> None:
-    async with Served(Limits(body_bytes=1000, buffered_bytes=2500)) as served, asyncio.timeout(60):
+async def test_the_server_rejects_the_largest_oldest_request_above_the_memory_limit() -> None:
+    async with RunningServer(Limits(body_bytes=1000, buffered_bytes=2500)) as served, asyncio.timeout(60):
         head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
         clients = []
         for size in (100, 900, 850):
@@ -117,31 +117,31 @@ async def test_beyond_the_memory_limit_the_request_that_holds_most_for_longest_i
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
         assert (await served.post(b"x" * 1000)).startswith(b"HTTP/1.1 200 ")
-        small, refused, kept = clients
-        assert (await refused[0].readline()).startswith(b"HTTP/1.1 429 ")
+        small, rejected, kept = clients
+        assert (await rejected[0].readline()).startswith(b"HTTP/1.1 429 ")
         for client, rest in ((kept, 150), (small, 900)):
             client[1].write(b"x" * rest)
             assert (await client[0].readline()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_a_client_that_is_refused_for_memory_learns_when_to_try_again() -> None:
-    async with Served(Limits(body_bytes=1000, buffered_bytes=1500)) as served:
+async def test_a_client_rejected_for_memory_receives_a_retry_after_header() -> None:
+    async with RunningServer(Limits(body_bytes=1000, buffered_bytes=1500)) as served:
         reader, _ = await served.connect(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * 900)
         async with asyncio.timeout(60):
             while served.server.connections.buffered < 900:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.05)
             assert (await served.post(b"x" * 1000)).startswith(b"HTTP/1.1 200 ")
-            answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 429 ")
-        assert b"Retry-After: 1\r\n" in answer
-        assert b"1500 bytes" in answer
+            response = await reader.read()
+        assert response.startswith(b"HTTP/1.1 429 ")
+        assert b"Retry-After: 1\r\n" in response
+        assert b"1500 bytes" in response
         assert served.server.connections.buffered == 0
 
 
-async def test_responses_that_are_not_read_are_bounded_and_probes_are_answered() -> None:
+async def test_unread_responses_are_bounded_and_do_not_block_probes() -> None:
     limits = Limits(connections=64, buffered_bytes=1_000_000, socket_bytes=32 * 1024)
-    async with Served(limits) as served:
+    async with RunningServer(limits) as served:
         for _ in range(200):
             _, writer = await served.connect(GET % b"/large" * 50)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -151,8 +151,8 @@ async def test_responses_that_are_not_read_are_bounded_and_probes_are_answered()
         assert len(await served.get("/large")) > len(LARGE)
 
 
-async def test_the_kernel_keeps_little_of_a_response_that_is_not_read() -> None:
-    async with Served(Limits(socket_bytes=16 * 1024)) as served:
+async def test_the_kernel_buffers_only_a_small_part_of_an_unread_response() -> None:
+    async with RunningServer(Limits(socket_bytes=16 * 1024)) as served:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", served.port))
@@ -161,85 +161,85 @@ async def test_the_kernel_keeps_little_of_a_response_that_is_not_read() -> None:
                 while not served.server.connections.buffered:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)
-            assert served.server.connections.buffered == len(LARGE)  # far from sent
+            assert served.server.connections.buffered == len(LARGE)  # The kernel has not accepted the whole response.
 
 
 # --- connections --------------------------------------------------------------------------------------
 
 
-async def test_an_unfinished_request_is_closed_before_an_idle_connection_and_a_handled_one_never() -> None:
-    async with Served(Limits(connections=5)) as served:  # four for an address
+async def test_the_server_closes_unfinished_requests_first_then_idle_ones_and_never_handled_ones() -> None:
+    async with RunningServer(Limits(connections=5)) as served:  # one address may have four of them
         idle = await served.connect(GET % b"/")
         await idle[0].readuntil(b"ok /")
         slow = await served.connect(b"GET / HTTP")
-        held = await served.connect(GET % b"/hold")
-        await asyncio.sleep(1.1)  # what is slow, and not only new
-        other = await served.connect(GET % b"/hold")
+        paused = await served.connect(GET % b"/hold")
+        await asyncio.sleep(1.1)  # After one second, an unfinished request is slow and not only new.
+        second = await served.connect(GET % b"/hold")
         assert (await served.get()).endswith(b"ok /healthz")
         assert await is_closed(slow)
         assert not await is_closed(idle, 0.05)
         third = await served.connect(GET % b"/hold")
         async with asyncio.timeout(60):
-            while served.held < 3:
+            while served.paused < 3:
                 await asyncio.sleep(0.01)
         assert (await served.get()).endswith(b"ok /healthz")
         assert await is_closed(idle)
         served.go_on.set()
-        for client in (held, other, third):
+        for client in (paused, second, third):
             async with asyncio.timeout(60):
                 assert await client[0].readuntil(b"ok /hold")
 
 
-async def test_an_address_has_three_quarters_of_the_connections_at_most() -> None:
-    async with Served(Limits(connections=8)) as served:
+async def test_one_address_has_at_most_three_quarters_of_the_connections() -> None:
+    async with RunningServer(Limits(connections=8)) as served:
         others = []
         for number in (2, 3):
             others.append(await served.connect(GET % b"/", f"127.0.0.{number}"))
             await others[-1][0].readuntil(b"ok /")
-        greedy = [await served.connect(b"GET /") for _ in range(30)]
+        clients = [await served.connect(b"GET /") for _ in range(30)]
         assert (await served.get()).endswith(b"ok /healthz")  # from the same address
         assert (await served.get(source="127.0.0.4")).endswith(b"ok /healthz")
-        assert not any([await is_closed(other, 0.05) for other in others])
-        closed = [await is_closed(client, 0.05) for client in greedy]
+        assert not any([await is_closed(client, 0.05) for client in others])
+        closed = [await is_closed(client, 0.05) for client in clients]
         assert closed.count(True) >= 30 - 6
         assert closed == sorted(closed, reverse=True)  # the oldest first
 
 
-async def test_an_address_that_uses_its_share_with_handled_requests_is_refused_and_others_are_not() -> None:
-    async with Served(Limits(connections=8)) as served:
-        held = [await served.connect(GET % b"/hold") for _ in range(6)]
+async def test_an_address_is_rejected_when_handled_requests_use_its_share_and_others_are_not() -> None:
+    async with RunningServer(Limits(connections=8)) as served:
+        paused = [await served.connect(GET % b"/hold") for _ in range(6)]
         async with asyncio.timeout(60):
-            while served.held < 6:
+            while served.paused < 6:
                 await asyncio.sleep(0.01)
         assert (await served.get(source="127.0.0.2")).endswith(b"ok /healthz")
         assert await is_closed(await served.connect(GET % b"/"))
         served.go_on.set()
-        for reader, _ in held:
+        for reader, _ in paused:
             async with asyncio.timeout(60):
                 assert await reader.readuntil(b"ok /hold")
 
 
 async def test_probes_are_handled_while_other_requests_are_at_their_limit() -> None:
-    async with Served(Limits(connections=64, requests=4)) as served:
+    async with RunningServer(Limits(connections=64, requests=4)) as served:
         for _ in range(4):
             await served.connect(GET % b"/hold")
         async with asyncio.timeout(60):
-            while served.held < 4:
+            while served.paused < 4:
                 await asyncio.sleep(0.01)
-        refused = await served.get("/metrics")
-        assert refused.startswith(b"HTTP/1.1 429 ")
-        assert b"Retry-After: 1\r\n" in refused
+        rejected = await served.get("/metrics")
+        assert rejected.startswith(b"HTTP/1.1 429 ")
+        assert b"Retry-After: 1\r\n" in rejected
         for path in ("/healthz", "/readyz"):
             assert (await served.get(path)).startswith(b"HTTP/1.1 200 ")
         served.go_on.set()
 
 
-async def test_readiness_probes_that_hang_leave_room_for_liveness_probes_and_metrics() -> None:
-    async with Served(Limits(connections=64, requests=4), holds="/readyz") as served:
+async def test_hanging_readiness_probes_do_not_block_liveness_probes_and_metrics() -> None:
+    async with RunningServer(Limits(connections=64, requests=4), paused_path="/readyz") as served:
         for _ in range(30):
             await served.connect(GET % b"/readyz")
         async with asyncio.timeout(60):
-            while served.held < 4:
+            while served.paused < 4:
                 await asyncio.sleep(0.01)
         assert (await served.get("/readyz")).startswith(b"HTTP/1.1 429 ")
         for path in ("/healthz", "/metrics"):
@@ -258,15 +258,15 @@ async def test_readiness_probes_that_hang_leave_room_for_liveness_probes_and_met
     ],
     ids=["many lines", "many lines, complete", "a long line", "a long line, complete", "tiny chunks"],
 )
-async def test_requests_that_cost_more_to_parse_than_they_need_are_refused(sent: bytes, status: bytes) -> None:
-    async with Served(Limits(head_bytes=16 * 1024, head_lines=64)) as served:
+async def test_the_server_rejects_requests_that_are_expensive_to_parse(sent: bytes, status: bytes) -> None:
+    async with RunningServer(Limits(head_bytes=16 * 1024, head_lines=64)) as served:
         reader, _ = await served.connect(sent)
         async with asyncio.timeout(60):
             assert (await reader.readline()).split()[1] == status
 
 
-async def test_clients_that_send_requests_without_waiting_do_not_keep_their_places() -> None:
-    async with Served(Limits(connections=16)) as served:
+async def test_clients_that_pipeline_requests_do_not_block_other_clients() -> None:
+    async with RunningServer(Limits(connections=16)) as served:
         for _ in range(40):
             await served.connect(GET % b"/" * 5000)
         for _ in range(20):
@@ -280,9 +280,9 @@ import asyncio, resource, os
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 from dra_kubeletplugin.base.http_server.server import PROBES, HttpServer, Response
 async def main():
-    async def answer(request):
+    async def respond(request):
         return Response(200, b"ok", "text/plain")
-    server = HttpServer(answer, limits=PROBES)
+    server = HttpServer(respond, limits=PROBES)
     print(await server.start(), server.connections.most, flush=True)
     while True:
         if await asyncio.to_thread(input) == "exhaust":
@@ -296,8 +296,8 @@ asyncio.run(main())
 """
 
 
-def test_probes_are_answered_by_a_process_that_has_no_descriptors_left() -> None:
-    """Half of the descriptors are for clients; where something else takes the rest, connections are closed for a probe."""
+def test_a_process_without_free_descriptors_responds_to_probes() -> None:
+    """Clients may use half of the descriptors. If other code uses the rest, the server closes connections for a probe."""
     root = Path(__file__).parents[3]
     process = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_DESCRIPTORS],
@@ -327,18 +327,18 @@ def _probe(address: tuple[str, int]) -> bytes:
         return client.recv(13)
 
 
-async def test_the_number_of_connections_is_half_of_the_descriptors_at_most() -> None:
+async def test_the_server_uses_at_most_half_of_the_descriptors_for_connections() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
     try:
-        assert HttpServer(_nothing, limits=Limits(connections=128)).connections.most == 100
-        assert HttpServer(_nothing, limits=Limits(connections=50)).connections.most == 50
-        assert HttpServer(_nothing).connections.most is None
+        assert HttpServer(_empty_response, limits=Limits(connections=128)).connections.most == 100
+        assert HttpServer(_empty_response, limits=Limits(connections=50)).connections.most == 50
+        assert HttpServer(_empty_response).connections.most is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def _nothing(request: Request) -> Response:
+async def _empty_response(request: Request) -> Response:
     return Response()
 
 
@@ -359,7 +359,7 @@ async def counted() -> AsyncIterator[tuple[SharedRun[int], list[int], asyncio.Ev
     yield SharedRun(job), runs, go_on
 
 
-async def test_callers_that_wait_share_a_run_and_later_ones_get_a_later_result() -> None:
+async def test_waiting_callers_share_a_run_and_later_callers_share_a_later_run() -> None:
     async with counted() as (shared, runs, go_on), asyncio.timeout(60):
         first = [asyncio.create_task(shared()) for _ in range(10)]
         while not runs:
@@ -371,15 +371,15 @@ async def test_callers_that_wait_share_a_run_and_later_ones_get_a_later_result()
         assert await shared() == 3
 
 
-async def test_a_caller_that_goes_away_ends_no_run_of_others_and_an_error_reaches_each() -> None:
+async def test_a_cancelled_caller_does_not_cancel_a_shared_run_and_each_caller_receives_an_error() -> None:
     async with counted() as (shared, runs, go_on), asyncio.timeout(60):
-        gone, waits = asyncio.create_task(shared()), asyncio.create_task(shared())
+        cancelled, waiting = asyncio.create_task(shared()), asyncio.create_task(shared())
         while not runs:
             await asyncio.sleep(0)
-        gone.cancel()
+        cancelled.cancel()
         await asyncio.sleep(0)
         go_on.set()
-        assert await waits == 1
+        assert await waiting == 1
 
     async def fails() -> int:
         raise ValueError("broken")

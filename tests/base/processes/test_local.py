@@ -1,4 +1,4 @@
-"""Processes that are started detached and found again by their id and start time. Each test starts real ones."""
+"""Detached processes are identified by their id and start time. Each test starts real processes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from dra_kubeletplugin.errors import RetryableError
 from tests.helpers.waiting import block_until
 
 FOREVER = (sys.executable, "-I", "-S", "-c", "import time; print('begun', flush=True); time.sleep(600)")
-DEAF = (
+IGNORES_SIGTERM = (
     sys.executable, "-I", "-S", "-c",
     "import signal, time; signal.signal(15, signal.SIG_IGN); print('begun', flush=True); time.sleep(600)",
 )  # fmt: skip
 
 
-class Started:
-    """Commands of one test. Everything that they start is dead at its end."""
+class StartedCommands:
+    """The commands of one test. The fixture kills all their processes at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,13 +55,13 @@ class Started:
         options = {"stop_timeout": 30.0, **options}
         return Command(argv, str(self.folder / f"{token}.log"), token, **options)  # type: ignore[arg-type]
 
-    def left(self) -> list[int]:
+    def running(self) -> list[int]:
         return [p.pid for t in self.tokens for p in with_variable(MARKER, t)]
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Started]:
-    found = Started(tmp_path)
+def started(tmp_path: Path) -> Iterator[StartedCommands]:
+    found = StartedCommands(tmp_path)
     yield found
     for token in found.tokens:
         for process in with_variable(MARKER, token):
@@ -86,7 +86,9 @@ def begun(command: Command) -> Callable[[], bool]:
     return lambda: "begun" in log_tail(Path(command.log))
 
 
-def test_a_process_runs_its_program_only_after_go_and_is_detached(runner: ProcessRunner, started: Started) -> None:
+def test_a_process_starts_its_program_only_after_go_and_is_detached(
+    runner: ProcessRunner, started: StartedCommands
+) -> None:
     command = started.command(*FOREVER, env={"A": "1"}, cwd=str(started.folder))
     launched = runner.launch(command)
     process = launched.identity
@@ -95,21 +97,27 @@ def test_a_process_runs_its_program_only_after_go_and_is_detached(runner: Proces
     launched.go()
     block_until(begun(command))
     stat = read_stat(process.pid)
-    assert stat and stat.session == process.pid and identify(process.pid) == process, "exec keeps id and start time"
+    assert stat and stat.session == process.pid and identify(process.pid) == process, (
+        "exec does not change id and start time"
+    )
     proc = Path(f"/proc/{process.pid}")
     assert proc.joinpath("cwd").readlink() == started.folder
     assert {f.name: str(f.readlink()) for f in proc.joinpath("fd").iterdir()} == {
         "0": "/dev/null", "1": command.log, "2": command.log
     }  # fmt: skip
     variables = dict(v.split(b"=", 1) for v in proc.joinpath("environ").read_bytes().split(b"\0") if v)
-    assert variables.keys() == {b"PATH", b"A", MARKER.encode()}, "no secret of the plugin"
+    assert variables.keys() == {b"PATH", b"A", MARKER.encode()}, (
+        "the process does not inherit other variables of the plugin"
+    )
     runner.stop(process, command)
-    assert not runner.state(process).running and not started.left()
-    assert read_stat(process.pid) is None, "no zombie stays"
+    assert not runner.state(process).running and not started.running()
+    assert read_stat(process.pid) is None, "no zombie remains"
     runner.stop(process, command)
 
 
-def test_a_process_that_is_abandoned_before_go_runs_nothing(runner: ProcessRunner, started: Started) -> None:
+def test_a_process_that_is_abandoned_before_go_does_not_start_its_program(
+    runner: ProcessRunner, started: StartedCommands
+) -> None:
     command = started.command(*FOREVER)
     launched = runner.launch(command)
     launched.abandon()
@@ -117,7 +125,7 @@ def test_a_process_that_is_abandoned_before_go_runs_nothing(runner: ProcessRunne
     assert Path(command.log).read_bytes() == b""
 
 
-def test_how_a_process_ended_is_known(runner: ProcessRunner, started: Started) -> None:
+def test_the_state_reports_the_exit_code_or_signal(runner: ProcessRunner, started: StartedCommands) -> None:
     for program, text in (("raise SystemExit(3)", "ended with exit code 3"), ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL")):  # fmt: skip
         launched = runner.launch(started.command(sys.executable, "-I", "-S", "-c", program))
         launched.go()
@@ -125,35 +133,37 @@ def test_how_a_process_ended_is_known(runner: ProcessRunner, started: Started) -
         assert runner.state(launched.identity).text == text
 
 
-def test_stop_asks_politely_then_kills_and_ends_descendants_also_in_other_sessions(
-    runner: ProcessRunner, started: Started
+def test_stop_runs_the_stop_command_then_kills_all_descendants_also_in_other_sessions(
+    runner: ProcessRunner, started: StartedCommands
 ) -> None:
-    polite = started.folder / "asked"
+    stop_marker = started.folder / "stop-command-ran"
     script = (
         "import subprocess, sys, time; c = [sys.executable, '-I', '-S', '-c', 'import time; time.sleep(600)']; "
         "subprocess.Popen(c, start_new_session=True); subprocess.Popen(c); print('begun', flush=True); time.sleep(600)"
     )
     command = started.command(
-        sys.executable, "-I", "-S", "-c", script, stop=("touch", str(polite)), stop_timeout=2.0
+        sys.executable, "-I", "-S", "-c", script, stop=("touch", str(stop_marker)), stop_timeout=2.0
     )  # fmt: skip
     launched = runner.launch(command)
     launched.go()
     block_until(begun(command))
-    assert len(started.left()) == 3
+    assert len(started.running()) == 3
     runner.stop(launched.identity, command)
-    assert polite.exists() and started.left() == []
+    assert stop_marker.exists() and started.running() == []
 
 
-def test_a_process_that_ignores_sigterm_is_killed(runner: ProcessRunner, started: Started) -> None:
-    command = started.command(*DEAF, stop_timeout=0.2)
+def test_a_process_that_ignores_sigterm_is_killed(runner: ProcessRunner, started: StartedCommands) -> None:
+    command = started.command(*IGNORES_SIGTERM, stop_timeout=0.2)
     launched = runner.launch(command)
     launched.go()
     block_until(begun(command))
     runner.stop(launched.identity, command)
-    assert started.left() == []
+    assert started.running() == []
 
 
-def test_a_program_that_is_not_there_is_an_error_with_its_name(runner: ProcessRunner, started: Started) -> None:
+def test_launch_raises_an_error_with_the_name_of_a_missing_program(
+    runner: ProcessRunner, started: StartedCommands
+) -> None:
     with pytest.raises(RetryableError, match="the program nosuch was not found; PATH is"):
         runner.launch(started.command("nosuch"))
     folder = started.folder / "folder"
@@ -161,10 +171,10 @@ def test_a_program_that_is_not_there_is_an_error_with_its_name(runner: ProcessRu
         runner.launch(started.command(*FOREVER, cwd=str(folder)))
 
 
-def test_a_later_process_with_the_same_id_is_never_taken_for_the_first(started: Started) -> None:
-    stranger = subprocess.Popen(FOREVER, stdout=subprocess.DEVNULL, start_new_session=True)
+def test_a_process_with_a_reused_id_is_not_mistaken_for_the_earlier_process(started: StartedCommands) -> None:
+    unrelated = subprocess.Popen(FOREVER, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        found = identify(stranger.pid)
+        found = identify(unrelated.pid)
         assert found
         runner, command = LocalRunner(), started.command(*FOREVER, stop_timeout=0.1)
         changes: list[dict[str, object]] = [{"started": found.started - 1}, {"boot": "earlier"}, {"namespace": "other"}]
@@ -173,13 +183,13 @@ def test_a_later_process_with_the_same_id_is_never_taken_for_the_first(started: 
             assert not is_alive(earlier) and not send_signal(earlier, signal.SIGKILL) and wait_for_end(earlier, 60)
             assert identities.in_session_of(earlier) == []
             runner.stop(earlier, command)
-        assert is_alive(found) and stranger.poll() is None
+        assert is_alive(found) and unrelated.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        unrelated.kill()
+        unrelated.wait()
 
 
-def test_the_process_of_a_starter_that_is_killed_before_go_ends_and_after_go_continues(started: Started) -> None:
+def test_a_process_ends_if_its_parent_is_killed_before_go_and_continues_after_go(started: StartedCommands) -> None:
     for go in (False, True):
         command = started.command(*FOREVER)
         program = (
@@ -196,11 +206,11 @@ def test_the_process_of_a_starter_that_is_killed_before_go_ends_and_after_go_con
             found = identify(int(done.stdout))
             assert found
             LocalRunner().stop(found, command)
-        block_until(lambda: not started.left())
+        block_until(lambda: not started.running())
         assert begun(command)() is go
 
 
-def test_a_supervisor_that_is_away_started_nothing_that_still_runs(started: Started) -> None:
+def test_without_its_supervisor_a_process_is_reported_as_ended(started: StartedCommands) -> None:
     runner, found = SupervisedRunner(started.folder / "none.sock"), identify(os.getpid())
     assert found
     assert runner.state(found).text == "ended together with its process supervisor"
@@ -209,7 +219,7 @@ def test_a_supervisor_that_is_away_started_nothing_that_still_runs(started: Star
         runner.launch(started.command("x"))
 
 
-def test_a_log_is_cut_to_its_end_and_its_writer_continues(tmp_path: Path) -> None:
+def test_cut_log_keeps_the_end_of_a_log_and_its_writer_continues(tmp_path: Path) -> None:
     path = tmp_path / "log"
     writer = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(writer, b"".join(b"line %d\n" % i for i in range(1000)))

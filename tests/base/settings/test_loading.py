@@ -1,4 +1,4 @@
-"""Bad input at start: each with a sentence of its own, all at once."""
+"""Loading reports all invalid settings at once, each with its own sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dra_kubeletplugin.plugin.grpc.sockets import MAX_PATH, hidden_name, socket_
 from tests.helpers.drivers import Toy
 
 
-def good(tmp_path: Path, **changes: object) -> Settings:
+def valid_settings(tmp_path: Path, **changes: object) -> Settings:
     for folder in ("plugins_registry", "plugins"):
         (tmp_path / folder).mkdir(exist_ok=True)
     values: dict[str, object] = {
@@ -28,61 +28,59 @@ def good(tmp_path: Path, **changes: object) -> Settings:
         "node_name": "n",
         "kubelet_root": tmp_path,
         "cdi_root": tmp_path / "cdi",
-        "local_cluster": True,  # so that a test in a container is not told to mount the host's folders
+        "local_cluster": True,  # In a container, the plugin would otherwise require mounts of the host's folders.
     }
     return Settings(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_good_settings_have_no_faults(tmp_path: Path) -> None:
-    assert good(tmp_path).faults() == []
+def test_valid_settings_have_no_faults(tmp_path: Path) -> None:
+    assert valid_settings(tmp_path).faults() == []
 
 
-def test_folders_are_tried_without_a_name_that_a_kill_would_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def named(path: Path, data: bytes) -> int:
+def test_the_write_check_of_a_folder_creates_no_named_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_named_file(path: Path, data: bytes) -> int:
         raise AssertionError(path)
 
-    settings = good(tmp_path)
+    settings = valid_settings(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", named)
+        patch.setattr(Path, "write_bytes", write_named_file)
         assert settings.faults() == []
-        patch.setattr(os, "open", _without_unnamed_files(errno.EOPNOTSUPP))
+        patch.setattr(os, "open", _open_without_tmpfile(errno.EOPNOTSUPP))
         with pytest.raises(AssertionError):
             settings.faults()
-    monkeypatch.setattr(os, "open", _without_unnamed_files(errno.EOPNOTSUPP))
+    monkeypatch.setattr(os, "open", _open_without_tmpfile(errno.EOPNOTSUPP))
     assert settings.faults() == []
     assert list((tmp_path / "cdi").iterdir()) == []
-    monkeypatch.setattr(os, "open", _without_unnamed_files(errno.EROFS))
+    monkeypatch.setattr(os, "open", _open_without_tmpfile(errno.EROFS))
     assert [f.partition(": ")[0] for f in settings.faults()] == [
         "--kubelet-root (KUBELET_ROOT)",
         "--cdi-root (CDI_ROOT)",
     ]
 
 
-def _without_unnamed_files(fault: int) -> Any:
+def _open_without_tmpfile(fault: int) -> Any:
     real = os.open
 
-    def opened(path: Any, flags: int, *more: Any, **options: Any) -> int:
+    def open_failing(path: Any, flags: int, *more: Any, **options: Any) -> int:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             raise OSError(fault, os.strerror(fault))
         return real(path, flags, *more, **options)
 
-    return opened
+    return open_failing
 
 
 def test_all_faults_are_reported_at_once_each_naming_flag_and_variable(tmp_path: Path) -> None:
-    bad = good(
+    bad = valid_settings(
         tmp_path, driver_name="Bad_Name", node_name="", kubelet_root=tmp_path / "nowhere", cdi_root=Path("/proc/cdi")
     )
     with pytest.raises(SettingsError) as e:
         bad.check()
-    told = "\n".join(e.value.faults)
+    text = "\n".join(e.value.faults)
     for words in ("--driver-name (DRIVER_NAME) 'Bad_Name' is not a DNS subdomain", "--node-name (NODE_NAME)", "has no folder plugins_registry", "--cdi-root (CDI_ROOT): /proc/cdi cannot be written"):  # fmt: skip
-        assert words in told
+        assert words in text
 
 
-def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
+def test_all_unknown_values_are_reported_together(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as e:
         load({"log_level": "loud"}, {"LOG_FORMAT": "xml", "HTTP_ADDRESS": "8080", "SHUTDOWN_GRACE_PERIOD": "soon"})
     assert [f.split()[0] for f in e.value.faults] == [
@@ -93,7 +91,7 @@ def test_unknown_values_are_refused_together(tmp_path: Path) -> None:
     ]
 
 
-def test_choices_are_reported_and_a_switch_is_on_or_off() -> None:
+def test_faults_list_the_choices_and_a_switch_accepts_only_on_or_off() -> None:
     with pytest.raises(SettingsError) as e:
         load({"unhealthy_effect": "Evict"}, {"LOCAL_CLUSTER": "si", "LIST_ATTRIBUTES": "off"})
     assert e.value.faults == (
@@ -103,18 +101,18 @@ def test_choices_are_reported_and_a_switch_is_on_or_off() -> None:
     assert load({}, {"LOCAL_CLUSTER": "On"}).local_cluster and not load({}, {"LOCAL_CLUSTER": "0"}).local_cluster
 
 
-def test_a_missing_dev_and_a_duration_in_words_are_faults_of_settings_made_in_python(tmp_path: Path) -> None:
-    (fault,) = good(tmp_path, dev_root=tmp_path / "no-dev").faults()
+def test_settings_created_in_python_report_a_missing_dev_and_a_duration_in_words(tmp_path: Path) -> None:
+    (fault,) = valid_settings(tmp_path, dev_root=tmp_path / "no-dev").faults()
     assert fault == f"--dev-root (DEV_ROOT) {tmp_path}/no-dev is not a folder: mount the host's /dev there"
     with pytest.raises(SettingsError) as e:
-        good(tmp_path, health_interval="1s", call_timeout=None)
+        valid_settings(tmp_path, health_interval="1s", call_timeout=None)
     assert e.value.faults == (
         "call_timeout is None, not a number of seconds",
         "health_interval is '1s', not a number of seconds",
     )
 
 
-def test_bytes_that_are_no_text_and_ports_that_are_none_are_refused_with_their_names() -> None:
+def test_undecodable_bytes_and_invalid_ports_are_rejected_with_the_option_name() -> None:
     bad = dict.fromkeys(("NODE_NAME", "KUBELET_ROOT", "CDI_ROOT", "POD_UID", "KUBECONFIG"), "x\udcff")
     with pytest.raises(SettingsError) as e:
         load({"http_address": ":65536"}, bad)
@@ -122,11 +120,11 @@ def test_bytes_that_are_no_text_and_ports_that_are_none_are_refused_with_their_n
 
 
 @pytest.mark.parametrize("wrong", [{"node_name": "node/../x"}, {"node_name": "Node_1"}, {"pod_uid": "../../x"}, {"pod_uid": "a b"}])  # fmt: skip
-def test_a_name_that_no_node_or_pod_has_is_refused(tmp_path: Path, wrong: dict[str, str]) -> None:
-    assert [next(iter(wrong)).upper() in f for f in good(tmp_path, **wrong).faults()] == [True]
+def test_an_invalid_node_name_or_pod_uid_is_rejected(tmp_path: Path, wrong: dict[str, str]) -> None:
+    assert [next(iter(wrong)).upper() in f for f in valid_settings(tmp_path, **wrong).faults()] == [True]
 
 
-def test_a_flag_beats_the_environment() -> None:
+def test_a_flag_overrides_the_environment() -> None:
     assert load({"node_name": "flag"}, {"NODE_NAME": "env", "CALL_TIMEOUT": "500ms"}).node_name == "flag"
     assert load({}, {"CALL_TIMEOUT": "500ms"}).call_timeout == 0.5
 
@@ -136,24 +134,22 @@ DURATIONS = ["call_timeout", "api_timeout", "start_timeout", "discovery_timeout"
 
 @pytest.mark.parametrize("name", DURATIONS)
 @pytest.mark.parametrize("value", [0.0, 0.05, -1.0, float("nan"), float("inf"), 1e9])
-def test_a_duration_that_makes_no_sense_is_refused(tmp_path: Path, name: str, value: float) -> None:
-    faults = good(tmp_path, **{name: value}).faults()
+def test_a_duration_out_of_range_is_rejected(tmp_path: Path, name: str, value: float) -> None:
+    faults = valid_settings(tmp_path, **{name: value}).faults()
     assert any(f"--{name.replace('_', '-')} ({name.upper()})" in f for f in faults)
 
 
-def test_an_interval_of_zero_is_refused_however_it_is_given(tmp_path: Path) -> None:
-    told = load({"rescan_interval": "0"}, {"HEALTH_INTERVAL": "0s", "RECONCILE_INTERVAL": "99ms"}).faults()
+def test_an_interval_of_zero_is_rejected_from_flags_and_environment(tmp_path: Path) -> None:
+    faults = load({"rescan_interval": "0"}, {"HEALTH_INTERVAL": "0s", "RECONCILE_INTERVAL": "99ms"}).faults()
     for flag in ("--rescan-interval", "--health-interval", "--reconcile-interval"):
-        assert any(f.startswith(f"{flag} (") and "must be at least 0.1s" in f for f in told)
+        assert any(f.startswith(f"{flag} (") and "must be at least 0.1s" in f for f in faults)
     with pytest.raises(SettingsError, match="not a duration"):
         load({"rescan_interval": "9" * 400}, {})
 
 
 @pytest.mark.parametrize("missing", [["plugins"], ["plugins_registry"], ["plugins", "plugins_registry"]])
-def test_a_folder_that_is_missing_is_a_mount_that_is_missing_and_is_not_made(
-    tmp_path: Path, missing: list[str]
-) -> None:
-    settings = good(tmp_path)
+def test_a_missing_folder_is_reported_and_not_created(tmp_path: Path, missing: list[str]) -> None:
+    settings = valid_settings(tmp_path)
     for name in missing:
         (tmp_path / name).rmdir()
     (fault,) = settings.faults()
@@ -161,14 +157,14 @@ def test_a_folder_that_is_missing_is_a_mount_that_is_missing_and_is_not_made(
     assert not any((tmp_path / name).exists() for name in missing)
 
 
-def test_folders_above_the_cdi_root_are_not_made(tmp_path: Path) -> None:
-    (fault,) = good(tmp_path, cdi_root=tmp_path / "nowhere" / "cdi").faults()
+def test_parents_of_the_cdi_root_are_not_created(tmp_path: Path) -> None:
+    (fault,) = valid_settings(tmp_path, cdi_root=tmp_path / "nowhere" / "cdi").faults()
     assert fault.startswith("--cdi-root (CDI_ROOT): ")
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_driver_name_that_is_a_path_makes_no_folder(tmp_path: Path) -> None:
-    assert good(tmp_path, driver_name="../../escaped").faults()
+def test_a_driver_name_that_is_a_path_creates_no_folder(tmp_path: Path) -> None:
+    assert valid_settings(tmp_path, driver_name="../../escaped").faults()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["cdi", "plugins", "plugins_registry"]
 
 
@@ -186,7 +182,7 @@ def test_a_container_is_identified_by_its_root_file_system(tmp_path: Path, mount
     assert not in_container(tmp_path / "nowhere")
 
 
-def test_a_path_is_on_the_root_file_system_where_its_nearest_folder_is(tmp_path: Path) -> None:
+def test_a_missing_path_is_on_the_file_system_of_its_nearest_parent(tmp_path: Path) -> None:
     assert on_root(tmp_path / "not" / "yet" / "made", root=tmp_path)
     assert not on_root(Path("/proc/self"), root=tmp_path)
 
@@ -204,8 +200,8 @@ print("\\n".join(s.faults()))
 """
 
 
-def test_in_a_container_what_is_not_mounted_is_reported_with_the_host_path_and_nothing_is_made(tmp_path: Path) -> None:
-    good(tmp_path)
+def test_in_a_container_unmounted_folders_are_reported_with_the_host_path_and_not_created(tmp_path: Path) -> None:
+    valid_settings(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", IN_A_CONTAINER, str(tmp_path)], capture_output=True, text=True, check=True
     )
@@ -216,7 +212,7 @@ def test_in_a_container_what_is_not_mounted_is_reported_with_the_host_path_and_n
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plugins", "plugins_registry"]
 
 
-def test_a_driver_with_a_bad_name_cannot_be_defined() -> None:
+def test_a_driver_with_an_invalid_name_cannot_be_defined() -> None:
     with pytest.raises(DriverError, match="not a DNS subdomain"):
 
         class Bad(Driver):
@@ -224,11 +220,11 @@ def test_a_driver_with_a_bad_name_cannot_be_defined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "says"),
+    ("target", "message"),
     [("nowhere.py", "is not a file"), ("no_such_module:X", "no module no_such_module"), ("tests.helpers.drivers:ToyConfig", "not a subclass of Driver"), ("tests.helpers.drivers", "select one with tests.helpers.drivers:Toy or ")],
 )  # fmt: skip
-def test_a_driver_that_cannot_be_found_is_reported_with_what_was_found(target: str, says: str) -> None:
-    with pytest.raises(DriverError, match=says):
+def test_a_driver_that_cannot_be_found_is_an_error_with_the_reason(target: str, message: str) -> None:
+    with pytest.raises(DriverError, match=message):
         load_driver(target)
 
 
@@ -241,7 +237,7 @@ def test_a_driver_is_found_by_module_and_class() -> None:
 UID = "12345678-1234-4123-8123-123456789abc"
 
 
-def test_names_are_those_of_go_drivers() -> None:
+def test_socket_names_are_the_same_as_for_go_drivers() -> None:
     paths = socket_paths(Path("/k/plugins_registry"), Path("/k/plugins/d.example.com"), "d.example.com")
     assert paths.registration == Path("/k/plugins_registry/d.example.com-reg.sock")
     assert paths.dra == Path("/k/plugins/d.example.com/dra.sock")
@@ -251,27 +247,27 @@ def test_names_are_those_of_go_drivers() -> None:
 
 
 @pytest.mark.parametrize("length", range(1, 64))
-def test_every_driver_name_fits_below_the_usual_root(length: int) -> None:
+def test_socket_paths_of_every_driver_name_fit_below_the_default_root(length: int) -> None:
     name = "d" * length
     root = Path("/var/lib/kubelet")
     for uid in ("", UID):
         paths = socket_paths(root / "plugins_registry", root / "plugins" / name, name, uid)
         assert len(os.fsencode(paths.registration)) <= MAX_PATH
         assert len(os.fsencode(paths.dra)) <= MAX_PATH
-        # So does the name beside it under which a socket is bound, with the largest process id that Linux gives.
+        # The plugin first binds a socket to a hidden name. That path fits too, with Linux's largest process id.
         for path in (paths.registration, paths.dra):
             assert len(os.fsencode(path.with_name(hidden_name("4194304-01234567", 0)))) <= MAX_PATH
 
 
-def test_a_root_that_is_too_long_is_explained() -> None:
+def test_a_too_long_root_is_an_error_that_states_the_limit() -> None:
     with pytest.raises(SocketError, match="has at most 107 bytes"):
         socket_paths(Path("/" + "r" * 100) / "plugins_registry", Path("/" + "r" * 100), "d.example.com")
 
 
-def test_an_environment_variable_that_is_nearly_an_option_is_reported_and_others_are_not() -> None:
+def test_a_misspelled_environment_variable_is_reported_and_others_are_not() -> None:
     from dra_kubeletplugin.cli.serving import misspelt
 
-    given = [
+    variables = [
         "HEALTH_INTERVALL",
         "HEALTH_INTERVAL",
         "POD_IP",
@@ -281,7 +277,7 @@ def test_an_environment_variable_that_is_nearly_an_option_is_reported_and_others
         "NODE_NAME",
         "",
     ]
-    assert misspelt(Settings(), given) == [
+    assert misspelt(Settings(), variables) == [
         "the environment variable HEALTH_INTERVALL matches no option, did you mean 'HEALTH_INTERVAL'?",
         "the environment variable LOG_LEVLE matches no option, did you mean 'LOG_LEVEL'?",
     ]
@@ -291,8 +287,8 @@ def test_an_environment_variable_that_is_nearly_an_option_is_reported_and_others
 
 
 @pytest.mark.parametrize("kind", [Settings, ControllerSettings, WebhookSettings])
-def test_a_process_reads_its_own_options_and_leaves_those_of_others_alone(kind: type[Settings]) -> None:
-    """One set of options goes to all pods of a driver."""
+def test_a_process_reads_its_own_options_and_ignores_options_of_other_roles(kind: type[Settings]) -> None:
+    """All pods of a driver receive the same set of options."""
     own = {f.metadata["env"] for f in kind.options()}
     others = {
         f.metadata["env"] for role in (Settings, ControllerSettings, WebhookSettings) for f in role.options()

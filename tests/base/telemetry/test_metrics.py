@@ -24,7 +24,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], f
 
 
 @given(st.dictionaries(TEXT, st.integers(1, 5), max_size=5))
-def test_whatever_a_label_states_comes_back_with_its_count(counts: dict[str, int]) -> None:
+def test_any_label_value_is_parsed_with_its_count(counts: dict[str, int]) -> None:
     metrics = Metrics()
     for method, n in counts.items():
         for _ in range(n):
@@ -34,7 +34,7 @@ def test_whatever_a_label_states_comes_back_with_its_count(counts: dict[str, int
 
 
 @given(st.floats(allow_nan=False))
-def test_a_gauge_comes_back_as_it_was_set(value: float) -> None:
+def test_a_gauge_is_parsed_with_its_value(value: float) -> None:
     metrics = Metrics()
     metrics.set("slices", value)
     assert samples(metrics)["dra_slices", ()] == value
@@ -53,7 +53,7 @@ def test_buckets_are_cumulative_and_agree_with_sum_and_count(values: list[float]
     assert math.isclose(found["dra_registration_duration_seconds_sum", ()], sum(values))
 
 
-def test_a_measured_gauge_reports_the_state_of_now() -> None:
+def test_a_measured_gauge_reports_the_current_value() -> None:
     metrics, state = Metrics(), [1.0]
     metrics.set("devices", 7, health="healthy")
     metrics.measure("devices", lambda: state[0], health="healthy")
@@ -63,7 +63,7 @@ def test_a_measured_gauge_reports_the_state_of_now() -> None:
     assert samples(metrics)[key] == 2
 
 
-def test_what_is_unknown_or_cannot_be_measured_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_or_unreadable_metric_is_omitted(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics()
     metrics.measure("slices", lambda: None)
     metrics.measure("registered", lambda: 1 / 0)
@@ -72,30 +72,30 @@ def test_what_is_unknown_or_cannot_be_measured_is_left_out(caplog: pytest.LogCap
     assert [r.getMessage() for r in caplog.records] == ["cannot read a metric, so it is left out: dra_registered"]
 
 
-def test_what_has_not_happened_yet_is_zero() -> None:
+def test_a_counter_is_zero_before_its_first_event() -> None:
     assert b"\ndra_publish_errors_total 0.0\n" in Metrics().text()
 
 
-def test_text_that_cannot_be_encoded_hides_no_other_metric() -> None:
+def test_a_label_that_cannot_be_encoded_does_not_hide_other_metrics() -> None:
     metrics = Metrics()
     metrics.inc("kubelet_calls_total", method="\udc80")
     assert samples(metrics)["dra_claims_in_flight", ()] == 0
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "use_metric",
     [
         lambda m: m.inc("no_such_total"),
         lambda m: m.set("requests_total", 1),
         lambda m: m.inc("requests_total", operation="prepare"),
     ],
 )
-def test_a_name_or_label_that_does_not_exist_is_an_error(wrong: object) -> None:
+def test_an_undeclared_name_or_label_is_an_error(use_metric: object) -> None:
     with pytest.raises(ValueError, match=r"no |labels"):
-        wrong(Metrics())  # type: ignore[operator]
+        use_metric(Metrics())  # type: ignore[operator]
 
 
-def test_no_count_is_lost_between_threads() -> None:
+def test_concurrent_threads_lose_no_count() -> None:
     metrics = Metrics()
 
     def count() -> None:
@@ -110,29 +110,29 @@ def test_no_count_is_lost_between_threads() -> None:
     assert samples(metrics)["dra_rollback_failures_total", ()] == 8000
 
 
-def test_every_metric_that_the_code_counts_exists_with_its_labels() -> None:
-    """A name that exists nowhere would end the task that counts, on the day that it has something to count."""
+def test_every_metric_that_the_code_counts_is_declared_with_its_labels() -> None:
+    """An undeclared name raises an error in the task that counts it, and only when it first counts."""
     used = set()
     for path in Path(dra_kubeletplugin.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
                 continue
-            owner, name = ast.unparse(node.func.value).rpartition(".")[2], node.args[0]
-            if owner in {"metrics", "_metrics"} and isinstance(name, ast.Constant):
+            receiver, name = ast.unparse(node.func.value).rpartition(".")[2], node.args[0]
+            if receiver in {"metrics", "_metrics"} and isinstance(name, ast.Constant):
                 labels = frozenset(k.arg for k in node.keywords if k.arg != "amount")
                 used.add((path.name, node.func.attr, name.value, labels))
     assert len(used) > 20
     for where, method, name, labels in used:
-        given = dict.fromkeys(labels, "x")
+        values = dict.fromkeys(labels, "x")
         metrics = Metrics()
         match method:
             case "inc":
-                metrics.inc(name, **given)
+                metrics.inc(name, **values)
             case "set":
-                metrics.set(name, 1, **given)
+                metrics.set(name, 1, **values)
             case "measure":
-                metrics.measure(name, float, **given)
+                metrics.measure(name, float, **values)
             case "observe" | "timed":
-                metrics.observe(name, 1, **given)
+                metrics.observe(name, 1, **values)
             case _:
                 raise AssertionError(f"{where}: {method}")

@@ -1,4 +1,4 @@
-"""YAML that is read as kubectl reads it, and texts that were made to end whoever reads them."""
+"""The YAML loader reads values as kubectl does, and reports texts that were made to crash or hang parsers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.base.yaml import loader, stream
 from dra_kubeletplugin.cli import main
 
-ANSWERS: list[tuple[str, Any]] = [  # of kubectl 1.32, `annotate --local`, for a value within opaque.parameters
+KUBECTL_VALUES: list[tuple[str, Any]] = [  # from kubectl 1.32, `annotate --local`, for a value within opaque.parameters
     ("y", True), ("Y", True), ("n", False), ("yes", True), ("yEs", "yEs"), ("on", True), ("off", False), ("TRUE", True), ("~", None),
     ("NULL", None), ("=", "="), ("12:30:45", "12:30:45"), ("1:30", "1:30"), ("0440", 288), ("0o17", 15), ("0X1f", 31), ("-0b11", -3),
     ("1_000", 1000), ("+1", 1), ("1e3", 1000), ("1.", 1), ("1.e3", 1000), (".5", 0.5), ("-.5", -0.5), ("08", 8), ("0_8", 8), ("1__0", 10),
@@ -29,31 +29,31 @@ ANSWERS: list[tuple[str, Any]] = [  # of kubectl 1.32, `annotate --local`, for a
     ("{0x10: a}", {"16": "a"}), ("{1e3: a}", {"1000": "a"}), ("{.inf: a}", {".inf": "a"}), ("{2001-01-01: a}", {"2001-01-01": "a"}),
     ("{<<: [{a: 1},{a: 3, b: 4}], a: 2}", {"a": 2, "b": 4}),
 ]  # fmt: skip
-REFUSED = (".inf", "-.Inf", "+.INF", ".nan", "{null: a}", "{? [a] : b}", "{<<: 1}", "!!int a")
+REJECTED = (".inf", "-.Inf", "+.INF", ".nan", "{null: a}", "{? [a] : b}", "{<<: 1}", "!!int a")
 
 
-@pytest.mark.parametrize(("text", "value"), ANSWERS)
-def test_a_value_is_what_kubectl_makes_of_it(text: str, value: Any) -> None:
+@pytest.mark.parametrize(("text", "value"), KUBECTL_VALUES)
+def test_a_value_is_read_as_kubectl_reads_it(text: str, value: Any) -> None:
     (part,) = loader.parts(f"a: {text}\n")
     assert json.dumps(part.value["a"]) == json.dumps(value)
 
 
-@pytest.mark.parametrize("text", REFUSED)
-def test_what_kubectl_refuses_is_refused_with_its_place(text: str) -> None:
-    with pytest.raises(yaml.MarkedYAMLError) as refused:
+@pytest.mark.parametrize("text", REJECTED)
+def test_a_value_that_kubectl_rejects_is_rejected_with_its_line(text: str) -> None:
+    with pytest.raises(yaml.MarkedYAMLError) as error:
         list(loader.parts(f"b: 1\na: {text}\n"))
-    assert refused.value.problem_mark is not None
-    assert refused.value.problem_mark.line == 1
+    assert error.value.problem_mark is not None
+    assert error.value.problem_mark.line == 1
 
 
-BOMB = "".join(f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True))
-ENDLESS = {
+ALIAS_BOMB = "".join(f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True))
+HOSTILE = {
     "brackets": "[" * 100_000,
     "items": "- " * 100_000,
     "complex keys": "? " * 100_000,
     "values": "? a\n" + ": " * 100_000,
     "blocks": "\n".join(" " * i + "a:" for i in range(2000)),
-    "aliases": "- &a [1, 2]\n" + BOMB,
+    "aliases": "- &a [1, 2]\n" + ALIAS_BOMB,
     "aliases merged": "- &a {a: 1}\n" + "".join(f"- &{b} {{x: *{a}, y: *{a}, z: *{a}, w: *{a}}}\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)),
     "itself": "a: &a {b: *a}\n",
     "itself as a key": "? &a [*a]\n: b\n",
@@ -63,10 +63,10 @@ ENDLESS = {
 
 
 @pytest.mark.cases(1)
-@pytest.mark.parametrize("which", ENDLESS)
-def test_a_text_made_to_end_its_reader_is_one_sentence(which: str, tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(ENDLESS[which])
-    for command in ("validate", "simulate"):  # in processes of their own, which such a text could end
+@pytest.mark.parametrize("which", HOSTILE)
+def test_a_hostile_text_is_an_error_without_a_traceback(which: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(HOSTILE[which])
+    for command in ("validate", "simulate"):  # in child processes, because such a text could crash them
         words = [sys.executable, "-m", "dra_kubeletplugin.cli", command, str(tmp_path / "a.yaml")]
         done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=60)
         assert done.returncode in {1, 2}, (command, done.stderr[-500:])
@@ -100,7 +100,7 @@ VALUES = st.recursive(
 
 @given(WORDS)
 @example("+_")
-def test_any_word_is_something_that_json_has(word: str) -> None:
+def test_any_word_is_a_json_value_or_an_error(word: str) -> None:
     try:
         found = [part.value for part in loader.parts(word)]
     except yaml.YAMLError:
@@ -110,7 +110,7 @@ def test_any_word_is_something_that_json_has(word: str) -> None:
 
 
 @given(st.dictionaries(st.text(), VALUES), st.booleans(), st.sampled_from([None, 2, "\t"]))
-def test_json_is_read_as_it_is_whatever_is_in_its_texts(value: Any, ascii: bool, indent: int | str | None) -> None:
+def test_json_is_read_unchanged_with_any_strings(value: Any, ascii: bool, indent: int | str | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
     assert [part.value for part in stream.parts(f"{text}\n{text}")] == [value, value]
 
@@ -124,19 +124,19 @@ WRITTEN = st.recursive(
 
 @given(st.dictionaries(st.text() | WORDS, WRITTEN))
 @example({"1e3": "y", "08": "0o17", "n": "12:30", "=": "<<"})
-def test_what_we_write_as_yaml_is_read_as_it_was_by_kubernetes_and_by_pyyaml(value: Any) -> None:
+def test_dumped_yaml_is_read_unchanged_by_kubernetes_and_by_pyyaml(value: Any) -> None:
     text = loader.dump(value)
     (part,) = loader.parts(text)
     assert (part.value, part.duplicate_keys) == (value, [])
     assert yaml.safe_load(text) == value
 
 
-def test_nothing_is_written_as_yaml_otherwise() -> None:
+def test_no_other_code_writes_yaml() -> None:
     source = Path(loader.__file__).parent
     assert [p for p in source.rglob("*.py") if "safe_dump(" in p.read_text()] == []
 
 
-# --- keys that stand twice ----------------------------------------------------------------------------
+# --- duplicate keys -----------------------------------------------------------------------------------
 
 OBJECT = "apiVersion: v1\n{0}kind: ConfigMap\n{0}metadata: {{name: {1}}}\n{0}data: {{a: b}}\n{0}"
 LIST = (
@@ -144,7 +144,7 @@ LIST = (
 )
 
 
-def test_a_key_twice_within_a_list_is_reported_its_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_duplicate_key_in_a_list_is_reported_for_its_item(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text(LIST.rstrip() + "\n")
     assert main(["validate", str(tmp_path / "a.yaml")]) == 1
     wrong, ok = capsys.readouterr().out.splitlines()
@@ -152,7 +152,7 @@ def test_a_key_twice_within_a_list_is_reported_its_item(tmp_path: Path, capsys: 
     assert ok.startswith("ok ConfigMap z")
 
 
-def test_items_that_stand_twice_are_reported_and_the_last_are_judged(
+def test_duplicate_items_are_reported_and_the_last_ones_are_validated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.yaml").write_text(
@@ -162,15 +162,17 @@ def test_items_that_stand_twice_are_reported_and_the_last_are_judged(
     assert "ConfigMap x: the key 'items' was already used in line 3" in capsys.readouterr().out
 
 
-def test_a_merged_key_that_is_given_again_is_no_key_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_overrides_a_merged_key_is_no_duplicate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = "metadata:\n  name: a\n  labels: &l {x: 'y'}\n  annotations:\n    <<: *l\n    x: 1\n"
     (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: ConfigMap\n" + labels)
     assert main(["validate", str(tmp_path / "a.yaml")]) == 1
-    (said,) = capsys.readouterr().out.splitlines()
-    assert "a.yaml:8: ConfigMap a: metadata.annotations.x: 1 in place of text: write it in quotes" in said
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "a.yaml:8: ConfigMap a: metadata.annotations.x: 1 in place of text: write it in quotes" in line
 
 
-def test_a_field_without_a_value_is_not_called_misspelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_field_without_a_value_is_not_reported_as_misspelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: ConfigMap\nmetadata:\n")
     assert main(["validate", str(tmp_path / "a.yaml")]) == 1
     assert capsys.readouterr().out.strip().endswith("metadata: nothing in place of an object")

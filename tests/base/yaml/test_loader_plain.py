@@ -1,4 +1,4 @@
-"""YAML with the line of every key, as described hosts are read."""
+"""The plain builder reads YAML with the line of each key, for files that describe hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ four: {"<<": text}
 """
 
 
-def test_a_merge_adds_the_keys_that_the_mapping_does_not_have() -> None:
+def test_a_merge_adds_only_missing_keys() -> None:
     document = parse_one(CARDS, "host.yaml", [], PlainBuilder)
     assert document
     assert document.value == {
@@ -41,7 +41,7 @@ def test_a_merge_adds_the_keys_that_the_mapping_does_not_have() -> None:
         ("a: &a\n  <<: *a", "host.yaml:1:4: not valid YAML: an alias is inside its own anchor"),
     ],
 )
-def test_a_wrong_merge_is_reported_with_its_line(text: str, fault: str) -> None:
+def test_an_invalid_merge_is_reported_with_its_line(text: str, fault: str) -> None:
     faults: list[str] = []
     parse_one(text, "host.yaml", faults, PlainBuilder)
     assert faults[0].startswith(fault)

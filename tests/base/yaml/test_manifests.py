@@ -1,4 +1,4 @@
-"""The same mistake in a file is the same sentence with the same place, whichever command was given the file."""
+"""Each command reports a mistake in a file with the same sentence and the same line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMANDS = {
 }
 MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: m}\n"
 
-# What is no object: nothing of it can be answered.
+# Documents that are no objects. Every command rejects them.
 NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "no YAML": (f"{MAP}---\na: [\n", (":6:1: not valid YAML: a value is missing, or a '[' or '{' is not closed",)),
     "a tab": (f"{MAP}data:\n\ta: b\n", (":5:1: not valid YAML: a tab: YAML is indented with spaces",)),
@@ -52,8 +52,8 @@ NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
                                            ":4:1: not valid YAML: a value is missing, or a '[' or '{' is not closed")),
 }  # fmt: skip
 
-# What a server would refuse: `dra explain` and `dra simulate` warn of it, as a cluster may have it.
-REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+# Objects that a server would reject. `dra explain` only warns, because a cluster may contain them.
+REJECTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "a key twice": (f"{MAP}---\n{CLAIM}kind: ResourceClaim\n", (
         ":15: ResourceClaim c: the key 'kind' was already used in line 6: one of the values is lost",)),
     "a key twice in JSON": ('{"apiVersion": "v1", "kind": "ConfigMap",\n "metadata": {"name": "m"},\n "kind": "ConfigMap"}\n', (
@@ -74,32 +74,32 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "a kind": (CLAIM.replace("ResourceClaim", "ResourceClaims"), (
         ":2: ResourceClaims c: kind: resource.k8s.io/v1 has no 'ResourceClaims', did you mean 'ResourceClaim'?",)),
 }  # fmt: skip
-MISTAKES = NO_OBJECTS | REFUSED
+MISTAKES = NO_OBJECTS | REJECTED
 
 
-def said(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
-    """The exit code, and the sentences that name the file, from the name on."""
+def run_command(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Runs a command. Returns the exit code and, of each sentence with the file's name, the part after the name."""
     code = main([*COMMANDS[command], str(path)])
     out, err = capsys.readouterr()
     assert "Traceback" not in err
-    told = [line for line in (out + err).splitlines() if not line.startswith("ok ")]
+    lines = [line for line in (out + err).splitlines() if not line.startswith("ok ")]
     return code, [
-        re.sub(rf"^.*?{re.escape(str(path))}|( \[DRA-E\d+\])$", "", line) for line in told if str(path) in line
+        re.sub(rf"^.*?{re.escape(str(path))}|( \[DRA-E\d+\])$", "", line) for line in lines if str(path) in line
     ]
 
 
 @pytest.mark.cases(66)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("which", MISTAKES)
-def test_a_mistake_is_the_same_sentence_to_every_command(
+def test_every_command_reports_a_mistake_with_the_same_sentence(
     which: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text, sentences = MISTAKES[which]
     path = tmp_path / "m.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    code, found = said(command, path, capsys)
+    code, found = run_command(command, path, capsys)
     assert sorted(found) == sorted(sentences)
-    if command == "explain" and which in REFUSED and which != "a version":
+    if command == "explain" and which in REJECTED and which != "a version":
         assert code == 0
     elif command == "validate":
         assert code in {1, 2}
@@ -108,7 +108,7 @@ def test_a_mistake_is_the_same_sentence_to_every_command(
 
 
 @pytest.mark.parametrize("which", NO_OBJECTS)
-def test_the_library_states_the_same(which: str, tmp_path: Path) -> None:
+def test_the_library_reports_the_same_sentence(which: str, tmp_path: Path) -> None:
     text, sentences = NO_OBJECTS[which]
     path = tmp_path / "m.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -118,29 +118,31 @@ def test_the_library_states_the_same(which: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("what", ["no file", "a folder without one", "a file that is no folder's"])
-def test_a_path_with_nothing_to_read_is_the_same_sentence(
-    what: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("which", ["no file", "a folder without manifests", "a file as a folder"])
+def test_every_command_reports_an_unreadable_path_with_the_same_sentence(
+    which: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "m").write_text(MAP)
-    path, says = {
+    path, sentence = {
         "no file": (tmp_path / "none.yaml", ": No such file or directory"),
-        "a folder without one": (tmp_path, ": no file in it ends in .yaml, .yml, .json"),
-        "a file that is no folder's": (tmp_path / "m/a.yaml", ": Not a directory"),
-    }[what]
-    assert said(command, path, capsys) == (2, [says])
+        "a folder without manifests": (tmp_path, ": no file in it ends in .yaml, .yml, .json"),
+        "a file as a folder": (tmp_path / "m/a.yaml", ": Not a directory"),
+    }[which]
+    assert run_command(command, path, capsys) == (2, [sentence])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_what_is_kustomizes_own_is_reported(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kustomization_file_is_reported(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "kustomization.yaml"
     path.write_text("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n")
-    _, (told,) = said(command, path, capsys)
-    assert told.endswith("it is a file of kustomize: use the output of `kubectl kustomize`")
+    _, (sentence,) = run_command(command, path, capsys)
+    assert sentence.endswith("it is a file of kustomize: use the output of `kubectl kustomize`")
 
 
-def test_what_a_server_has_judged_is_not_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It may be a newer one than is known here."""
+def test_an_object_that_a_server_has_accepted_is_not_validated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server may be newer than the schema of this package."""
     path = tmp_path / "m.yaml"
     path.write_text(MAP.replace("name: m", "name: m, uid: u") + "fieldOfTomorrow: 1\n")
-    assert said("explain", path, capsys) == (0, [])
+    assert run_command("explain", path, capsys) == (0, [])

@@ -1,4 +1,4 @@
-"""Files that are taken apart as kubectl takes them apart; what it leaves out without a word is told."""
+"""Files are split into documents as kubectl splits them. Text that kubectl ignores silently is reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ JSON = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "%s"}}'
 A, B, C = (f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}}}\n" for name in "abc")
 FLOW = "{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}"
 
-READ: dict[str, tuple[str, str]] = {  # by kubectl 1.36.3, `annotate --local`: names of what it finds; so do we
+ACCEPTED: dict[
+    str, tuple[str, str]
+] = {  # text, and the names of the objects that kubectl 1.36.3, `annotate --local`, and this package find
     "two": (f"{A}---\n{B}", "ab"),
     "a mark before the file": (f"{MARK}{A}---\n{B}", "ab"),
     "two marks before the file": (f"{MARK}{MARK}{A}", "a"),
@@ -54,14 +56,14 @@ READ: dict[str, tuple[str, str]] = {  # by kubectl 1.36.3, `annotate --local`: n
     "a list of a kind": ("apiVersion: v1\nkind: ConfigMapList\nitems: [{metadata: {name: a}}]\n", "a"),
     "a list of nothing": (f"apiVersion: v1\nkind: List\nitems:\n---\n{B}", "b"),
 }
-NEWER: dict[str, tuple[str, str]] = {  # what kubectl 1.32 did not find yet
+NEWER: dict[str, tuple[str, str]] = {  # objects that kubectl 1.32 does not find
     "JSON with a comma too many": (JSON.replace("}}", ",}}") % "a", "a"),
     "JSON and a comment": (f"{JSON % 'a'} # c\n", "a"),
     "JSON and ---": (f"{JSON % 'a'} ---\n{B}", "ab"),
     "JSON and YAML": (f"{JSON % 'a'}\n{B}---\n{C}", "abc"),
     "JSON and JSON after a mark": (f"{JSON % 'a'}\n{MARK}{JSON % 'b'}", "ab"),
 }
-REFUSED: dict[str, tuple[str, str]] = {  # by kubectl too; and what we say
+REJECTED: dict[str, tuple[str, str]] = {  # text that kubectl rejects too, and the start of our sentence
     "--- and an object": (f"{A}---\n{B}--- {FLOW}\n", ":8:4: '{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}' follows '---'"),
     "----": (f"{A}----\n{B}", ":4:4: '-' follows '---', which begins a document only on a line of its own"),
     "--- in a text": (f"{A}data: {{x: 'a\n\n--- x\n b'}}\n", ":6:4: 'x' follows '---'"),
@@ -81,7 +83,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # by kubectl too; and what we say
     "a list in a list": (f"kind: List\nitems:\n- {{kind: List, items: [{JSON % 'a'}]}}\n", ":3: List: this list is inside another list"),
     "an object of items": ("kind: List\nitems: {a: 1}\n", ":2: List: items: an object in place of a list"),
 }  # fmt: skip
-LEFT_OUT: dict[str, tuple[str, str]] = {  # by kubectl, without a word
+IGNORED: dict[str, tuple[str, str]] = {  # text that kubectl ignores silently, and its line
     "after ...": (f"{A}...\n# c\n{B}", ":6:1"),
     "no YAML after ...": (f"{A}...\n: [ x\n", ":5:1"),
     "after an object": (f"# c\n{FLOW}\n{FLOW}\n", ":3:1"),
@@ -90,8 +92,8 @@ LEFT_OUT: dict[str, tuple[str, str]] = {  # by kubectl, without a word
 }
 
 
-def told(text: str | bytes, folder: Path) -> tuple[str, list[str]]:
-    """Names of what is read, and faults, without the file's name."""
+def read_names(text: str | bytes, folder: Path) -> tuple[str, list[str]]:
+    """Returns the names of the objects in a text, and the faults without the file's name."""
     from dra_kubeletplugin.base.yaml import manifests
 
     path = folder / "f.yaml"
@@ -104,34 +106,34 @@ def told(text: str | bytes, folder: Path) -> tuple[str, list[str]]:
     ]
 
 
-@pytest.mark.parametrize("which", READ | NEWER)
-def test_a_file_is_taken_apart_as_kubectl_does(which: str, tmp_path: Path) -> None:
-    text, names = (READ | NEWER)[which]
-    assert told(text, tmp_path) == (names, [])
+@pytest.mark.parametrize("which", ACCEPTED | NEWER)
+def test_a_file_is_split_as_kubectl_splits_it(which: str, tmp_path: Path) -> None:
+    text, names = (ACCEPTED | NEWER)[which]
+    assert read_names(text, tmp_path) == (names, [])
 
 
-@pytest.mark.parametrize("which", REFUSED)
-def test_what_kubectl_refuses_is_one_sentence_with_the_line(which: str, tmp_path: Path) -> None:
-    text, says = REFUSED[which]
-    (said,) = told(text, tmp_path)[1]
-    assert said.startswith(says)
+@pytest.mark.parametrize("which", REJECTED)
+def test_text_that_kubectl_rejects_is_one_sentence_with_the_line(which: str, tmp_path: Path) -> None:
+    text, sentence = REJECTED[which]
+    (fault,) = read_names(text, tmp_path)[1]
+    assert fault.startswith(sentence)
 
 
-@pytest.mark.parametrize("which", LEFT_OUT)
-def test_what_kubectl_leaves_out_is_reported(which: str, tmp_path: Path) -> None:
-    text, place = LEFT_OUT[which]
-    (said,) = told(text, tmp_path)[1]
-    assert said.startswith(place)
-    assert "kubectl ignores this text: begin a document with '---' on a line of its own" in said
+@pytest.mark.parametrize("which", IGNORED)
+def test_text_that_kubectl_ignores_is_reported(which: str, tmp_path: Path) -> None:
+    text, place = IGNORED[which]
+    (fault,) = read_names(text, tmp_path)[1]
+    assert fault.startswith(place)
+    assert "kubectl ignores this text: begin a document with '---' on a line of its own" in fault
 
 
-def test_utf_16_is_read_where_its_mark_reports_it(tmp_path: Path) -> None:
+def test_utf_16_is_read_if_the_file_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
     for encoding in ("utf-16", "utf-16-be"):
         text = f"{A}---\n{B}" if encoding == "utf-16" else f"{MARK}{A}---\n{B}"
-        assert told(text.encode(encoding), tmp_path) == ("ab", [])
+        assert read_names(text.encode(encoding), tmp_path) == ("ab", [])
 
 
-def test_lines_of_a_later_document_are_those_of_the_file(tmp_path: Path) -> None:
+def test_lines_of_a_later_document_are_counted_from_the_start_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
     path.write_text(f"{A}---\n# c\n{B}kind: ConfigMap\n---\n{JSON % 'c'}\n")
     first, second, third = stream.read(path, [])
@@ -141,41 +143,39 @@ def test_lines_of_a_later_document_are_those_of_the_file(tmp_path: Path) -> None
     ]
 
 
-def test_many_values_are_no_bomb_of_aliases(tmp_path: Path) -> None:
-    """What `kubectl get -o yaml` writes of a cluster."""
+def test_many_values_are_not_rejected_as_an_alias_bomb(tmp_path: Path) -> None:
+    """The text is like the output of `kubectl get -o yaml` for a large cluster."""
     item = f"- {{apiVersion: v1, kind: ConfigMap, metadata: {{name: a}}, data: {{{', '.join(f'k{i}: v' for i in range(50))}}}}}\n"
-    assert told("kind: List\nitems:\n" + item * 1500, tmp_path) == ("a" * 1500, [])
+    assert read_names("kind: List\nitems:\n" + item * 1500, tmp_path) == ("a" * 1500, [])
 
 
-def test_the_places_of_json_are_looked_for_only_where_something_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_valid_json_is_not_parsed_as_yaml_to_locate_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubectl_yaml, "parts", lambda text: pytest.fail("read as YAML"))
-    assert told(JSON % "a" + JSON % "b", tmp_path) == ("ab", [])
+    assert read_names(JSON % "a" + JSON % "b", tmp_path) == ("ab", [])
 
 
 @pytest.mark.full
 @pytest.mark.kubectl
-def test_kubectl_answers_as_is_written_here(tmp_path: Path) -> None:
+def test_kubectl_accepts_and_rejects_the_texts_of_this_file(tmp_path: Path) -> None:
     version = subprocess.run(["kubectl", "version", "--client", "-o", "json"], capture_output=True, check=True)
     newer = int(re.sub(r"\D", "", json.loads(version.stdout)["clientVersion"]["minor"])) >= 36
 
-    def asked(text: str) -> tuple[bool, str]:
+    def run_kubectl(text: str) -> tuple[bool, str]:
         words = ["kubectl", "annotate", "--local", "-f", "-", "-o", "jsonpath={.metadata.name}", "a=b"]
         done = subprocess.run(words, input=text.encode(), capture_output=True, check=False)
         return done.returncode == 0, done.stdout.decode()
 
-    for text, names in (READ | (NEWER if newer else {})).values():
-        assert asked(text) == (True, names), text
-    for which, (text, _) in REFUSED.items():
+    for text, names in (ACCEPTED | (NEWER if newer else {})).values():
+        assert run_kubectl(text) == (True, names), text
+    for which, (text, _) in REJECTED.items():
         if which != "two marks before a later document" or newer:
-            assert not asked(text)[0], text
-    for text, _ in LEFT_OUT.values():
-        well, names = asked(text)
-        assert well and names in {"a", "ab"}, text
+            assert not run_kubectl(text)[0], text
+    for text, _ in IGNORED.values():
+        ok, names = run_kubectl(text)
+        assert ok and names in {"a", "ab"}, text
 
 
-# --- against plain models -----------------------------------------------------------------------------
+# --- comparison with simple models -----------------------------------------------------------------------------
 
 LINES = st.sampled_from(
     ["---", "--- # c", "--- ", "--- x", "----", "...", "# c", "", "a: 1", "b: [2]", "{c: 3}", f"{MARK}d: 4", "'q'", " e: 5", "- 6",
@@ -184,7 +184,7 @@ LINES = st.sampled_from(
 
 
 def chunks_of(text: str) -> tuple[list[tuple[int, str]], bool]:
-    """What kubectl's reader makes of a text, line by line: chunks with their first lines, and whether it ends with an error."""
+    """Models kubectl's reader: returns the chunks of a text with their first lines, and whether the text ends with an error."""
     out: list[tuple[int, str]] = []
     buffer = ""
     first = 0
@@ -202,14 +202,14 @@ def chunks_of(text: str) -> tuple[list[tuple[int, str]], bool]:
 
 
 def model(text: str) -> tuple[list[tuple[int, Any]], bool]:
-    """First lines and values, all of them text, of the documents in it; and whether there is a fault after them."""
+    """Returns the first lines and values of the documents, with all values as text, and whether a fault follows them."""
     chunks, fault = chunks_of(text)
     out: list[tuple[int, Any]] = []
     for first, chunk in chunks:
         chunk = chunk.removeprefix(MARK)
         if any(line.startswith(MARK) for line in chunk.split("\n")):
             return out, True
-        loader = yaml.CBaseLoader(chunk)  # as kubectl, libyaml reads no further than a document goes
+        loader = yaml.CBaseLoader(chunk)  # Like kubectl, libyaml reads only to the end of a document.
         try:
             if not loader.check_node():
                 continue
@@ -232,7 +232,7 @@ def as_text(value: Any) -> Any:
 @given(st.lists(LINES, max_size=12), st.booleans(), st.booleans())
 @example(["a: 1", "---", "---", f"{MARK}d: 4"], True, True)
 @example(["{c: 3}", "[", "\tg: 7"], False, False)
-def test_any_lines_are_taken_apart_as_by_a_reader_that_looks_at_one_after_the_other(
+def test_any_lines_are_split_as_the_line_by_line_model_splits_them(
     lines: list[str], windows: bool, ended: bool
 ) -> None:
     text = ("\r\n" if windows else "\n").join([*lines, ""] if ended else lines)
@@ -261,7 +261,7 @@ GAPS = st.lists(st.sampled_from(["", "# c", "  # c"]), max_size=2)
     st.sampled_from(["\n", "\r\n"]),
     st.sampled_from(["utf-8", "utf-8-sig", "utf-16"]),
 )  # fmt: skip
-def test_documents_that_are_written_are_read_with_their_lines(
+def test_written_documents_are_read_with_their_lines(
     written: list[tuple[dict[str, Any], bool, str, bool, list[str]]], separator: str, end: str, encoding: str
 ) -> None:
     text, lines = "", []
@@ -282,7 +282,7 @@ def test_documents_that_are_written_are_read_with_their_lines(
 
 
 @given(st.lists(VALUES, max_size=4), st.sampled_from(["", " ", "\n", "\r\n\t"]), st.booleans())
-def test_json_is_read_one_after_the_other_and_gives_way_to_yaml_after_the_first(
+def test_json_documents_are_read_in_order_and_yaml_may_follow_only_the_first(
     values: list[dict[str, Any]], gap: str, tail: bool
 ) -> None:
     text = gap.join(map(json.dumps, values)) + ("\n---\nz: 1\n" if tail else "")
@@ -305,7 +305,7 @@ def test_json_is_read_one_after_the_other_and_gives_way_to_yaml_after_the_first(
 @example(b"- " * 100_000)
 @example(b"a: 1e400")
 @example(b'{"a": 1e400}{}')
-def test_no_bytes_are_more_than_documents_and_one_sentence_with_a_line(raw: bytes) -> None:
+def test_any_bytes_are_documents_and_at_most_one_sentence_with_a_line(raw: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "f"
         path.write_bytes(raw)

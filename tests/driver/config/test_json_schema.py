@@ -1,4 +1,4 @@
-"""``dra schema``: of each type, the schema takes what the Config takes, and refuses what it refuses, as far as a schema can say."""
+"""``dra schema``: for each type, the schema accepts and rejects the same values as the Config, where JSON Schema can express the rule."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ TEXTS = [
     "P1D", "-PT1.5S", "P1DT1H", "P", "P1M", "d94f1a3e-9f3d-4b38-9b4d-0d6f7d8a7c11", "d94f1a3e9f3d4b389b4d0d6f7d8a7c11", "d94f1a3e", "YWJj", "YWI=",
     "YWJ", "NaN", "é", "\u0661",
 ]  # fmt: skip
-# No 1.0, which JSON Schema has as an integer; no null within, which stands for a field of Kubernetes that is left out.
+# Not 1.0, which is an integer in JSON Schema. No nested null, which is an omitted field in Kubernetes.
 _scalar = st.booleans() | st.integers(-3, 13) | st.sampled_from([0.5, 0.25, 1.5, 2**63, 2**64 - 1, -(2**63), *TEXTS])
 _names = ["a", "b", "x", "size", "label", "type", "unit", "1", "-2", "01", "red", "2020-01-01", ""]
 _list = st.lists(_scalar, max_size=3)
@@ -118,33 +118,33 @@ _any = st.none() | _scalar | _list | _object | _near | _nested | st.lists(_list,
 
 LAYERS = [
     of for of in OBJECTS if of != One | Two
-]  # of which one it is may stand in the class: then nobody can judge it
+]  # The class may contain the tag of the union, so one layer alone cannot be validated.
 CASES = [*((of, False) for of in (*SCALARS, *LISTS, *OBJECTS)), *((of, True) for of in (*LAYERS, Listed))]
 
 
 @pytest.mark.cases(25)
 @pytest.mark.parametrize(("of", "layered"), CASES, ids=repr)
-def test_the_schema_of_a_type_reports_what_the_config_states(of: Any, layered: bool) -> None:
-    import jsonschema  # takes a second, which a run without this test saves
+def test_the_schema_and_the_config_accept_the_same_values(of: Any, layered: bool) -> None:
+    import jsonschema  # The import takes a second, so only this test imports the module.
 
     kind: Any = type("Kind", (Config,), {"__annotations__": {"f": of}, "__module__": __name__, "LAYERED": layered})
     schema = json_schema(kind)
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
-    likely = _scalar if of in SCALARS else _list if of in LISTS else _object | _near | _nested
+    probable_values = _scalar if of in SCALARS else _list if of in LISTS else _object | _near | _nested
     if of in (Capacity, RequestPolicy):
-        likely = _capacity | _policy
+        probable_values = _capacity | _policy
 
     @settings(max_examples=25)
-    @given(likely | _any)
+    @given(probable_values | _any)
     def agree(value: Any) -> None:
-        assume(not (layered and value is None))  # a layer's null gives the field its default back
+        assume(not (layered and value is None))  # A null in a layer resets the field to its default.
         try:
             validate({"f": value}, [kind], "d.example.com", "x")
-            refused = ""
+            fault = ""
         except ConfigError as e:
-            refused = e.message
-        assert validator.is_valid({"f": value}) is not bool(refused), refused
+            fault = e.message
+        assert validator.is_valid({"f": value}) is not bool(fault), fault
 
     agree()
 
@@ -160,7 +160,7 @@ class Layered(Config):
     sizes: Annotated[list[Quantity], Meta(max_length=1)]
 
 
-def test_the_schema_of_several_kinds_accepts_each_of_them_and_nothing_between() -> None:
+def test_the_schema_of_several_kinds_accepts_each_kind_and_no_mixture() -> None:
     import jsonschema
 
     schema = json_schema(WithInner, Layered)
@@ -171,4 +171,4 @@ def test_the_schema_of_several_kinds_accepts_each_of_them_and_nothing_between() 
     assert validator.is_valid(version | {"kind": "Layered", "inner": {}, "sizes": ["1Gi"]})
     assert not validator.is_valid(version | {"kind": "WithInner", "sizes": ["1Gi"]})
     assert not validator.is_valid(version | {"kind": "Layered", "inner": {"label": 1}})
-    assert not validator.is_valid({"inner": {}}), "of several kinds, the parameters must name one"
+    assert not validator.is_valid({"inner": {}}), "with several kinds, the parameters must name their kind"

@@ -1,4 +1,4 @@
-"""The work on opaque parameters is bounded: one judgement for each distinct entry, ten faults, one inspection of the types."""
+"""The work on opaque parameters is bounded: one validation per distinct entry, at most ten faults, one inspection of the types."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tests.helpers.worst_parameters import DRIVER, KINDS, MACHINE, SHAPES, Layer
 
 JSON = dict[str, Any]
 READER = ConfigReader(DRIVER, KINDS)
-THREAD = 0.5  # CPU seconds in a thread for one claim; it was 1 s, and 46 s for layered parameters
+THREAD = 0.5  # CPU seconds in a thread for one claim
 
 
-class Counted:
-    """Calls of a function of msgspec."""
+class CallCounter:
+    """Counts the calls of a function of msgspec."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
         self.calls = 0
@@ -54,10 +54,10 @@ def head(kind: type[Config], **fields: Any) -> JSON:
 @pytest.mark.cases(20)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_the_worst_texts_few_faults_are_reported_in_bounded_time(
+def test_the_worst_texts_are_validated_in_bounded_time_with_few_faults(
     kind: type[Config], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inspections = Counted(monkeypatch, msgspec.structs, "fields")
+    inspections = CallCounter(monkeypatch, msgspec.structs, "fields")
     config = [{"source": "FromClaim", **e} for e in worst_parameters.entries(kind, shape)]
     encoded = config_entries(msgspec.Raw(json.dumps(config).encode()))
     began = time.thread_time()
@@ -68,10 +68,10 @@ def test_of_the_worst_texts_few_faults_are_reported_in_bounded_time(
         assert sum(len(fault.encode()) for fault in e.faults) < 16 * 1024
         assert len(e.message.encode()) < 2048
     assert time.thread_time() - began < THREAD * MACHINE
-    assert inspections.calls <= len(KINDS) + 1  # each kind and the struct within
+    assert inspections.calls <= len(KINDS) + 1  # each kind and the nested struct
 
 
-def test_an_entry_for_many_requests_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_for_many_requests_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = 0
 
     class Checked(Config):
@@ -87,19 +87,21 @@ def test_an_entry_for_many_requests_is_judged_once(monkeypatch: pytest.MonkeyPat
     assert [f"{c.size} {source}" for c, source in found if isinstance(c, Checked)] == ["2 FromClaim"] * 31 + [
         "1 FromClass"
     ]
-    assert checked <= 4  # two contents, each once, and once more where a later request has it as the last
+    assert (
+        checked <= 4
+    )  # two distinct entries, each once, and once more if a later request has the entry as its last one
 
 
 def test_types_are_inspected_once_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fresh(Config):
         size: int = 0
 
-    class Below(Fresh):
+    class Derived(Fresh):
         more: int = 0
 
-    inspections = Counted(monkeypatch, msgspec.structs, "fields")
+    inspections = CallCounter(monkeypatch, msgspec.structs, "fields")
     for _ in range(3):
-        for kind, names in ((Fresh, "there are size"), (Below, "there are more, size")):
+        for kind, names in ((Fresh, "there are size"), (Derived, "there are more, size")):
             with pytest.raises(ConfigError, match=names):
                 resolve([entry({"zzz": 1, "yyy": 1})], [kind], DRIVER, "r")
     assert inspections.calls == 2
@@ -116,17 +118,17 @@ def test_a_review_reports_ten_faults_and_that_the_search_stopped(shape: str) -> 
 
 
 def test_faults_of_claim_and_class_together_are_bounded() -> None:
-    """Each of 32 requests has a class of its own, and entries of the claim over it."""
+    """Each of 32 requests has its own class, and the entries of the claim are merged over the class."""
     obj = worst_parameters.claim(worst_parameters.entries(Layered, "right numbers"), requests=32)
     for i, request in enumerate(obj["spec"]["devices"]["requests"]):
         request["exactly"]["deviceClassName"] = f"c{i}"
-    below = worst_parameters.entries(Layered, "right mapping")
+    class_entries = worst_parameters.entries(Layered, "right mapping")
     classes: Mapping[str, JSON] = {
         f"c{i}": {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "DeviceClass",
             "metadata": {"name": f"c{i}"},
-            "spec": {"config": below},
+            "spec": {"config": class_entries},
         }
         for i in range(32)
     }
@@ -136,7 +138,7 @@ def test_faults_of_claim_and_class_together_are_bounded() -> None:
     assert 1 <= len(found) <= MAX_FAULTS + 1
 
 
-def test_layers_of_one_request_have_at_most_64_kib_together() -> None:
+def test_the_layers_of_one_request_have_at_most_64_kib_in_total() -> None:
     few, many = ([entry(head(Layered, numbers={f"{i}.{j}": 1 for j in range(900)})) for i in range(n)] for n in (4, 32))
     config, _ = resolve(few, KINDS, DRIVER, "r")
     assert isinstance(config, Layered)
@@ -146,7 +148,7 @@ def test_layers_of_one_request_have_at_most_64_kib_together() -> None:
     assert "config[0] (FromClaim)" in e.value.message
 
 
-def test_after_ten_faults_another_request_is_not_taken_for_right() -> None:
+def test_after_ten_faults_another_request_is_not_accepted() -> None:
     wrong = entry(head(Plain, **{f"k{i}": 1 for i in range(20)}), requests=["a"])
     parameters = Parameters(KINDS, DRIVER)
     with pytest.raises(ConfigError, match=MORE):
@@ -155,13 +157,13 @@ def test_after_ten_faults_another_request_is_not_taken_for_right() -> None:
         parameters.resolve([wrong, entry(head(Plain), requests=["b"])], "b")
 
 
-async def test_small_parameters_are_resolved_at_once_and_large_ones_in_a_thread() -> None:
-    class Author:
+async def test_small_parameters_are_resolved_on_the_event_loop_and_large_ones_in_a_thread() -> None:
+    class StubDriver:
         def config_kinds(self) -> Any:
             return KINDS
 
-    author: Any = Author()
-    resolver = Resolver(author, DRIVER)
+    driver: Any = StubDriver()
+    resolver = Resolver(driver, DRIVER)
     for shape in SHAPES:
         with worst_parameters.event_loop_steps() as steps:
             for size in (worst_parameters.PARAMETERS, 2000):
@@ -174,7 +176,7 @@ async def test_small_parameters_are_resolved_at_once_and_large_ones_in_a_thread(
 
 
 def test_random_mixtures_of_worst_texts_are_bounded() -> None:
-    """A search: shapes are mixed in one entry and over entries, and the mixture that took longest is varied again."""
+    """Searches for slow mixtures of shapes within and across entries. Each step varies the slowest mixture."""
     rng, best, slowest = random.Random(18), list(SHAPES)[:4], 0.0
     for _ in range(12):
         mixture = [*rng.sample(best, 2), *rng.sample(list(SHAPES), 2)]
@@ -210,7 +212,7 @@ def test_random_mixtures_of_worst_texts_are_bounded() -> None:
         (rb'{"a":"\\ud800","b":"\ud800"}', {"a": r"\ud800", "b": "�"}),
     ],
 )
-def test_half_of_a_surrogate_pair_makes_no_object_unreadable(encoded: bytes, decoded: Any) -> None:
+def test_an_object_with_half_of_a_surrogate_pair_can_be_read(encoded: bytes, decoded: Any) -> None:
     assert from_json(encoded) == decoded
 
 
@@ -221,12 +223,12 @@ def test_an_object_of_any_depth_can_be_read(depth: int) -> None:
 
 
 @pytest.mark.parametrize("encoded", [b"", b'{"a":', b'{"a":"\\ud800"', b"[" * 100_000, b"]" * 5, b'{"a":1e999}'])
-def test_what_is_no_json_is_refused(encoded: bytes) -> None:
+def test_invalid_json_is_rejected(encoded: bytes) -> None:
     with pytest.raises((msgspec.DecodeError, RecursionError)):
         from_json(encoded)
 
 
-def test_the_object_of_a_claim_is_decoded_when_it_is_read() -> None:
+def test_the_object_of_a_claim_is_decoded_at_its_first_use() -> None:
     body = json.dumps({"metadata": {"name": "c", "annotations": {"a": "b"}}, "spec": {"x": [1]}}).encode()
     encoded: Any = EncodedClaim(body)
     claim = Claim(namespace="ns", name="c", uid="u", devices=(), object=encoded)

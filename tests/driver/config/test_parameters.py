@@ -1,4 +1,4 @@
-"""Opaque parameters: strict, typed, class before claim, per request."""
+"""Opaque parameters are validated strictly and by type, per request. The parameters of the claim override those of the class."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ def entry(
     return {"source": source, "requests": requests or [], "opaque": {"driver": driver, "parameters": parameters}}
 
 
-def test_the_claim_beats_the_class_and_the_origin_is_reported() -> None:
-    config, origin = resolve(
+def test_the_claim_overrides_the_class_and_the_source_is_reported() -> None:
+    config, source_of_config = resolve(
         [entry({"colour": "red"}, "FromClass"), entry({"colour": "blue"})], [ToyConfig], DRIVER, "r"
     )
-    assert (config, origin) == (ToyConfig(colour="blue"), "FromClaim")
+    assert (config, source_of_config) == (ToyConfig(colour="blue"), "FromClaim")
 
 
 @pytest.mark.parametrize(
-    ("requests", "request_name", "yes"),
+    ("requests", "request_name", "expected"),
     [([], "r", True), (["r"], "r", True), (["r"], "r/sub", True), (["r/sub"], "r/sub", True), (["r/other"], "r/sub", False), (["s"], "r", False)],
 )  # fmt: skip
-def test_an_entry_applies_to_all_a_request_its_base_or_its_alternative(
-    requests: list[str], request_name: str, yes: bool
+def test_an_entry_applies_to_all_requests_or_to_the_named_request_or_alternative(
+    requests: list[str], request_name: str, expected: bool
 ) -> None:
-    assert applies(requests, request_name) is yes
+    assert applies(requests, request_name) is expected
 
 
-def test_defaults_are_used_where_nothing_applies() -> None:
+def test_defaults_are_used_if_no_entry_applies() -> None:
     assert resolve([entry({"colour": "blue"}, requests=["x"])], [ToyConfig], DRIVER, "r") == (ToyConfig(), "")
 
 
 @pytest.mark.parametrize(
-    ("parameters", "says"),
+    ("parameters", "message"),
     [
         ({"color": "blue"}, r"config\[0\] \(FromClaim\): parameters: unknown field 'color', did you mean 'colour'\?"),
         ({"colour": "green"}, "parameters.colour: Invalid enum value 'green'"),
@@ -68,8 +68,8 @@ def test_defaults_are_used_where_nothing_applies() -> None:
         ([1], "must be an object"),
     ],
 )
-def test_wrong_parameters_are_refused_with_their_path(parameters: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_invalid_parameters_are_rejected_with_their_path(parameters: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         resolve([entry(parameters)], [ToyConfig], DRIVER, "r")
 
 
@@ -79,7 +79,7 @@ def test_other_drivers_and_kinds_of_other_domains_are_skipped() -> None:
     assert resolve(entries, [ToyConfig], DRIVER, "r") == (ToyConfig(), "")
 
 
-def test_a_driver_without_parameters_reports_it() -> None:
+def test_a_driver_without_parameters_rejects_parameters() -> None:
     with pytest.raises(ConfigError, match="takes no parameters"):
         resolve([entry({})], [], DRIVER, "r")
 
@@ -106,7 +106,7 @@ class Tree(Config):
         ({"named": {"left": {"size": -1}}}, "parameters.named[left]"),
     ],
 )
-def test_objects_within_are_checked_too_and_named_by_their_path(parameters: dict[str, Any], path: str) -> None:
+def test_nested_objects_are_checked_and_named_by_their_path(parameters: dict[str, Any], path: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"{path}: size is -1")):
         decode(parameters, [Tree], "d.example.com", "config[0]")
 
@@ -125,7 +125,7 @@ class Chosen(Config):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "says"),
+    ("parameters", "message"),
     [
         ({"mode": "fast"}, "parameters.mode: Invalid enum value 'fast': use one of 'Fast', 'Safe'"),
         ({"colour": "green"}, "parameters.colour: Invalid enum value 'green': use one of 'red', 'blue'"),
@@ -134,8 +134,6 @@ class Chosen(Config):
         ({"deep": {"deep": {"mode": ""}}}, "parameters.deep.deep.mode: Invalid enum value '': use one of 'Fast', 'Safe'"),
     ],
 )  # fmt: skip
-def test_a_choice_that_there_is_not_is_reported_with_those_that_there_are(
-    parameters: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(ConfigError, match=re.escape(says)):
+def test_an_invalid_choice_is_reported_with_the_valid_choices(parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         decode(parameters, [Chosen], "d.example.com", "config[0]")

@@ -1,4 +1,4 @@
-"""All that is wrong with parameters is told at once, each with its path, in the order of the document."""
+"""All faults of parameters are reported together, each with its path, in the order of the document."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LayeredTree(Tree):
     LAYERED = True
 
 
-def told(parameters: Any, kind: type[Config] = Tree) -> list[str]:
+def faults(parameters: Any, kind: type[Config] = Tree) -> list[str]:
     try:
         validate(parameters, [kind], DRIVER, "x")
     except ConfigError as e:
@@ -118,7 +118,7 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
         "parameters.leaf: Expected `object | null`, got `array`",
     ]),
     ({"count": 9, "leaf": {"size": -1}, "leaves": [{"size": 1}, {"size": -2}]}, [
-        "parameters.leaf: size is -1: give 0 or more",  # what holds them is not asked: it may count on them
+        "parameters.leaf: size is -1: give 0 or more",  # The check of the outer object does not run, because it may rely on valid inner objects.
         "parameters.leaves[1]: size is -2: give 0 or more",
     ]),
     ({"count": 9, "leaf": {"size": 1}}, ["parameters: count must be at most 8"]),
@@ -129,16 +129,16 @@ TABLE: list[tuple[dict[str, Any], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("parameters", "says"), TABLE)
-def test_each_is_reported_with_its_path_and_nothing_else(parameters: dict[str, Any], says: list[str]) -> None:
+@pytest.mark.parametrize(("parameters", "expected"), TABLE)
+def test_exactly_the_faults_are_reported_each_with_its_path(parameters: dict[str, Any], expected: list[str]) -> None:
     before = copy.deepcopy(parameters)
-    found = told(parameters)
-    assert len(found) == len(says), found
-    assert [s for s, wanted in zip(found, says, strict=True) if not s.startswith(wanted)] == []
+    found = faults(parameters)
+    assert len(found) == len(expected), found
+    assert [s for s, wanted in zip(found, expected, strict=True) if not s.startswith(wanted)] == []
     assert parameters == before
 
 
-RIGHT: dict[str, Any] = {
+VALID: dict[str, Any] = {
     "count": 1,
     "coreMhz": 5,
     "leaf": {"size": 1, "unit": "b"},
@@ -151,7 +151,7 @@ RIGHT: dict[str, Any] = {
 
 
 def places(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Of what is no object and no list: what may be made wrong one by one."""
+    """Returns the paths of all values that are neither objects nor lists. The tests replace these values one by one."""
     if isinstance(value, dict):
         return [p for k, v in value.items() for p in places(v, (*at, k))]
     if isinstance(value, list):
@@ -159,7 +159,7 @@ def places(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, 
     return [at]
 
 
-PLACES = [p for p in places(RIGHT) if p[-1] != "type"]
+PLACES = [p for p in places(VALID) if p[-1] != "type"]
 
 
 def shown(at: tuple[str | int, ...]) -> str:
@@ -172,11 +172,9 @@ def shown(at: tuple[str | int, ...]) -> str:
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [Tree, LayeredTree])
 @given(data=st.data())
-def test_whatever_is_made_wrong_is_reported_in_the_order_of_the_document(
-    kind: type[Config], data: st.DataObject
-) -> None:
+def test_all_wrong_values_are_reported_in_the_order_of_the_document(kind: type[Config], data: st.DataObject) -> None:
     wrong = data.draw(st.sets(st.sampled_from(PLACES), max_size=MAX_FAULTS))
-    document = copy.deepcopy(RIGHT)
+    document = copy.deepcopy(VALID)
     if data.draw(st.booleans()):
         document = dict(reversed(document.items()))
     for at in wrong:
@@ -184,12 +182,12 @@ def test_whatever_is_made_wrong_is_reported_in_the_order_of_the_document(
         for step in at[:-1]:
             node = node[step]
         node[at[-1]] = data.draw(st.sampled_from([True, 1.5, [], {"x": 1}]))
-    found = [sentence.partition(": ")[0] for sentence in told(document, kind)]
+    found = [sentence.partition(": ")[0] for sentence in faults(document, kind)]
     assert found == [shown(at) for at in places_of(document) if at in wrong]
 
 
 def places_of(document: dict[str, Any]) -> list[tuple[str | int, ...]]:
-    """The places of what is right, in the order in which a document gives its fields."""
+    """Returns the paths of the valid values in the order of the document's fields."""
     return sorted(PLACES, key=lambda at: (list(document).index(at[0]), PLACES.index(at)))
 
 
@@ -206,9 +204,9 @@ _field = st.sampled_from([f.encode_name for f in msgspec.structs.fields(Tree)]) 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("kind", [Tree, LayeredTree])
 @given(fields=st.dictionaries(_field, _value))
-def test_of_any_document_all_is_reported_or_nothing_is_wrong(kind: type[Config], fields: dict[str, Any]) -> None:
-    """Each fault is told once, and the first that msgspec meets among them."""
-    found = told(fields, kind)
+def test_any_document_is_valid_or_all_its_faults_are_reported_once(kind: type[Config], fields: dict[str, Any]) -> None:
+    """Each fault is reported once. If msgspec accepts the document, only checks may report faults."""
+    found = faults(fields, kind)
     assert len(found) == len(set(found))
     try:
         msgspec.convert(fields, Tree, dec_hook=None)
@@ -219,7 +217,7 @@ def test_of_any_document_all_is_reported_or_nothing_is_wrong(kind: type[Config],
         assert not [s for s in found if not s.endswith(("give 0 or more", "at most 8"))]
 
 
-def test_a_message_reports_the_first_and_how_many_more_there_are() -> None:
+def test_a_message_contains_ten_faults_and_states_if_there_may_be_more() -> None:
     class Long(Config):
         values: Sequence[int] = ()
 
@@ -235,20 +233,20 @@ def test_a_message_reports_the_first_and_how_many_more_there_are() -> None:
     assert "there may be more faults: validation stopped here" in e.value.event()
     with pytest.raises(ConfigError) as e:
         decode({f"{i}{'x' * 300}": 1 for i in range(9)}, [Long], DRIVER, "config[0]")
-    assert "more [" in e.value.event()  # it is not cut off with the long names
+    assert "more [" in e.value.event()  # The event keeps this part when long names are cut.
 
 
 def test_wrong_entries_of_class_and_claim_are_reported_together() -> None:
-    given = [
+    entries = [
         {"source": s, "opaque": {"driver": DRIVER, "parameters": p}}
         for s, p in (("FromClass", {"cuont": 1}), ("FromClaim", {"count": 9}))
     ]
     with pytest.raises(ConfigError) as e:
-        resolve(given, [Tree], DRIVER, "r")
+        resolve(entries, [Tree], DRIVER, "r")
     assert [f.partition(":")[0] for f in e.value.faults] == ["config[0] (FromClass)"] * 2 + ["config[1] (FromClaim)"]
 
 
-class Fussy(Config):
+class CheckedRange(Config):
     low: int = 0
     high: int = 10
 
@@ -258,21 +256,21 @@ class Fussy(Config):
 
 
 class Two(Config):
-    one: Fussy | None = None
-    two: Fussy | None = None
+    one: CheckedRange | None = None
+    two: CheckedRange | None = None
     three: int = 0
 
 
-def test_a_check_of_an_object_that_was_repaired_is_not_reported() -> None:
-    """``__post_init__`` of what is made from defaults, because a field was wrong, says nothing of the document."""
-    assert told({"one": {"low": 20, "high": "30"}, "two": {"low": 2, "high": 1}, "three": "x"}, Two) == [
+def test_a_check_of_an_object_with_substituted_defaults_is_not_reported() -> None:
+    """If a field is wrong, the object is created with defaults. An error of its ``__post_init__`` is then no fault of the document."""
+    assert faults({"one": {"low": 20, "high": "30"}, "two": {"low": 2, "high": 1}, "three": "x"}, Two) == [
         "parameters.one.high: Expected `int`, got `str`",
         "parameters.two: low is above high",
         "parameters.three: Expected `int`, got `str`",
     ]
 
 
-def test_a_check_that_breaks_is_reported_alone_and_never_hides_what_was_found() -> None:
+def test_a_failing_check_is_reported_alone_and_does_not_hide_earlier_faults() -> None:
     with pytest.raises(DriverFailedError, match="boom"):
         validate({"one": {"low": 1, "high": -1}}, [Two], DRIVER, "x")
-    assert told({"three": "x", "one": {"low": 1, "high": -1}}, Two) == ["parameters.three: Expected `int`, got `str`"]
+    assert faults({"three": "x", "one": {"low": 1, "high": -1}}, Two) == ["parameters.three: Expected `int`, got `str`"]

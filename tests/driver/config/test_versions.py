@@ -1,4 +1,4 @@
-"""Parameters over the years and over layers: older versions converted, a claim laid over its class, and the JSON Schema of a kind."""
+"""Older versions of parameters are converted, a claim's layer is merged over its class, and a kind has a JSON Schema."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Stable(Config):
 
     def check(self) -> None:
         if self.long:
-            raise ValueError("long slices are not sold any more")
+            raise ValueError("long slices are not available")
 
 
 def gpu(version: str, **fields: Any) -> dict[str, Any]:
@@ -62,12 +62,12 @@ def entry(parameters: Any, source: str = "FromClaim") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("parameters", [gpu("v1alpha1", sliceMs=20), gpu("v1beta1", timeSlice="Short"), gpu("v1"), {}])
-def test_every_version_is_read_and_the_driver_sees_the_newest(parameters: Any) -> None:
+def test_every_version_is_accepted_and_the_driver_receives_the_newest(parameters: Any) -> None:
     assert decode(parameters, [Stable], DRIVER, "config[0]") == Stable(long=False)
 
 
 @pytest.mark.parametrize(
-    ("parameters", "says"),
+    ("parameters", "message"),
     [
         (gpu("v1alpha1", sliceMS=20), "parameters: unknown field 'sliceMS', did you mean 'sliceMs'"),
         (gpu("v1alpha1", sliceMs=2000), "v1alpha1 GpuConfig as gpu.example.com/v1beta1 GpuConfig: a slice of 2000 ms"),
@@ -81,12 +81,12 @@ def test_every_version_is_read_and_the_driver_sees_the_newest(parameters: Any) -
         ),
     ],
 )
-def test_what_is_wrong_is_reported_in_the_version_that_was_given(parameters: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_a_fault_is_reported_for_the_version_of_the_parameters(parameters: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         decode(parameters, [Stable], DRIVER, "config[0]")
 
 
-def test_a_conversion_that_breaks_is_the_drivers_fault_and_not_the_claims() -> None:
+def test_a_failing_conversion_is_an_error_of_the_driver_and_not_of_the_claim() -> None:
     class Broken(Config):
         OLDER = (Alpha,)
         API_VERSION = "gpu.example.com/v3"
@@ -102,18 +102,18 @@ def test_a_conversion_that_breaks_is_the_drivers_fault_and_not_the_claims() -> N
 
 
 def test_a_kind_with_older_versions_and_no_conversion_is_reported_at_the_start() -> None:
-    class Half(Config):
+    class WithoutConversion(Config):
         OLDER = (Alpha,)
 
-    class Odd(Config):
+    class InvalidOlder(Config):
         OLDER = (int,)  # type: ignore[assignment]
 
-    for kind, says in (
-        (Half, r"has no convert_from\(cls, older\)"),
-        (Odd, "Odd.OLDER is .*int.*: set it to a subclass"),
+    for kind, message in (
+        (WithoutConversion, r"has no convert_from\(cls, older\)"),
+        (InvalidOlder, "InvalidOlder.OLDER is .*int.*: set it to a subclass"),
     ):
         driver = type("Gpu", (Driver,), {"devices": lambda self: [], "prepare": lambda self, claim: [], "config": kind})
-        with pytest.raises(DriverError, match=says):
+        with pytest.raises(DriverError, match=message):
             check(driver)
 
 
@@ -129,7 +129,7 @@ class Layered(Config):
     sizes: Sequence[int] = ()
 
 
-def test_a_claim_is_laid_over_its_class_field_by_field() -> None:
+def test_a_claim_is_merged_over_its_class_field_by_field() -> None:
     entries = [
         entry({"mode": "a", "inner": {"size": "2Gi", "label": "x"}, "sizes": [1, 2]}, "FromClass"),
         entry({"inner": {"size": "3Gi", "label": None}, "sizes": [3]}),
@@ -138,7 +138,7 @@ def test_a_claim_is_laid_over_its_class_field_by_field() -> None:
     assert resolve(entries, [Layered], DRIVER, "r") == (wanted, "FromClaim")
 
 
-def test_a_layer_alone_may_leave_out_what_is_required_and_not_spell_it_wrong() -> None:
+def test_a_single_layer_may_omit_required_fields_but_not_misspell_fields() -> None:
     validate({"sizes": [1]}, [Layered], DRIVER, "config[0]")
     with pytest.raises(ConfigError, match=r"config\[0\]: parameters: unknown field 'size', did you mean 'sizes'"):
         validate({"size": [1]}, [Layered], DRIVER, "config[0]")
@@ -146,7 +146,7 @@ def test_a_layer_alone_may_leave_out_what_is_required_and_not_spell_it_wrong() -
         resolve([entry({"sizes": [1]})], [Layered], DRIVER, "r")
 
 
-def test_what_is_wrong_in_one_layer_is_reported_with_that_layer() -> None:
+def test_a_fault_in_one_layer_is_reported_with_that_layer() -> None:
     with pytest.raises(ConfigError, match=r"config\[0\] \(FromClass\): parameters.sizes"):
         resolve([entry({"mode": "a", "sizes": "x"}, "FromClass"), entry({"sizes": [1]})], [Layered], DRIVER, "r")
 
@@ -193,14 +193,14 @@ SPEED = {
     "v1beta1": lambda fast: {"speed": "High" if fast else "Low"},
     "v1": lambda fast: {"fast": fast},
 }
-said = st.fixed_dictionaries(
+layer_fields = st.fixed_dictionaries(
     {},
     optional={"fast": st.booleans(), "name": st.sampled_from(["", "a", "b"]), "label": st.sampled_from(["", "x", "y"])},
 )
 
 
 def clock(version: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """What somebody says in a version's own words."""
+    """Returns parameters with ``fields`` in the form of a version."""
     out: dict[str, Any] = {"apiVersion": f"{DRIVER}/{version}", "kind": "Clock"}
     if "fast" in fields:
         out |= SPEED[version](fields["fast"])
@@ -211,15 +211,17 @@ def clock(version: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(SPEED)), said), min_size=1, max_size=4))
-def test_layers_in_any_versions_come_to_what_they_state_together(layers: list[tuple[str, dict[str, Any]]]) -> None:
+@given(st.lists(st.tuples(st.sampled_from(sorted(SPEED)), layer_fields), min_size=1, max_size=4))
+def test_layers_in_any_versions_are_merged_to_the_fields_that_they_set(
+    layers: list[tuple[str, dict[str, Any]]],
+) -> None:
     entries = [entry(clock(version, fields), "FromClass") for version, fields in layers]
     wanted: dict[str, Any] = {"fast": False, "name": "", "label": ""}
     mixed = False
     for i, (version, fields) in enumerate(layers):
         mixed = mixed or version != layers[0][0]
         for name, value in fields.items():
-            # A field of another name in an older version, given its default, cannot be told from one that is left out.
+            # If an older version names the field differently, its default value cannot be distinguished from an omitted field.
             if name == "fast" and i and mixed and version != "v1" and not value:
                 continue
             wanted[name] = value
@@ -227,7 +229,7 @@ def test_layers_in_any_versions_come_to_what_they_state_together(layers: list[tu
     assert config == Third(fast=wanted["fast"], name=wanted["name"], inner=Inner(label=wanted["label"]))
 
 
-def test_rules_of_the_newest_version_are_for_all_layers_together() -> None:
+def test_the_checks_of_the_newest_version_apply_to_the_merged_layers() -> None:
     fast, burst = clock("v1alpha1", {"fast": True}), {**clock("v1", {}), "burst": True}
     for entries in ([entry(fast, "FromClass"), entry(burst)], [entry(burst, "FromClass"), entry(fast)]):
         assert resolve(entries, [Third], DRIVER, "r")[0] == Third(fast=True, burst=True)
@@ -235,7 +237,7 @@ def test_rules_of_the_newest_version_are_for_all_layers_together() -> None:
         resolve([entry(clock("v1alpha1", {"fast": False}), "FromClass"), entry(burst)], [Third], DRIVER, "r")
 
 
-def test_a_layer_that_cannot_be_converted_is_reported_with_its_own_place() -> None:
+def test_a_layer_that_cannot_be_converted_is_reported_with_its_index() -> None:
     class Strict(Config):
         KIND, API_VERSION, LAYERED = "Clock", "gpu.example.com/v1alpha1", True
         mhz: int
@@ -251,7 +253,9 @@ def test_a_layer_that_cannot_be_converted_is_reported_with_its_own_place() -> No
 
     old, new = clock("v1alpha1", {"fast": True}), {**clock("v1", {}), "burst": True}
     assert resolve([entry(old, "FromClass"), entry(new)], [New], DRIVER, "r")[0] == New(fast=True, burst=True)
-    assert resolve([entry(new, "FromClass"), entry(old)], [New], DRIVER, "r")[0] == New(fast=True)  # it says everything
+    assert resolve([entry(new, "FromClass"), entry(old)], [New], DRIVER, "r")[0] == New(
+        fast=True
+    )  # The older layer sets all fields.
     for entries in (
         [entry(clock("v1alpha1", {}), "FromClass"), entry(new)],
         [entry(new, "FromClass"), entry(clock("v1alpha1", {}))],
@@ -261,12 +265,12 @@ def test_a_layer_that_cannot_be_converted_is_reported_with_its_own_place() -> No
             resolve(entries, [New], DRIVER, "r")
 
 
-def test_a_layer_alone_may_give_a_field_its_default_back() -> None:
+def test_a_single_layer_may_reset_a_field_to_its_default() -> None:
     config, _ = resolve([entry({**clock("v1", {}), "name": None})], [Third], DRIVER, "r")
     assert config == Third()
 
 
-def test_an_older_version_that_is_no_layer_takes_the_place_of_the_class_and_is_laid_under_a_claim() -> None:
+def test_an_unlayered_older_version_replaces_lower_layers_and_accepts_higher_ones() -> None:
     class Plain(Config):
         KIND, API_VERSION = "Clock", "gpu.example.com/v0"
         name: str = ""
@@ -285,10 +289,10 @@ def test_an_older_version_that_is_no_layer_takes_the_place_of_the_class_and_is_l
     assert resolve([entry(layer, "FromClass"), entry(plain)], [Layer], DRIVER, "r")[0] == Layer(name="a")
 
 
-class Whole(Config):
-    """All that a schema can tell."""
+class AllFeatures(Config):
+    """All features of a schema."""
 
-    KIND = "Whole"
+    KIND = "AllFeatures"
     API_VERSION = "gpu.example.com/v1"
     mode: Literal["a", "b"] = "a"
     count: Annotated[int, msgspec.Meta(ge=1, le=8)] = 1
@@ -319,24 +323,24 @@ _value = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["mode", "count", "ratio", "name", "tags", "inner", "pair", "other"]), _value))
-def test_the_schema_reports_what_decoding_states(fields: dict[str, Any]) -> None:
-    import jsonschema  # takes a second, which a run without this test saves
+def test_the_schema_accepts_the_same_parameters_as_the_decoder(fields: dict[str, Any]) -> None:
+    import jsonschema  # The import takes a second, so only these tests import the module.
 
-    parameters = {"apiVersion": Whole.API_VERSION, "kind": Whole.KIND, **fields}
+    parameters = {"apiVersion": AllFeatures.API_VERSION, "kind": AllFeatures.KIND, **fields}
     try:
-        validate(parameters, [Whole], DRIVER, "config[0]")
+        validate(parameters, [AllFeatures], DRIVER, "config[0]")
         right = True
     except ConfigError:
         right = False
-    assert jsonschema.Draft202012Validator(json_schema(Whole)).is_valid(parameters) is right
+    assert jsonschema.Draft202012Validator(json_schema(AllFeatures)).is_valid(parameters) is right
 
 
-def test_a_schema_has_defaults_descriptions_and_what_belongs_to_the_kind() -> None:
-    import jsonschema  # takes a second, which a run without this test saves
+def test_a_schema_contains_defaults_descriptions_and_required_fields_of_the_kind() -> None:
+    import jsonschema  # The import takes a second, so only these tests import the module.
 
-    schema = json_schema(Whole)
+    schema = json_schema(AllFeatures)
     jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["description"] == "All that a schema can tell."
+    assert schema["description"] == "All features of a schema."
     assert schema["required"] == ["apiVersion", "kind"]
     assert schema["$defs"]["Inner"]["properties"]["size"]["default"] == "1Gi"
     assert json_schema(Layered)["required"] == []
@@ -362,19 +366,19 @@ class Layers(Config):
 FROM_CLASS = {"inner": {"label": "a"}, "either": {"type": "one", "size": 1}, "named": {"k": {"type": "one", "size": 1}}}
 
 
-def test_objects_within_are_laid_over_those_of_the_class_too() -> None:
-    import jsonschema  # takes a second, which a run without this test saves
+def test_nested_objects_are_merged_over_those_of_the_class() -> None:
+    import jsonschema  # The import takes a second, so only these tests import the module.
 
-    above = {"either": {"unit": "x"}, "named": {"k": {"unit": "y"}}}
-    given = [entry(FROM_CLASS, "FromClass"), entry(above)]
-    config, _ = resolve(given, [Layers], "gpu.example.com", "r")
+    claim_layer = {"either": {"unit": "x"}, "named": {"k": {"unit": "y"}}}
+    parameters = [entry(FROM_CLASS, "FromClass"), entry(claim_layer)]
+    config, _ = resolve(parameters, [Layers], "gpu.example.com", "r")
     assert isinstance(config, Layers)
     assert config.either == One(size=1, unit="x") and config.named == {"k": One(size=1, unit="y")}
-    assert not list(jsonschema.Draft202012Validator(json_schema(Layers)).iter_errors(above))
+    assert not list(jsonschema.Draft202012Validator(json_schema(Layers)).iter_errors(claim_layer))
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("parameters", "message"),
     [
         ({"either": {"type": "three"}}, "parameters.either.type: Invalid value 'three'"),
         ({"either": {"type": "one", "size": "x"}}, "parameters.either.size: Expected `int`, got `str`"),
@@ -383,10 +387,10 @@ def test_objects_within_are_laid_over_those_of_the_class_too() -> None:
         ({"several": [{"type": "two"}]}, "parameters.several[0]: missing required field 'size'"),
     ],
 )
-def test_what_is_wrong_within_a_layer_is_reported_with_its_path(given: dict[str, Any], says: str) -> None:
+def test_a_fault_within_a_layer_is_reported_with_its_path(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as e:
-        validate(given, [Layers], "gpu.example.com", "x")
-    assert says in e.value.message
+        validate(parameters, [Layers], "gpu.example.com", "x")
+    assert message in e.value.message
 
 
 T = TypeVar("T")
@@ -402,8 +406,8 @@ class Boxes(Config):
     either: One | Two
 
 
-def test_types_of_one_name_have_a_schema_each_and_a_tag_is_a_part_of_it() -> None:
-    import jsonschema  # takes a second, which a run without this test saves
+def test_types_with_the_same_name_have_separate_schemas_and_a_schema_contains_the_tag() -> None:
+    import jsonschema  # The import takes a second, so only these tests import the module.
 
     validator = jsonschema.Draft202012Validator(json_schema(Boxes))
     right = {"number": {"value": 1}, "text": {"value": "x"}, "either": {"type": "two", "size": 1}}
@@ -416,11 +420,11 @@ def test_types_of_one_name_have_a_schema_each_and_a_tag_is_a_part_of_it() -> Non
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("method", ["check", "convert_from"])
-def test_a_check_that_nobody_would_wait_for_is_reported_at_the_start(method: str, nested: bool) -> None:
-    async def late(*_: Any) -> None: ...
+def test_an_async_check_or_conversion_is_reported_at_the_start(method: str, nested: bool) -> None:
+    async def async_method(*_: Any) -> None: ...
 
-    body = {method: classmethod(late) if method == "convert_from" else late, "size": 1}
-    kind = type("Late", (Config,), {**body, "__annotations__": {"size": int}, "__module__": __name__})
+    body = {method: classmethod(async_method) if method == "convert_from" else async_method, "size": 1}
+    kind = type("AsyncConfig", (Config,), {**body, "__annotations__": {"size": int}, "__module__": __name__})
     if nested:
         kind = type("Outer", (Config,), {"__annotations__": {"inner": list[kind]}, "__module__": __name__})  # type: ignore[valid-type]
 
@@ -434,5 +438,5 @@ def test_a_check_that_nobody_would_wait_for_is_reported_at_the_start(method: str
         def prepare(self, claim: Claim) -> list[PreparedDevice]:
             return []
 
-    with pytest.raises(DriverError, match=rf"Late.{method}\(\) is async"):
+    with pytest.raises(DriverError, match=rf"AsyncConfig.{method}\(\) is async"):
         check(Npu)

@@ -1,4 +1,4 @@
-"""Whatever form an author's code has: what worked is not refused, and what fails is told in a sentence of his own fault."""
+"""Valid drivers of any form are accepted. An error of the driver's code is one sentence with the author's file and line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Made(Driver):
 
 
 @pytest.fixture(autouse=True)
-def modules_as_before() -> Iterator[None]:
+def restore_modules() -> Iterator[None]:
     before, path = dict(sys.modules), list(sys.path)
     yield
     for name in sys.modules.keys() - before.keys():
@@ -40,11 +40,11 @@ def modules_as_before() -> Iterator[None]:
     sys.path[:] = path
 
 
-# --- where a driver is found ---------------------------------------------------------------------
+# --- loading a driver ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import no_such_vendor", "No module named 'no_such_vendor'"),
         ("import os\nos.pathh", "did you mean 'path'"),
@@ -52,64 +52,64 @@ def modules_as_before() -> Iterator[None]:
         ("raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_what_a_package_above_fails_at_is_reported_and_not_that_there_is_no_such_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+def test_an_error_in_the_parent_package_is_reported_and_not_a_missing_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
-    (tmp_path / "odd_package").mkdir()
-    (tmp_path / "odd_package/__init__.py").write_text(text)
-    (tmp_path / "odd_package/driver.py").write_text(DRIVER)
+    (tmp_path / "example_package").mkdir()
+    (tmp_path / "example_package/__init__.py").write_text(text)
+    (tmp_path / "example_package/driver.py").write_text(DRIVER)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DriverError, match=r"importing odd_package\.driver raised") as e:
-        load_driver("odd_package.driver:Made")
-    assert said in str(e.value)
-    assert "no module odd_package" not in str(e.value)
+    with pytest.raises(DriverError, match=r"importing example_package\.driver raised") as e:
+        load_driver("example_package.driver:Made")
+    assert message in str(e.value)
+    assert "no module example_package" not in str(e.value)
 
 
 @pytest.mark.parametrize("name", ["CounterConsumption", "plugn", "Inventry"])
-def test_a_name_that_is_not_public_is_not_proposed_for_one_that_is_not_there(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "odd.py"
+def test_a_private_name_is_not_proposed_for_a_missing_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "driver.py"
     path.write_text(f"from dra_kubeletplugin import {name}")
     with pytest.raises(DriverError, match=f"cannot import name '{name}'") as e:
         load_driver(str(path))
-    _, meant, proposed = str(e.value).partition("did you mean '")
-    assert not meant or proposed.partition("'")[0] in dra_kubeletplugin.__all__
+    _, suggestion, proposed = str(e.value).partition("did you mean '")
+    assert not suggestion or proposed.partition("'")[0] in dra_kubeletplugin.__all__
 
 
 @pytest.mark.parametrize("target", ["argparse.jso", "argparse.jso:Made", "os.path.jon:Made"])
-def test_a_module_that_is_no_package_has_no_modules_to_be_meant(target: str) -> None:
+def test_no_submodule_is_proposed_for_a_module_that_is_no_package(target: str) -> None:
     with pytest.raises(DriverError, match="no module") as e:
         load_driver(target)
     assert "did you mean" not in str(e.value)
 
 
-def test_a_package_whose_files_are_links_is_named_as_its_author_named_it(tmp_path: Path) -> None:
-    """As a ConfigMap is mounted: each file leads into a folder of another name."""
-    kept = tmp_path / "mounted" / "..2024_11_22"
-    kept.mkdir(parents=True)
-    (kept / "__init__.py").touch()
-    (kept / "beside.py").write_text("HERE = 1")
-    (kept / "driver.py").write_text("from .beside import HERE" + DRIVER)
-    for name in ("__init__.py", "beside.py", "driver.py"):
-        (tmp_path / "mounted" / name).symlink_to(kept / name)
+def test_a_package_whose_files_are_links_has_the_name_of_its_folder(tmp_path: Path) -> None:
+    """Kubernetes mounts a ConfigMap in this form: each file is a link into a folder with another name."""
+    data_folder = tmp_path / "mounted" / "..2024_11_22"
+    data_folder.mkdir(parents=True)
+    (data_folder / "__init__.py").touch()
+    (data_folder / "sibling.py").write_text("HERE = 1")
+    (data_folder / "driver.py").write_text("from .sibling import HERE" + DRIVER)
+    for name in ("__init__.py", "sibling.py", "driver.py"):
+        (tmp_path / "mounted" / name).symlink_to(data_folder / name)
     assert load_driver(str(tmp_path / "mounted/driver.py")).__module__ == "mounted.driver"
     (tmp_path / "linked").symlink_to("mounted")
     assert load_driver(str(tmp_path / "linked")).__module__ == "linked.driver"
 
 
 @pytest.mark.parametrize("name", ["gpu-1.0", "gpu.d"])
-def test_a_folder_whose_name_no_package_can_have_is_loaded_all_the_same(tmp_path: Path, name: str) -> None:
+def test_a_folder_with_an_invalid_package_name_is_loaded_without_relative_imports(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
     (tmp_path / name / "driver.py").write_text(DRIVER)
     assert load_driver(str(tmp_path / name)).name == "made.example.com"
-    (tmp_path / name / "driver.py").write_text("from . import beside")
+    (tmp_path / name / "driver.py").write_text("from . import sibling")
     with pytest.raises(DriverError, match=f"rename .*{name}, this is not a valid package name"):
         load_driver(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["colorsys", "installed"])
-def test_a_package_never_takes_the_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Of one that is imported later, too: that would be ours then."""
+def test_a_package_never_replaces_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The rule also applies to an installed package that is imported later: that import would otherwise return the driver's package."""
     (tmp_path / "site/installed").mkdir(parents=True)
     (tmp_path / "site/installed/__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -121,22 +121,22 @@ def test_a_package_never_takes_the_place_of_another(tmp_path: Path, monkeypatch:
         load_driver(str(tmp_path / name))
     assert name not in sys.modules
     (tmp_path / "site/installed/driver.py").write_text("raise ValueError('the copy')")
-    if name == "installed":  # is the same package, as it was when it was installed
+    if name == "installed":  # The installed package now has the same modules, so it is the same package.
         assert load_driver(str(tmp_path / name)).__module__ == "installed.driver"
 
 
-def test_a_file_that_is_not_python_s_is_reported(tmp_path: Path) -> None:
+def test_a_file_that_is_no_python_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("a driver")
     with pytest.raises(DriverError, match="is not a Python file"):
         load_driver(str(tmp_path / "README.md"))
 
 
-# --- names of an author's own --------------------------------------------------------------------
+# --- the author's own names ---------------------------------------------------------------------
 
 
-def _made(*bases: type, **written: Any) -> type[Driver]:
-    own = {"name": "made.example.com", "devices": lambda self: [], "prepare": lambda self, claim: []}
-    return type("Made", (*bases, Driver), {**own, "__module__": __name__, **written})
+def _driver_class(*bases: type, **attributes: Any) -> type[Driver]:
+    required = {"name": "made.example.com", "devices": lambda self: [], "prepare": lambda self, claim: []}
+    return type("Made", (*bases, Driver), {**required, "__module__": __name__, **attributes})
 
 
 class _Vendor:
@@ -144,7 +144,7 @@ class _Vendor:
         return True
 
 
-def _with_one_more(method: Callable[..., Any]) -> Callable[..., Any]:
+def with_extra_argument(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def called(self: Any, claim: Any) -> Any:
         return method(self, "session", claim)
@@ -160,18 +160,18 @@ class _Callable:
 @pytest.mark.parametrize(
     "driver",
     [
-        _made(healthy=lambda self: True),
-        _made(recovered=lambda self: 1, started=lambda self: 1, unprepared=lambda self: 1),
-        _made(healthz=lambda self: True, devices=lambda self: self.healthz() and []),
-        _made(healthz=staticmethod(lambda: True), sick=property(lambda self: self.healthz())),
-        _made(configs={"a": 1}, devices=lambda self: list(self.configs)),
-        _made(subsystem="vfio", prepare=lambda self, claim: [lambda: self.subsystem]),
-        _made(_Vendor),
-        _made(prepare=_with_one_more(lambda self, session, claim: [])),
-        _made(prepare=_Callable()),
+        _driver_class(healthy=lambda self: True),
+        _driver_class(recovered=lambda self: 1, started=lambda self: 1, unprepared=lambda self: 1),
+        _driver_class(healthz=lambda self: True, devices=lambda self: self.healthz() and []),
+        _driver_class(healthz=staticmethod(lambda: True), sick=property(lambda self: self.healthz())),
+        _driver_class(configs={"a": 1}, devices=lambda self: list(self.configs)),
+        _driver_class(subsystem="vfio", prepare=lambda self, claim: [lambda: self.subsystem]),
+        _driver_class(_Vendor),
+        _driver_class(prepare=with_extra_argument(lambda self, session, claim: [])),
+        _driver_class(prepare=_Callable()),
     ],
 )
-def test_names_that_are_an_author_s_own_are_no_mistakes(driver: type[Driver]) -> None:
+def test_the_author_s_own_method_names_are_not_reported(driver: type[Driver]) -> None:
     check(driver)
 
 
@@ -184,8 +184,8 @@ class _Checked(Config):
         self.checkx()
 
 
-def test_a_config_s_own_methods_are_no_mistakes() -> None:
-    check(_made(config=_Checked))
+def test_own_methods_of_a_config_are_not_reported() -> None:
+    check(_driver_class(config=_Checked))
 
 
 class _Older(Config):
@@ -202,69 +202,71 @@ class _Newer(Config):
         return cls()
 
 
-def test_what_a_config_declares_as_the_class_s_own_is_no_default_of_a_field() -> None:
-    check(_made(config=_Newer))
-    with pytest.raises(DriverError, match=r"odd\.sizes = \[1\] would be one object"):
-        type(Config)("odd", (Config,), {"__annotations__": {"sizes": list[int]}, "sizes": [1], "TABLE": {"a": 1}})
+def test_class_variables_of_a_config_are_not_defaults_of_fields() -> None:
+    check(_driver_class(config=_Newer))
+    with pytest.raises(DriverError, match=r"Sizes\.sizes = \[1\] would be one object"):
+        type(Config)("Sizes", (Config,), {"__annotations__": {"sizes": list[int]}, "sizes": [1], "TABLE": {"a": 1}})
 
 
-@pytest.mark.parametrize("written", [{"helth": lambda self: {}}, {"unprepar": lambda self, claim: None}])
-def test_what_nobody_names_is_still_reported(written: dict[str, Any]) -> None:
+@pytest.mark.parametrize("attributes", [{"helth": lambda self: {}}, {"unprepar": lambda self, claim: None}])
+def test_an_unused_method_with_a_similar_name_is_reported(attributes: dict[str, Any]) -> None:
     with pytest.raises(DriverError, match="never called, did you mean"):
-        check(_made(**written))
+        check(_driver_class(**attributes))
 
 
-# --- what fails ----------------------------------------------------------------------------------
+# --- failures ------------------------------------------------------------------------------------
 
 
-def test_a_list_that_is_still_to_be_collected_is_reported_with_the_way() -> None:
+def test_an_async_generator_as_a_result_is_reported_with_the_correction() -> None:
     async def later() -> AsyncIterator[int]:
         yield 1
 
     assert "async for" in replacement_message(later(), "Device")
 
 
-def test_a_vendor_s_line_is_not_the_author_s_where_his_environment_is_within_his_folder(tmp_path: Path) -> None:
+def test_the_reported_line_is_the_author_s_although_the_virtual_environment_is_in_the_same_folder(
+    tmp_path: Path,
+) -> None:
     vendor = tmp_path / ".venv/lib/python3/site-packages"
     vendor.mkdir(parents=True)
-    (vendor / "odd_vendor.py").write_text("def ask(): return {}['no']")
-    own = f"import sys\nsys.path.append({str(vendor)!r})\nimport odd_vendor\nodd_vendor.ask()\n"
+    (vendor / "vendor_sdk.py").write_text("def query(): return {}['no']")
+    own = f"import sys\nsys.path.append({str(vendor)!r})\nimport vendor_sdk\nvendor_sdk.query()\n"
     (tmp_path / "driver.py").write_text(own)
     with pytest.raises(DriverError, match=r"driver\.py:4\)"):
         load_driver(str(tmp_path / "driver.py"))
 
 
-async def test_a_health_of_any_kind_of_method_is_reported_with_what_others_state() -> None:
-    async def asked(health: Any) -> Any:
-        made = with_health_overrides(_made(health=health), lambda _: {"b": Health(False)})()
-        answer: Awaitable[Any] = made.health()  # type: ignore[assignment]
-        return await answer
+async def test_overrides_are_added_to_the_report_of_any_kind_of_health_method() -> None:
+    async def health_of(health: Any) -> Any:
+        driver = with_health_overrides(_driver_class(health=health), lambda _: {"b": Health(False)})()
+        result: Awaitable[Any] = driver.health()  # type: ignore[assignment]
+        return await result
 
     report = {"a": Health(True)}
     for health in (staticmethod(lambda: report), classmethod(lambda cls: report), lambda self: report):
-        assert (await asked(health)).keys() == {"a", "b"}
+        assert (await health_of(health)).keys() == {"a", "b"}
 
 
-@pytest.mark.parametrize("raised", ["asyncio.CancelledError", "GeneratorExit", "type('Odd', (BaseException,), {})"])
+@pytest.mark.parametrize("raised", ["asyncio.CancelledError", "GeneratorExit", "type('Custom', (BaseException,), {})"])
 def test_an_import_that_raises_anything_is_reported(tmp_path: Path, raised: str) -> None:
     (tmp_path / "driver.py").write_text(f"import asyncio\nraise {raised}")
     with pytest.raises(DriverError, match=r"driver\.py:2\)"):
         load_driver(str(tmp_path / "driver.py"))
 
 
-def test_rooms_of_the_package_are_there_once_it_is_imported() -> None:
-    asked = (
+def test_subpackages_are_attributes_of_the_imported_package() -> None:
+    program = (
         "import dra_kubeletplugin as d; d.errors.PermanentError, d.host.Host, d.cdi.Hook, d.driver.Claim, d.resourceapi"
     )
-    subprocess.run([sys.executable, "-c", asked], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
-# --- thousands -----------------------------------------------------------------------------------
+# --- many entries --------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def sought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names for which the nearest was looked for: each takes milliseconds among hundreds, and all else waits."""
+def searched_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the names for which the code searched a similar name. One search takes milliseconds and blocks the event loop."""
     import difflib
 
     found: list[str] = []
@@ -278,27 +280,27 @@ def sought(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_report_of_thousands_of_strangers_is_taken_in_no_time(sought: list[str]) -> None:
-    odd, known = HealthReportErrors(), {f"gpu-{i}" for i in range(200)}
+def test_a_report_with_a_thousand_unknown_devices_needs_few_searches(searched_names: list[str]) -> None:
+    rejected, known = HealthReportErrors(), {f"gpu-{i}" for i in range(200)}
     report = {f"gpu-{i}-x" for i in range(1000)}
-    odd.log_unknown_names(report, known)
-    odd.log_unknown_names(report, known)
-    assert odd.notes[-1] == "health() returned 980 more invalid entries"
-    assert len(odd.notes) == 21
-    assert 0 < len(sought) < 20
+    rejected.log_unknown_names(report, known)
+    rejected.log_unknown_names(report, known)
+    assert rejected.notes[-1] == "health() returned 980 more invalid entries"
+    assert len(rejected.notes) == 21
+    assert 0 < len(searched_names) < 20
 
 
-def test_a_card_that_has_gone_is_not_taken_for_another_one_that_is_reported_too() -> None:
-    odd = HealthReportErrors()
-    odd.log_unknown_names({"card-1", "card-2"}, {"card-1"})
-    assert odd.notes == ["health() returned card-2, which is not a device of this node: the entry is ignored"]
-    odd.log_unknown_names({"card-l"}, {"card-1"})
-    assert odd.notes[0].endswith("did you mean 'card-1'?")
+def test_no_name_is_proposed_for_a_removed_device_if_the_report_contains_the_similar_name() -> None:
+    rejected = HealthReportErrors()
+    rejected.log_unknown_names({"card-1", "card-2"}, {"card-1"})
+    assert rejected.notes == ["health() returned card-2, which is not a device of this node: the entry is ignored"]
+    rejected.log_unknown_names({"card-l"}, {"card-1"})
+    assert rejected.notes[0].endswith("did you mean 'card-1'?")
 
 
-def test_thousands_of_devices_that_draw_from_nothing_are_judged_in_no_time(sought: list[str]) -> None:
+def test_hundreds_of_devices_with_unknown_counter_sets_need_few_searches(searched_names: list[str]) -> None:
     devices = [Device(f"d{i}", consumes_counters={f"card-{i}x": {"m": "1"}}) for i in range(500)]
     sets = [CounterSet(f"card-{i}", {"m": "1"}) for i in range(8)]
     state = updated_pool(PoolState("node"), Pool("node", devices, sets), "node", {})
     assert len(state.rejected) == len(devices)
-    assert 0 < len(sought) < 20
+    assert 0 < len(searched_names) < 20

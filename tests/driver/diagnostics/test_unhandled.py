@@ -1,4 +1,4 @@
-"""What raises in threads and tasks that an author started himself, with nobody to wait for them."""
+"""Unhandled exceptions in threads and tasks of the driver's author are logged in one sentence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def excepthook() -> Iterator[None]:
 
 
 def fails() -> None:
-    raise OSError("the card is gone")
+    raise OSError("the card does not respond")
 
 
 async def fails_later() -> None:
@@ -35,39 +35,39 @@ def sentences(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.usefixtures("excepthook")
-async def test_a_thread_of_the_author_that_raises_is_one_sentence_with_its_line(
+async def test_an_exception_in_a_thread_of_the_author_is_one_sentence_with_its_line(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listen(asyncio.get_running_loop())
     thread = threading.Thread(target=fails, name="poller")
     thread.start()
     await asyncio.to_thread(thread.join)
-    [said] = sentences(caplog)
-    assert said.startswith("unhandled exception in thread poller: OSError: the card is gone")
-    assert f"test_unhandled.py:{LINE}" in said
+    [line] = sentences(caplog)
+    assert line.startswith("unhandled exception in thread poller: OSError: the card does not respond")
+    assert f"test_unhandled.py:{LINE}" in line
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("excepthook")
-async def test_a_task_and_a_callback_of_the_author_that_raise_are_sentences_with_their_line(
+async def test_exceptions_in_a_task_and_a_callback_of_the_author_are_sentences_with_their_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()
     listen(loop)
     task = loop.create_task(fails_later(), name="refresh")
     await asyncio.wait([task])
-    del task  # only then is it known that nobody asks for its end
+    del task  # asyncio reports the exception when no code can await the task.
     loop.call_soon(fails)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    said = sentences(caplog)
-    said_of = [s.partition("unhandled exception in ")[2].partition(": ")[0] for s in said]
-    assert said_of == ["task refresh", "a callback of the event loop"]
-    assert all(f"test_unhandled.py:{LINE}" in s for s in said)
+    lines = sentences(caplog)
+    places = [s.partition("unhandled exception in ")[2].partition(": ")[0] for s in lines]
+    assert places == ["task refresh", "a callback of the event loop"]
+    assert all(f"test_unhandled.py:{LINE}" in s for s in lines)
 
 
 @pytest.mark.usefixtures("excepthook")
-async def test_what_no_line_of_an_author_raised_is_reported_as_python_reports_it(
+async def test_an_exception_without_a_line_of_the_author_is_logged_by_asyncio(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loop = asyncio.get_running_loop()

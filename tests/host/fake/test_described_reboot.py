@@ -1,4 +1,4 @@
-"""A reboot of a described host: everything that was written since the boot is lost, so a test of "undone after a reboot" is a proof."""
+"""A reboot of a described host discards all writes since the boot, so tests can prove that an effect ends with a reboot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINE: dict[str, Any] = {
 
 
 def content(root: Path) -> dict[str, str]:
-    """Every path of sysfs and dev, with its content or target. Hidden files are not part of them."""
+    """Returns the content or link target of each path in sysfs and dev. Hidden files are omitted."""
     out = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -34,7 +34,7 @@ def content(root: Path) -> dict[str, str]:
     return out
 
 
-def test_sysfs_and_dev_are_as_described_again(tmp_path: Path) -> None:
+def test_a_reboot_restores_sysfs_and_dev_as_described(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", MACHINE)
     before, boot = content(root), Host(root).boot_id()
     for path, text in {
@@ -50,7 +50,7 @@ def test_sysfs_and_dev_are_as_described_again(tmp_path: Path) -> None:
     }.items():
         kernel.write(root, path, text)
     (root / "dev/manager").unlink()
-    (root / "dev/made-by-the-driver").write_text("c 240:9\n")
+    (root / "dev/created-by-the-driver").write_text("c 240:9\n")
     (root / "class/net").mkdir()
     assert content(root) != before
 
@@ -60,7 +60,7 @@ def test_sysfs_and_dev_are_as_described_again(tmp_path: Path) -> None:
     assert Host(root).boot_id() != boot
 
 
-def test_hardware_that_was_plugged_or_unplugged_stays_so(tmp_path: Path) -> None:
+def test_a_reboot_keeps_plugged_and_unplugged_hardware(tmp_path: Path) -> None:
     root = described.build(tmp_path / "sys", MACHINE)
     described.remove_function(root, OTHER)
     described.add_function(root, {**CARD, "address": "0000:b3:00.0", "classes": {}, "iommu_group": 40})
@@ -71,7 +71,7 @@ def test_hardware_that_was_plugged_or_unplugged_stays_so(tmp_path: Path) -> None
 
     after = content(root)
     assert {name: before[name] for name in before.keys() - after.keys()} == {"devices/pci0000:65": "folder"}, (
-        "an empty root"
+        "the only difference is an empty root"
     )
     assert {name: before[name] for name in after} == after
     host = Host(root)

@@ -1,4 +1,4 @@
-"""A driver with device nodes of its own runs in `dra dev --host`: the nodes are described, and follow their function."""
+"""A driver with device nodes runs in `dra dev --host`. The described nodes belong to their function."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ spec:
 
 
 class Fpga(Driver):
-    """Names and nodes by the function, not by its place in a list."""
+    """Names devices and nodes after their function, not after its position in a list."""
 
     name = "fpga.example.com"
 
@@ -73,8 +73,8 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_device_keeps_its_node_when_another_is_unplugged(files: Path) -> None:
-    """Numbered by position, the second would have become the first, with the first's node."""
+async def test_a_device_keeps_its_node_when_another_device_is_unplugged(files: Path) -> None:
+    """If devices were numbered by position, the second device would become the first and have the first one's node."""
     async with node_with(Fpga, host=files / "host.yaml") as node:
         described.remove_function(node.plugin.host.sysfs, "0000:17:00.0")
         assert not (node.plugin.host.dev / "fpga0").exists()
@@ -85,7 +85,7 @@ async def test_a_device_keeps_its_node_when_another_is_unplugged(files: Path) ->
         await node.delete_pod()
 
 
-async def test_dev_runs_it_and_prints_where_the_described_host_is(files: Path) -> None:
+async def test_dev_runs_the_driver_and_prints_the_folder_of_the_described_host(files: Path) -> None:
     command = [sys.executable, "-m", "dra_kubeletplugin.cli", "dev", str(files / "driver.py")]
     command += ["--host", str(files / "host.yaml"), "--apply", str(files / "all.yaml")]
     process = await asyncio.create_subprocess_exec(
@@ -94,27 +94,27 @@ async def test_dev_runs_it_and_prints_where_the_described_host_is(files: Path) -
     try:
         async with asyncio.timeout(60):
             assert process.stdout
-            told = ""
-            while "Ctrl-C stops the cluster" not in told:
+            output = ""
+            while "Ctrl-C stops the cluster" not in output:
                 line = await process.stdout.readline()
-                assert line, told
-                told += line.decode()
-            folder = Path(told.partition(" is at ")[2].partition(";")[0])
-            assert (folder / "dev/fpga0").read_text() == "c 240:0\n", told
-            state = Path(told.partition("KUBECONFIG=")[2].split()[0]).parent
+                assert line, output
+                output += line.decode()
+            folder = Path(output.partition(" is at ")[2].partition(";")[0])
+            assert (folder / "dev/fpga0").read_text() == "c 240:0\n", output
+            state = Path(output.partition("KUBECONFIG=")[2].split()[0]).parent
             while not any("/dev/fpga0" in p.read_text() for p in state.rglob("*-claim_*.json")):
                 await asyncio.sleep(0.05)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
         await process.wait()
-    assert not folder.exists(), "a described host goes with the command"
+    assert not folder.exists(), "the command deletes its described host"
 
 
-def test_a_host_that_cannot_be_had_leaves_no_folder_behind(
+def test_dev_with_an_invalid_host_leaves_no_state_folder(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Keys are in it."""
+    """The state folder contains private keys."""
     states = tmp_path / "states"
     states.mkdir()
     monkeypatch.setattr("dra_kubeletplugin.localcluster.cluster.state_root", lambda: states)

@@ -1,4 +1,4 @@
-"""Unplugging a function of a described host."""
+"""The effects of unplugging a function of a described host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Described hosts: what they say is what was described, what is wrong is told with its line, and writes act as the kernel's do."""
+"""Described hosts equal their description, faults of a description have a line, and writes have the effects of the kernel."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def built(machine: HostDescription | Mapping[str, Any]) -> Iterator[Host]:
         yield Host(described.build(Path(folder) / "sys", machine))
 
 
-def functions(*given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"functions": [{**CARD, **g} for g in given]}
+def functions(*fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"functions": [{**CARD, **f} for f in fields]}
 
 
-# --- read back ----------------------------------------------------------------------------------
+# --- round trips --------------------------------------------------------------------------------
 
 word = st.sampled_from(["mlx5_core", "nvme", "vfio-pci", "xclmgmt"])
 id16 = st.integers(0, 0xFFFF)
@@ -47,7 +47,7 @@ content = line | st.lists(line, min_size=2, max_size=4).map(lambda lines: "\n".j
 
 @st.composite
 def descriptions(draw: st.DrawFn) -> dict[str, Any]:
-    """Machines of a few functions: trees, domains of five digits, virtual functions, NUMA, groups, what drivers made."""
+    """Draws machines with a few functions: bridges, five-digit domains, virtual functions, NUMA nodes, groups and device classes."""
     nodes = draw(st.integers(0, 3))
     out: list[dict[str, Any]] = []
     for bus in range(draw(st.integers(0, 5))):
@@ -100,8 +100,8 @@ def by_address(machine: HostDescription) -> list[Function]:
 
 @settings(max_examples=60, deadline=None)
 @given(descriptions())
-def test_a_host_read_back_is_what_was_described(said: dict[str, Any]) -> None:
-    machine = schema.parse(said)
+def test_the_record_of_a_described_host_equals_its_description(description: dict[str, Any]) -> None:
+    machine = schema.parse(description)
     with built(machine) as host:
         found = recording.record(host)
     assert by_address(found) == by_address(machine)
@@ -111,8 +111,8 @@ def test_a_host_read_back_is_what_was_described(said: dict[str, Any]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(descriptions())
-def test_a_description_written_as_yaml_is_the_same_when_it_is_read(said: dict[str, Any]) -> None:
-    machine = schema.parse(said)
+def test_a_description_is_equal_after_writing_and_reading_yaml(description: dict[str, Any]) -> None:
+    machine = schema.parse(description)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "host.yaml"
         file.write_text(recording.text(machine))
@@ -121,45 +121,45 @@ def test_a_description_written_as_yaml_is_the_same_when_it_is_read(said: dict[st
 
 @settings(max_examples=60, deadline=None)
 @given(descriptions())
-def test_no_two_functions_ever_share_an_address(said: dict[str, Any]) -> None:
-    machine = schema.parse(said)
-    every = [fn.address for fn in machine.functions]
-    every += [fn.virtual(i).address for fn in machine.functions if fn.vfs for i in range(fn.vfs.total)]
-    assert len(every) == len(set(every))
+def test_each_function_has_a_unique_address(description: dict[str, Any]) -> None:
+    machine = schema.parse(description)
+    addresses = [fn.address for fn in machine.functions]
+    addresses += [fn.virtual(i).address for fn in machine.functions if fn.vfs for i in range(fn.vfs.total)]
+    assert len(addresses) == len(set(addresses))
 
 
-def readable(fn: Function) -> Function:
-    """Without what cannot be seen: any other file, and what virtual functions would be that are not there."""
+def without_unrecorded_fields(fn: Function) -> Function:
+    """Returns ``fn`` without the fields that a record omits: other files, and the settings of disabled virtual functions."""
     vfs = fn.vfs
     if vfs and not vfs.enabled:
         vfs = structs.replace(vfs, driver=None, iommu_group=None)
-    seen = {"dev", "devname", "operstate", "size"}
+    recorded = {"dev", "devname", "operstate", "size"}
     classes = {
-        kind: {name: {a: text for a, text in said.items() if a in seen} for name, said in devices.items()}
+        kind: {name: {a: text for a, text in files.items() if a in recorded} for name, files in devices.items()}
         for kind, devices in fn.classes.items()
     }
     return structs.replace(fn, attributes={}, classes=classes, vfs=vfs)
 
 
 @pytest.mark.parametrize("name", described.machines())
-def test_the_machines_that_come_with_the_package_are_what_they_state(name: str) -> None:
+def test_the_records_of_the_packaged_machines_equal_their_descriptions(name: str) -> None:
     machine = schema.load(described.find(name))
     with built(machine) as host:
         found = recording.record(host)
         names = [fn.device().name for fn in host.pci()]
-    for one, other in zip(by_address(machine), by_address(found), strict=True):
-        assert readable(one) == other
+    for described_function, recorded_function in zip(by_address(machine), by_address(found), strict=True):
+        assert without_unrecorded_fields(described_function) == recorded_function
     assert found.numa_nodes == machine.numa_nodes
     assert len(names) == len(set(names)) >= 6
 
 
-def test_this_machine_can_be_recorded_and_built_again(tmp_path: Path) -> None:
+def test_the_record_of_this_machine_can_be_built_and_recorded_again(tmp_path: Path) -> None:
     machine = recording.record(Host())
     again = recording.record(Host(described.build(tmp_path / "sys", machine)))
     assert by_address(again) == by_address(machine)
 
 
-def test_the_command_records_a_machine_and_takes_the_record_as_a_host(
+def test_inspect_records_a_host_and_accepts_the_record_as_a_host(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert cli.main(["inspect", "--host", "storage-host", "--describe-host"]) == 0
@@ -171,97 +171,97 @@ def test_the_command_records_a_machine_and_takes_the_record_as_a_host(
 
 
 @pytest.mark.parametrize("command", ["inspect", "dev"])
-def test_a_host_that_is_described_wrongly_is_reported_fault_by_fault(
+def test_the_commands_report_each_fault_of_a_description(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- address: 0000:17:00.0\n  vendr: 0x10ee\n  device: 1\n")
     driver = [] if command == "inspect" else ["tests.helpers.drivers:Toy"]
     assert cli.main([command, *driver, "--host", str(file)]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith(f"dra: {file}:3: functions[0].vendr: unknown key, did you mean 'vendor'?")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"dra: {file}:3: functions[0].vendr: unknown key, did you mean 'vendor'?")
 
 
-# --- what is wrong ------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------
 
 HEAD = 'functions:\n- address: "0000:17:00.0"\n  vendor: 0x10ee\n  device: 0x5000\n'
-BOMB = "- &a [1, 2]\n" + "".join(
+ALIAS_BOMB = "- &a [1, 2]\n" + "".join(
     f"- &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
 )
 WRONG = {
-    "a key that is misspelt": (HEAD + "  vendr: 1\n", ":5: functions[0].vendr: unknown key, did you mean 'vendor'?"),
-    "a key at the top": (HEAD + "function: []\n", ":5: function: unknown key, did you mean 'functions'?"),
-    "a key within": (HEAD + "  vfs: {totl: 4, total: 4}\n", ":5: functions[0].vfs.totl: unknown key, did you mean 'total'?"),
+    "a misspelled key": (HEAD + "  vendr: 1\n", ":5: functions[0].vendr: unknown key, did you mean 'vendor'?"),
+    "a misspelled top-level key": (HEAD + "function: []\n", ":5: function: unknown key, did you mean 'functions'?"),
+    "a misspelled nested key": (HEAD + "  vfs: {totl: 4, total: 4}\n", ":5: functions[0].vfs.totl: unknown key, did you mean 'total'?"),
     "an address without a function": ("functions:\n- {address: 0000:17:00, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:00' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f"),
-    "a device number that is none": ("functions:\n- {address: 0000:17:20.0, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:20.0' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f"),
+    "an invalid device number": ("functions:\n- {address: 0000:17:20.0, vendor: 1, device: 2}\n", ":2: functions[0].address: '0000:17:20.0' is not a PCI address: write domain:bus:device.function, such as '0000:17:00.0'; the highest device is 1f"),
     "an address that is a number": ("functions:\n- {address: 17, vendor: 1, device: 2}\n", ":2: functions[0].address: 17: expected `str`, got `int`"),
     "no vendor": ("functions:\n- address: 0000:17:00.0\n  device: 1\n", ":2: functions[0]: `vendor` is missing"),
     "a vendor in quotes": ('functions:\n- {address: 0000:17:00.0, vendor: "0x10ee", device: 1}\n', ":2: functions[0].vendor: '0x10ee': expected `int`, got `str`"),
     "a vendor beyond 16 bits": ("functions:\n- {address: 0000:17:00.0, vendor: 0x10ee0, device: 1}\n", ":2: functions[0].vendor: 69344: expected `int` <= 65535"),
-    "a flag that is a word": (HEAD + "  boot_vga: perhaps\n", ":5: functions[0].boot_vga: 'perhaps': expected `bool`, got `str`"),
-    "a speed that no link has": (HEAD + "  link: {speed: 12, width: 8}\n", ":5: functions[0].link: speed 12 is not one of 2.5, 5, 8, 16, 32, 64"),
-    "more virtual functions than there can be": (HEAD + "  driver: x\n  vfs: {total: 4, enabled: 5}\n", ":6: functions[0].vfs: 5 virtual functions are more than the total of 4"),
+    "a flag that is a word": (HEAD + "  boot_vga: maybe\n", ":5: functions[0].boot_vga: 'maybe': expected `bool`, got `str`"),
+    "an invalid link speed": (HEAD + "  link: {speed: 12, width: 8}\n", ":5: functions[0].link: speed 12 is not one of 2.5, 5, 8, 16, 32, 64"),
+    "too many enabled virtual functions": (HEAD + "  driver: x\n  vfs: {total: 4, enabled: 5}\n", ":6: functions[0].vfs: 5 virtual functions are more than the total of 4"),
     "virtual functions without a driver": (HEAD + "  vfs: {total: 4, enabled: 4}\n", ":2: functions[0]: the kernel enables virtual functions only for a function with a driver: set `driver`"),
-    "an address twice": (HEAD + "- {address: 0000:17:00.0, vendor: 1, device: 2}\n", ":5: functions[1].address: 0000:17:00.0 occurs twice"),
+    "a duplicate address": (HEAD + "- {address: 0000:17:00.0, vendor: 1, device: 2}\n", ":5: functions[1].address: 0000:17:00.0 occurs twice"),
     "shared addresses of virtual functions": (HEAD + "  vfs: {total: 8, offset: 8}\n- {address: 0000:17:00.1, vendor: 1, device: 2, vfs: {total: 2, offset: 14}}\n", ":6: functions[1].vfs: the virtual functions of 0000:17:00.1 share addresses with the virtual functions of 0000:17:00.0: set another offset, stride or total"),
     "virtual functions beyond the last bus": ("functions:\n- {address: 0000:ff:1f.0, vendor: 1, device: 2, vfs: {total: 64}}\n", ":2: functions[0].vfs: the virtual functions of 0000:ff:1f.0 reach beyond the last bus: set another offset, stride or total"),
-    "a bridge that is not there": (HEAD + "  behind: 0000:16:01.0\n- {address: 0000:16:00.0, vendor: 1, device: 2}\n", ":5: functions[0].behind: 0000:16:01.0 is not described, did you mean '0000:16:00.0'?"),
+    "a missing bridge": (HEAD + "  behind: 0000:16:01.0\n- {address: 0000:16:00.0, vendor: 1, device: 2}\n", ":5: functions[0].behind: 0000:16:01.0 is not described, did you mean '0000:16:00.0'?"),
     "a bridge below itself": (HEAD + "  behind: 0000:17:00.0\n", ":5: functions[0].behind: 0000:17:00.0 is above itself: correct `behind`"),
     "a NUMA node that is not described": (HEAD + "  numa: 2\nnuma_nodes: {0: {cpus: 0-3}}\n", ":5: functions[0].numa: node 2 is not in numa_nodes, which has 0"),
-    "distances that do not fit": (HEAD + "numa_nodes: {0: {cpus: 0-3, distances: [10, 20]}}\n", ":5: numa_nodes[0].distances: 2 distances for 1 node: list the distance to each node, also to the node itself"),
+    "a wrong number of distances": (HEAD + "numa_nodes: {0: {cpus: 0-3, distances: [10, 20]}}\n", ":5: numa_nodes[0].distances: 2 distances for 1 node: list the distance to each node, also to the node itself"),
     "a CPU of two nodes": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 3-4}\n", ":7: numa_nodes[1].cpus: CPU 3 already belongs to node 0"),
-    "a file that a key decides": (HEAD + "  attributes: {numa_node: 1}\n", ":2: functions[0]: set numa_node with the key `numa`"),
-    "a file elsewhere": (HEAD + "  attributes: {../../x: 1}\n", ":5: functions[0].attributes.../../x: '../../x' is not a path within the folder"),
+    "a file that a key describes": (HEAD + "  attributes: {numa_node: 1}\n", ":2: functions[0]: set numa_node with the key `numa`"),
+    "a file outside of the folder": (HEAD + "  attributes: {../../x: 1}\n", ":5: functions[0].attributes.../../x: '../../x' is not a path within the folder"),
     "a node without numbers": (HEAD + "nodes: {fpga0: 240}\n", ":5: nodes.fpga0: 240: expected `str`, got `int`"),
     "a class's node without numbers": (HEAD + "  classes: {fpga: {fpga0: {dev: 240}}}\n", ":2: functions[0]: fpga0: dev 240 is not major:minor, such as 240:0"),
-    "a link that every device has": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":2: functions[0]: fpga0: device is created for every device: remove it"),
+    "a link that exists for every device": (HEAD + "  classes: {fpga: {fpga0: {device: x}}}\n", ":2: functions[0]: fpga0: device is created for every device: remove it"),
     "a path that cannot be printed": (HEAD + '  attributes: {"a\\tb": 1}\n', ":5: functions[0].attributes.a\tb: 'a\\tb' is not a path within the folder"),
-    "a node that is misspelt": (HEAD + "nodes:\n  fpga0: c 1:2\n  fpga1: d 1:2\n", ":7: nodes.fpga1: 'd 1:2' is not a device node: write 'c major:minor', or 'b major:minor' for a block device"),
+    "an invalid node": (HEAD + "nodes:\n  fpga0: c 1:2\n  fpga1: d 1:2\n", ":7: nodes.fpga1: 'd 1:2' is not a device node: write 'c major:minor', or 'b major:minor' for a block device"),
     "a file that is a list": (HEAD + "  classes:\n    fpga:\n      fpga0: {size: 1}\n      fpga1: {dev: [1]}\n", ":8: functions[0].classes.fpga.fpga1.dev: [1]: expected `bool | int | float | str`, got `array`"),
     "CPUs that are no list": (HEAD + "numa_nodes:\n  0: {cpus: 0-3}\n  1: {cpus: 4-x}\n", ":7: numa_nodes[1]: '4-x' is not a list of CPUs: write it like 0-3,8-11"),
-    "a key twice": (HEAD + "  vendor: 1\n", ":5: the key 'vendor' was already used in line 3: one of the values is lost"),
+    "a duplicate key": (HEAD + "  vendor: 1\n", ":5: the key 'vendor' was already used in line 3: one of the values is lost"),
     "no list": ("functions: {}\n", ":1: functions: {}: expected `array`, got `object`"),
     "nothing": ("", ": None: expected `object`, got `null`"),
     "no YAML": ("functions: [\n", ":2:1: not valid YAML: a value is missing"),
     "no YAML at all": ("\t", ":1:1: not valid YAML: a tab: YAML is indented with spaces"),
     "two documents": ("functions: []\n---\na: 1\n", ":3: a second document: put everything into one document"),
-    "aliases without end": (BOMB, ":6:3: not valid YAML: aliases repeat more than 1000000 characters: write the values out"),
+    "an alias bomb": (ALIAS_BOMB, ":6:3: not valid YAML: aliases repeat more than 1000000 characters: write the values out"),
     "an alias of itself": ("a: &a [*a]\n", ":1:4: not valid YAML: an alias is inside its own anchor"),
 }  # fmt: skip
 
 
 B = {"address": "0000:17:00.0", "vendor": 1, "device": 2, "driver": "x"}
-TWICE: dict[str, dict[str, Any]] = {
+UNBUILDABLE: dict[str, dict[str, Any]] = {
     "a file and a folder": {"functions": [{**B, "attributes": {"x": 1, "x/y": 2}}]},
     "a file where a folder must be": {"functions": [B], "files": {"bus/pci": 1}},
     "a node where a folder must be": {"functions": [B], "nodes": {"vfio": "c 1:2"}},
     "nodes within each other": {"functions": [B], "nodes": {"x": "c 1:2", "x/y": "c 1:2"}},
-    "a class like a file": {"functions": [{**B, "classes": {"vendor": {"x0": {"dev": "240:0"}}}}]},
+    "a class with the name of a file": {"functions": [{**B, "classes": {"vendor": {"x0": {"dev": "240:0"}}}}]},
     "a name that is too long": {"functions": [{**B, "attributes": {"x" * 300: 1}}]},
-    "text that no file holds": {"functions": [{**B, "attributes": {"x": "\ud800"}}]},
+    "text that cannot be encoded": {"functions": [{**B, "attributes": {"x": "\ud800"}}]},
 }
 
 
-@pytest.mark.parametrize("what", TWICE)
-def test_what_cannot_be_laid_out_is_refused_with_the_place(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("which", UNBUILDABLE)
+def test_a_description_that_cannot_be_built_is_an_error_with_the_folder(tmp_path: Path, which: str) -> None:
     with pytest.raises(SettingsError, match=r"cannot build the described host in|surrogates not allowed"):
-        described.build(tmp_path, TWICE[what])
+        described.build(tmp_path, UNBUILDABLE[which])
     described.build(tmp_path / "good", {"functions": [{**B, "address": "0000:18:00.0"}]})
-    if "files" not in TWICE[what] and "nodes" not in TWICE[what]:
+    if "files" not in UNBUILDABLE[which] and "nodes" not in UNBUILDABLE[which]:
         with pytest.raises(SettingsError):
-            described.add_function(tmp_path / "good", TWICE[what]["functions"][0])
+            described.add_function(tmp_path / "good", UNBUILDABLE[which]["functions"][0])
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_is_wrong_is_reported_with_the_file_and_its_line(tmp_path: Path, what: str) -> None:
-    content, told = WRONG[what]
+@pytest.mark.parametrize("which", WRONG)
+def test_a_fault_is_reported_with_the_file_and_its_line(tmp_path: Path, which: str) -> None:
+    content, fault = WRONG[which]
     file = tmp_path / "host.yaml"
     file.write_text(content)
-    with pytest.raises(SettingsError, match=re.escape(f"{file}{told}")):
+    with pytest.raises(SettingsError, match=re.escape(f"{file}{fault}")):
         schema.load(file)
 
 
-def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> None:
+def test_plug_accepts_the_description_of_a_function(tmp_path: Path) -> None:
     host = NodeHost.build(tmp_path, "virtual-machine")
     assert host.plug("address: 0000:19:00.0\nvendor: 0x10ee\ndevice: 1\n") == "0000:19:00.0"
     assert "0000:19:00.0" in host.addresses
@@ -272,9 +272,9 @@ def test_a_function_is_plugged_in_as_a_description_has_it(tmp_path: Path) -> Non
 def test_every_error_of_each_function_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text("functions:\n- {address: 1, vendor: x, device: 2}\n- {vendor: 1, device: 70000}\n")
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         schema.load(file)
-    assert [fault.partition(": ")[2] for fault in told.value.faults] == [
+    assert [fault.partition(": ")[2] for fault in raised.value.faults] == [
         "functions[0].address: 1: expected `str`, got `int`",
         "functions[0].vendor: 'x': expected `int`, got `str`",
         "functions[1].device: 70000: expected `int` <= 65535",
@@ -282,7 +282,7 @@ def test_every_error_of_each_function_is_reported(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_binary_or_missing_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="binary:1: byte 0x00 is not UTF-16: save the file as UTF-8"):
         schema.load(tmp_path / "binary")
@@ -293,9 +293,9 @@ def test_a_file_that_is_no_text_or_not_there_is_reported(tmp_path: Path) -> None
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["functions", "address", "vfs", "vendor", "classes", "numa_nodes", "nodes"]), inner, max_size=4), max_leaves=12))  # fmt: skip
-def test_any_object_is_a_description_or_refused_in_a_sentence(said: Any) -> None:
+def test_any_object_is_a_description_or_rejected(description: Any) -> None:
     with contextlib.suppress(SettingsError):
-        schema.parse(said)
+        schema.parse(description)
 
 
 # --- the kernel's effects -----------------------------------------------------------------------
@@ -327,12 +327,12 @@ SWITCHED = [
         {"numa_nodes": {float("inf"): "x", 1: {"socket": "\ud800"}}},
     ],
 )
-def test_keys_that_look_like_paths_and_invalid_unicode_are_refused_in_a_sentence(wrong: dict[str, Any]) -> None:
+def test_keys_that_look_like_paths_and_invalid_unicode_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         schema.parse({"functions": [], **wrong})
 
 
-def test_virtual_functions_behind_a_switch_have_its_root_their_own_groups_and_a_driver() -> None:
+def test_virtual_functions_behind_a_switch_have_its_root_separate_groups_and_a_driver() -> None:
     with built(functions(*SWITCHED)) as host:
         host.write("bus/pci/devices/0000:19:00.0/sriov_numvfs", "4")
         host.write("bus/pci/devices/0000:19:00.1/sriov_numvfs", "3")
@@ -344,29 +344,29 @@ def test_virtual_functions_behind_a_switch_have_its_root_their_own_groups_and_a_
         assert {(fn.pcie_root, fn.upstream, fn.driver, fn.numa_node) for fn in first} == {
             ("pci0000:16", DOWN, "mlx5_vf", 1)
         }
-        assert {(fn.max_link_speed, fn.max_link_width) for fn in first} == {(8000, 8)}, "the port's, which is slower"
+        assert {(fn.max_link_speed, fn.max_link_width) for fn in first} == {(8000, 8)}, "the values of the slower port"
         assert (host.dev / "vfio/43").is_file()
 
 
-def test_a_number_of_virtual_functions_that_the_kernel_refuses_is_refused() -> None:
+def test_an_invalid_number_of_virtual_functions_is_rejected_as_by_the_kernel() -> None:
     with built(functions(*SWITCHED, {"address": "0000:20:00.0", "vfs": {"total": 1}})) as host:
         control = "bus/pci/devices/0000:19:00.0/sriov_numvfs"
 
-        def refused(path: str, text: str) -> int | None:
+        def errno_of_write(path: str, text: str) -> int | None:
             with pytest.raises(OSError) as raised:
                 host.write(path, text)
             return raised.value.errno
 
-        assert refused(control, "5") == errno.ERANGE
-        assert refused(control, "-1") == refused(control, "many") == errno.EINVAL
+        assert errno_of_write(control, "5") == errno.ERANGE
+        assert errno_of_write(control, "-1") == errno_of_write(control, "many") == errno.EINVAL
         host.write(control, "2")
-        assert refused(control, "3") == errno.EBUSY
+        assert errno_of_write(control, "3") == errno.EBUSY
         assert len([fn for fn in host.pci() if fn.is_vf]) == 2
         host.write(control, "0")
-        assert refused("bus/pci/devices/0000:20:00.0/sriov_numvfs", "1") == errno.ENOENT, "no driver"
+        assert errno_of_write("bus/pci/devices/0000:20:00.0/sriov_numvfs", "1") == errno.ENOENT, "no driver"
 
 
-def test_a_driver_takes_with_it_what_it_made() -> None:
+def test_unbinding_a_driver_removes_its_nodes_and_virtual_functions() -> None:
     card = {"address": "0000:19:00.0", "driver": "mlx5_core", "vfs": {"total": 2, "enabled": 2}}
     card |= {"classes": {"infiniband_verbs": {"uverbs0": {"dev": "231:192", "devname": "infiniband/uverbs0"}}}}
     with built(functions(card)) as host:
@@ -379,10 +379,10 @@ def test_a_driver_takes_with_it_what_it_made() -> None:
         host.write("bus/pci/drivers_probe", fn.address)
         assert fn.nodes() == ["/dev/infiniband/uverbs0"]
         described.reboot(host.sysfs)
-        assert len(host.pci()) == 3, "virtual functions are there again after a boot"
+        assert len(host.pci()) == 3, "virtual functions exist again after a reboot"
 
 
-def test_device_files_are_found_however_deep_they_hang_and_not_those_of_functions_below() -> None:
+def test_device_nodes_are_found_at_any_depth_without_those_of_lower_functions() -> None:
     bridge = {"address": "0000:18:00.0", "driver": "pcieport", "classes": {"misc": {"port": {"dev": "10:1"}}}}
     disk = {"address": "0000:19:00.0", "behind": "0000:18:00.0", "classes": {"nvme": {"nvme0": {"dev": "239:0"}}}}
     with built(functions(bridge, disk)) as host:
@@ -399,7 +399,7 @@ def test_device_files_are_found_however_deep_they_hang_and_not_those_of_function
         assert port.nodes() == ["/dev/port"]
 
 
-def test_what_is_plugged_in_is_checked_and_what_is_unplugged_takes_all_below_it() -> None:
+def test_a_plugged_function_is_validated_and_unplugging_a_bridge_removes_lower_functions() -> None:
     with built(functions(*SWITCHED)) as host:
         with pytest.raises(SettingsError, match="occurs twice"):
             described.add_function(host.sysfs, {**CARD, "address": "0000:19:00.0"})
@@ -411,7 +411,7 @@ def test_what_is_plugged_in_is_checked_and_what_is_unplugged_takes_all_below_it(
         assert list((host.sysfs / "kernel/iommu_groups").iterdir()) == []
 
 
-def test_below_vmd_the_root_is_the_controller_s_and_there_is_no_standard_bus_id() -> None:
+def test_a_function_below_vmd_has_the_root_of_the_controller_and_no_standard_bus_id() -> None:
     vmd = [
         {"address": "0000:64:00.5", "driver": "vmd"},
         {"address": "10000:00:02.0", "behind": "0000:64:00.5", "root": "pci10000:00"},
@@ -427,9 +427,11 @@ def test_below_vmd_the_root_is_the_controller_s_and_there_is_no_standard_bus_id(
         assert "resource.kubernetes.io/pciBusID" not in disk.device().attributes
 
 
-def test_any_file_can_be_stated() -> None:
-    said = functions({"address": "0000:19:00.0", "attributes": {"label": "left", "hwmon/hwmon0/temp1_input": 42000}})
-    with built({**said, "files": {"class/dmi/id/product_name": "Box"}, "nodes": {"fpga0": "240:0"}}) as host:
+def test_any_file_can_be_described() -> None:
+    description = functions(
+        {"address": "0000:19:00.0", "attributes": {"label": "left", "hwmon/hwmon0/temp1_input": 42000}}
+    )
+    with built({**description, "files": {"class/dmi/id/product_name": "Box"}, "nodes": {"fpga0": "240:0"}}) as host:
         fn = host.function("0000:19:00.0")
         assert fn is not None
         assert (fn.read("label"), fn.read("hwmon/hwmon0/temp1_input"), fn.read("nothing")) == ("left", "42000", None)
@@ -437,20 +439,23 @@ def test_any_file_can_be_stated() -> None:
         assert tree.device_numbers(host.dev / "fpga0") == ("c", 240, 0)
 
 
-def test_an_attribute_that_is_written_while_it_is_read_is_never_empty() -> None:
+def test_an_attribute_is_never_empty_while_it_is_written() -> None:
     address = "0000:17:00.0"
     names, seen, ended = ("temp", "driver_override"), set[str](), threading.Event()
-    with built(functions({"address": address, "attributes": {"temp": "41"}})) as host, ThreadPoolExecutor(1) as aside:
+    with (
+        built(functions({"address": address, "attributes": {"temp": "41"}})) as host,
+        ThreadPoolExecutor(1) as executor,
+    ):
         folder = f"bus/pci/devices/{address}"
 
-        def look() -> None:
+        def read_repeatedly() -> None:
             while not ended.is_set():
                 seen.update((host.sysfs / folder / name).read_text() for name in names)
 
-        looking = aside.submit(look)
+        reading = executor.submit(read_repeatedly)
         for number in range(600):
             for name in names:
                 host.write(f"{folder}/{name}", str(number % 2))
         ended.set()
-        looking.result()
+        reading.result()
     assert seen <= {"41\n", "(null)\n", "0", "1", "0\n", "1\n"}

@@ -1,4 +1,4 @@
-"""Decodes kubectl's protobuf bodies, also truncated and random ones."""
+"""The decoder of kubectl's protobuf bodies accepts or rejects any bytes, also truncated and random ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ POD_SPEC = field(1, VOLUME) + field(2, CONTAINER) + field(4, 2**64 - 1) + field(
 POD_BODY = envelope("v1", "Pod", META + field(2, POD_SPEC))
 
 
-def test_a_pod_s_message_is_the_object_that_was_meant() -> None:
+def test_the_message_of_a_pod_is_decoded() -> None:
     assert protobuf.decode(POD_BODY) == {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -73,7 +73,7 @@ def test_a_pod_s_message_is_the_object_that_was_meant() -> None:
     }
 
 
-def test_bytes_times_and_ports_that_are_numbers_or_names_are_read() -> None:
+def test_bytes_times_and_numeric_or_named_ports_are_decoded() -> None:
     secret = envelope("v1", "Secret", META + field(2, field(1, "k") + field(2, b"\x00\xff")) + field(3, "Opaque"))
     assert protobuf.decode(secret)["data"] == {"k": "AP8="}
     lease = envelope("coordination.k8s.io/v1", "Lease", META + field(2, field(4, field(1, 60) + field(2, 5000))))
@@ -85,12 +85,12 @@ def test_bytes_times_and_ports_that_are_numbers_or_names_are_read() -> None:
     assert [p["targetPort"] for p in service["spec"]["ports"]] == ["http", 8080]
 
 
-def test_a_kind_that_is_in_no_table_is_reported_by_name() -> None:
+def test_an_unknown_kind_is_an_error_with_its_name() -> None:
     with pytest.raises(protobuf.UnknownKindError, match=r"example.com/v1 Foo .* send it as JSON"):
         protobuf.decode(envelope("example.com/v1", "Foo", b""))
 
 
-def test_a_message_that_is_cut_off_anywhere_is_refused_or_shorter_and_never_an_accident() -> None:
+def test_a_truncated_message_raises_a_wire_error_or_is_decoded() -> None:
     for size in range(len(POD_BODY)):
         try:
             found = protobuf.decode(POD_BODY[:size])
@@ -100,7 +100,7 @@ def test_a_message_that_is_cut_off_anywhere_is_refused_or_shorter_and_never_an_a
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_are_an_accident(data: bytes) -> None:
+def test_any_bytes_raise_a_wire_error_or_are_decoded(data: bytes) -> None:
     for body in (data, protobuf.MAGIC + data, envelope("v1", "Pod", data)):
         try:
             json.dumps(protobuf.decode(body))

@@ -1,4 +1,4 @@
-"""Groups, orders and filters the rows of `dra top` and of the pages."""
+"""The rows of `dra top` and of the pages are grouped, sorted and filtered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dra_kubeletplugin.resourceapi.usage.arranging import Grouping, Order, arran
 from tests.resourceapi.usage.test_usage import rows_of
 
 
-def test_groups_and_orders_count_as_people_do() -> None:
+def test_groups_and_orders_use_the_natural_order_of_names() -> None:
     rows = rows_of(12).devices
     (group,) = arranged(rows)
     assert [r.name for r in group.devices] == [f"gpu-{i}" for i in range(12)]
@@ -20,8 +20,8 @@ def test_groups_and_orders_count_as_people_do() -> None:
 
 
 @pytest.mark.parametrize(("words", "names"), [
-    ("", 12), ("GPU-1", 3), ("numa=1", 6), ("numa=1 gpu-1", 2), ("!numa=1", 6), ("model=h100 held", 1), ("ml/p", 1), ("nobody", 0),
+    ("", 12), ("GPU-1", 3), ("numa=1", 6), ("numa=1 gpu-1", 2), ("!numa=1", 6), ("model=h100 held", 1), ("ml/p", 1), ("absent", 0),
     ("tainted", 1), ("!", 12),
 ])  # fmt: skip
-def test_a_filter_is_words_that_must_all_be_there(words: str, names: int) -> None:
+def test_a_filter_matches_rows_with_all_its_words(words: str, names: int) -> None:
     assert len(matching(rows_of(12).devices, words)) == names

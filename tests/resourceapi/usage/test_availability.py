@@ -1,4 +1,4 @@
-"""Free, held, shared, blocked and unavailable by the model are what the scheduler's allocator decides, on random clusters."""
+"""On random clusters, the use of each device agrees with the decision of the scheduler's allocator."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ TAINTS = [
 
 
 def nodes(r: Random) -> list[JSON]:
-    away = [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]
-    specs: list[JSON] = [{}, {}, {"unschedulable": True}, {"taints": away}]
+    not_ready = [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]
+    specs: list[JSON] = [{}, {}, {"unschedulable": True}, {"taints": not_ready}]
     return [
         {"metadata": {"name": n, "labels": {"rack": r.choice("ab")}}, "spec": r.choice(specs)} for n in ("n1", "n2")
     ]
@@ -48,7 +48,7 @@ def device(r: Random, name: str, *, sets: bool) -> JSON:
 
 
 def slices(r: Random) -> list[JSON]:
-    """Pools of a node, of a rack and of all nodes; some are incomplete or contradict themselves."""
+    """Returns pools of a node, of a rack and of all nodes. Some pools are incomplete or contradictory."""
     found = []
     rack = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["a"]}]}]}
     for number in range(r.randint(1, 3)):
@@ -69,8 +69,8 @@ def slices(r: Random) -> list[JSON]:
     return found
 
 
-def wanting(name: str, one: JSON) -> JSON:
-    """A claim for this device only, for the least amount of its capacity that the policy allows."""
+def claim_for(name: str, one: JSON) -> JSON:
+    """Returns a claim for only this device, with the minimum amount of its capacity that the policy allows."""
     expression = f'device.attributes["{DRIVER}"].id == "{one["name"]}"'
     exactly: JSON = {"deviceClassName": "any", "selectors": [{"cel": {"expression": expression}}]}
     if one.get("allowMultipleAllocations"):
@@ -81,14 +81,14 @@ def wanting(name: str, one: JSON) -> JSON:
     }
 
 
-def could_get(one: JSON, cluster: list[JSON], held: list[JSON], places: list[JSON]) -> JSON | None:
-    """Returns the allocation of a claim for the device on the first node that takes pods."""
+def allocation_of(one: JSON, cluster: list[JSON], held: list[JSON], places: list[JSON]) -> JSON | None:
+    """Returns the allocation of a claim for the device on the first suitable node, or None."""
     allocator = Allocator(cluster, CLASSES, held)
     for place in places:
         if not unschedulable(place):
             try:
-                found = allocator.allocate(place, [wanting("next", one)])
-            except AllocationError:  # the pool contradicts itself
+                found = allocator.allocate(place, [claim_for("next", one)])
+            except AllocationError:  # the pool is contradictory
                 continue
             if found:
                 return found[0]
@@ -97,24 +97,24 @@ def could_get(one: JSON, cluster: list[JSON], held: list[JSON], places: list[JSO
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_a_device_is_free_or_shared_exactly_if_the_allocator_gives_it_to_a_further_claim(seed: int) -> None:
+def test_a_device_is_free_or_shared_exactly_if_the_allocator_can_allocate_it_again(seed: int) -> None:
     r = Random(seed)
     places, cluster = nodes(r), slices(r)
     devices: dict[str, Any] = {d["name"]: d for s in cluster for d in s["spec"]["devices"]}
     held: list[JSON] = []
-    for number, name in enumerate(r.choices(list(devices), k=r.randint(0, 6))):  # a device may be taken in shares
-        if allocation := could_get(devices[name], cluster, held, places):
-            held.append(wanting(f"h{number}", devices[name]) | {"status": {"allocation": allocation}})
-    if r.random() < 0.2:  # a node that went away later
+    for number, name in enumerate(r.choices(list(devices), k=r.randint(0, 6))):  # a device may be allocated in shares
+        if allocation := allocation_of(devices[name], cluster, held, places):
+            held.append(claim_for(f"h{number}", devices[name]) | {"status": {"allocation": allocation}})
+    if r.random() < 0.2:  # a node that became unschedulable later
         places[0]["spec"] = {"unschedulable": True}
     usage = count_usage(cluster, held, nodes=places)
     owners = {res["device"] for c in held for res in c["status"]["allocation"]["devices"]["results"]}
     assert {d.name for d in usage.devices} == devices.keys()
     for row in usage.devices:
-        gets = could_get(devices[row.name], cluster, held, places) is not None
-        assert gets == (row.use in {DeviceUse.FREE, DeviceUse.SHARED}), row
+        can_be_allocated = allocation_of(devices[row.name], cluster, held, places) is not None
+        assert can_be_allocated == (row.use in {DeviceUse.FREE, DeviceUse.SHARED}), row
         assert (row.name in owners) == (row.use in TAKEN), row
-        assert gets != bool(row.why), row
+        assert can_be_allocated != bool(row.why), row
     count = counted(usage.devices, usage.sets)
     assert count.free + count.held + count.blocked + count.unavailable == count.devices
     assert 0 <= count.occupancy.used <= count.occupancy.cards
@@ -122,7 +122,7 @@ def test_a_device_is_free_or_shared_exactly_if_the_allocator_gives_it_to_a_furth
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 32))
-def test_a_count_after_changes_of_nodes_slices_and_claims_is_a_new_count(seed: int) -> None:
+def test_a_tally_after_changes_of_nodes_slices_and_claims_equals_a_new_count(seed: int) -> None:
     r = Random(seed)
     first, cluster = nodes(r), slices(r)
     names = [(s["spec"]["pool"]["name"], d["name"]) for s in cluster for d in s["spec"]["devices"]]
@@ -134,6 +134,6 @@ def test_a_count_after_changes_of_nodes_slices_and_claims_is_a_new_count(seed: i
         assert counter.tally(shown, held, nodes=places) == count_usage(shown, held, nodes=places)
 
 
-def test_admin_access_holds_nothing() -> None:
+def test_a_claim_with_admin_access_does_not_hold_its_device() -> None:
     found = count_usage([slice_of("n1", [{"name": "d"}])], [claim("c", ("n1", "d"), adminAccess=True)])
     assert [d.use for d in found.devices] == [DeviceUse.FREE]

@@ -1,4 +1,4 @@
-"""Counts which claim holds which device, from slices and claims."""
+"""The use of devices is counted from slices and claims."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ CLAIMS = st.lists(st.lists(st.tuples(st.sampled_from(["p1", "p2", "p9"]), NAMES)
 
 
 @given(slices=SLICES, allocated=CLAIMS)
-def test_each_device_of_each_pools_newest_slices_stands_once_and_holders_are_the_allocations(
+def test_each_published_device_is_one_row_and_its_holders_are_the_allocations(
     slices: list[JSON], allocated: list[list[tuple[str, str]]]
 ) -> None:
     claims = [claim(f"c{i}", *devices, pods=(f"pod-{i}",)) for i, devices in enumerate(allocated)]
@@ -84,7 +84,7 @@ def test_each_device_of_each_pools_newest_slices_stands_once_and_holders_are_the
     rows = Counter((r.pool, r.name) for r in found.devices)
     assert rows == Counter(published | {(pool, device) for _, pool, device in held})
     assert Counter((h.claim, r.pool, r.name) for r in found.devices for h in r.holders) == Counter(held)
-    names: dict[str, list[list[str]]] = {}  # by pool, the devices of each slice of its newest generation
+    names: dict[str, list[list[str]]] = {}  # per pool: the devices of each slice of the newest generation
     for s in slices:
         if s["spec"]["pool"]["generation"] == newest[s["spec"]["pool"]["name"]]:
             names.setdefault(s["spec"]["pool"]["name"], []).append([d["name"] for d in s["spec"]["devices"]])
@@ -95,25 +95,25 @@ def test_each_device_of_each_pools_newest_slices_stands_once_and_holders_are_the
             assert row.use is DeviceUse.HELD
         else:
             (first, *others) = names[row.pool]
-            valid = not others and len(set(first)) == len(first)  # each slice is for a pool of one slice
+            valid = not others and len(set(first)) == len(first)  # The pool declares one slice.
             assert row.use is (DeviceUse.FREE if valid else DeviceUse.UNAVAILABLE)
 
 
 @given(before=SLICES, after=SLICES, first=CLAIMS, then=CLAIMS)
-def test_a_tally_made_after_another_is_what_it_would_be_alone(
+def test_a_second_tally_equals_a_new_count(
     before: list[JSON], after: list[JSON], first: list[list[tuple[str, str]]], then: list[list[tuple[str, str]]]
 ) -> None:
-    tallier = UsageCounter()
-    tallier.tally(before, [claim(f"c{i}", *d) for i, d in enumerate(first)])
+    counter = UsageCounter()
+    counter.tally(before, [claim(f"c{i}", *d) for i, d in enumerate(first)])
     slices, claims = [*before[:2], *after], [claim(f"c{i}", *d) for i, d in enumerate(then)]
-    assert tallier.tally(slices, claims) == count_usage(slices, claims)
+    assert counter.tally(slices, claims) == count_usage(slices, claims)
 
 
-def test_a_partition_is_blocked_while_others_hold_the_counters_that_it_draws_from() -> None:
+def test_a_partition_is_blocked_while_others_hold_its_counters() -> None:
     shared = [{"name": "gpu-0", "counters": {"memory": {"value": "80Gi"}}}]
     parts = [{"name": f"half-{i}", "consumesCounters": counters("gpu-0", memory="40Gi")} for i in range(2)]
-    whole = {"name": "whole", "consumesCounters": counters("gpu-0", memory="80Gi")}
-    slices = [slice_of("n1", [*parts, whole], of=2), slice_of("", [], pool="n1", of=2, sharedCounters=shared)]
+    complete = {"name": "whole", "consumesCounters": counters("gpu-0", memory="80Gi")}
+    slices = [slice_of("n1", [*parts, complete], of=2), slice_of("", [], pool="n1", of=2, sharedCounters=shared)]
     found = count_usage(slices, [claim("c", ("n1", "half-0"))])
     assert {r.name: r.use for r in found.devices} == {
         "half-0": DeviceUse.HELD,
@@ -129,7 +129,7 @@ def test_a_partition_is_blocked_while_others_hold_the_counters_that_it_draws_fro
     assert admin.devices[0].holders[0].admin
 
 
-def test_a_shared_device_shows_how_much_of_its_capacity_is_taken() -> None:
+def test_a_shared_device_shows_the_used_part_of_its_capacity() -> None:
     device = {"name": "d", "allowMultipleAllocations": True, "capacity": {"memory": {"value": "80Gi"}}}
     claims = [claim(f"c{i}", ("n1", "d"), shareID=str(i), consumedCapacity={"memory": "20Gi"}) for i in range(3)]
     (row,) = count_usage([slice_of("n1", [device])], claims).devices
@@ -137,7 +137,7 @@ def test_a_shared_device_shows_how_much_of_its_capacity_is_taken() -> None:
     assert row.holders[0].amounts == {"memory": "20Gi"}
 
 
-def test_root_and_numa_node_are_found_by_the_standard_names_and_by_a_drivers_own() -> None:
+def test_root_and_numa_node_are_found_by_standard_and_driver_specific_names() -> None:
     standard = {A + "pcieRoot": {"string": "pci0000:17"}, A + "numaNode": {"int": 1}}
     listed = {A + "numaNode": {"ints": [0, 1]}}
     own = {"gpu.example.com/pcie_root": {"string": "r"}, "numa": {"int": 0}}
@@ -147,7 +147,7 @@ def test_root_and_numa_node_are_found_by_the_standard_names_and_by_a_drivers_own
     assert [(r.root, r.numa) for r in rows.devices] == [("pci0000:17", "1"), ("", "0, 1"), ("r", "0")]
 
 
-def test_taints_and_what_drivers_state_in_the_claims_status_are_reported() -> None:
+def test_taints_and_the_device_status_of_claims_are_reported() -> None:
     taints = [{"key": "a.example.com/sick", "value": "ecc", "effect": "NoExecute"}, {"key": "b", "effect": "None"}]
     held = claim("c", ("n1", "d"), bindingConditions=["Ready"], pods=("p",))
     held["status"]["devices"] = [
@@ -162,14 +162,16 @@ def test_taints_and_what_drivers_state_in_the_claims_status_are_reported() -> No
     assert (row.holders[0].network, row.holders[0].pods) == ("eth1 10.0.0.1/24", ("ml/p",))
 
 
-@pytest.mark.parametrize("spoil", [
+@pytest.mark.parametrize("corrupt", [
     lambda s: s["spec"].pop("pool"), lambda s: s["spec"].update(devices=[{"name": "d", "capacity": {"m": {"value": "lots"}}}]),
     lambda s: s["spec"].update(devices=["d"]), lambda s: s.update(spec=None),
 ])  # fmt: skip
-def test_a_slice_without_a_slices_form_is_named_and_left_out_alone(spoil: Any) -> None:
-    odd = slice_of("n2", [{"name": "d"}])
-    spoil(odd)
-    found = count_usage([odd, slice_of("n1", [{"name": "d"}])], [{"metadata": {"name": "c"}, "status": "odd"}])
+def test_only_a_malformed_slice_is_reported_and_omitted(corrupt: Any) -> None:
+    malformed = slice_of("n2", [{"name": "d"}])
+    corrupt(malformed)
+    found = count_usage(
+        [malformed, slice_of("n1", [{"name": "d"}])], [{"metadata": {"name": "c"}, "status": "malformed"}]
+    )
     assert [r.node for r in found.devices] == ["n1"]
     assert [n.partition(" cannot be read, and is left out: ")[0] for n in found.notes] == [
         "claim c",
@@ -177,7 +179,7 @@ def test_a_slice_without_a_slices_form_is_named_and_left_out_alone(spoil: Any) -
     ]
 
 
-def test_a_pool_that_is_not_complete_is_named() -> None:
+def test_an_incomplete_pool_is_reported() -> None:
     assert "has 1 of 2 slices" in count_usage([slice_of("n1", [{"name": "d"}], of=2)], []).notes[0]
 
 
@@ -201,7 +203,7 @@ def cards(*held: str) -> UsageResult:
     return count_usage(slices, [claim(f"c{i}", ("n1", name)) for i, name in enumerate(held)])
 
 
-def test_occupancy_counts_cards_and_not_the_partitions_that_could_be_made_of_them() -> None:
+def test_occupancy_counts_cards_and_not_their_possible_partitions() -> None:
     found = cards("card-0", "card-1-half-0")
     count = counted(found.devices, found.sets)
     assert count.occupancy == Occupancy(4, 1.5)
@@ -213,18 +215,18 @@ def test_occupancy_counts_cards_and_not_the_partitions_that_could_be_made_of_the
     assert counted(mixed.devices, mixed.sets).occupancy == Occupancy(2, 1.25)
 
 
-def test_a_device_that_no_request_can_get_names_the_reason() -> None:
+def test_a_device_that_cannot_be_allocated_has_a_reason() -> None:
     blocked = {d.name: d.why for d in cards("card-0").devices if d.use is DeviceUse.BLOCKED}
     assert set(blocked) == {
         *(f"card-0-half-{i}" for i in range(2)), *(f"card-0-quarter-{i}" for i in range(4))
     }  # fmt: skip
     assert set(blocked.values()) == {"card-0 is used by card-0 of claim ml/c0"}
     sick = [{"key": "a.example.com/sick", "value": "ecc", "effect": "NoSchedule"}, {"key": "note", "effect": "None"}]
-    away = [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]
-    reserved = [{"key": "gpus-only", "effect": "NoSchedule"}]  # pods that need the node tolerate it
+    not_ready = [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}]
+    reserved = [{"key": "gpus-only", "effect": "NoSchedule"}]  # Pods that need the node tolerate this taint.
     nodes = [
         {"metadata": {"name": "n1"}, "spec": {}}, {"metadata": {"name": "n2"}, "spec": {"unschedulable": True}},
-        {"metadata": {"name": "n3"}, "spec": {"taints": away}}, {"metadata": {"name": "n4"}, "spec": {"taints": reserved}},
+        {"metadata": {"name": "n3"}, "spec": {"taints": not_ready}}, {"metadata": {"name": "n4"}, "spec": {"taints": reserved}},
     ]  # fmt: skip
     slices = [
         slice_of("n1", [{"name": "sick", "taints": sick}, {"name": "well"}]),
@@ -237,10 +239,12 @@ def test_a_device_that_no_request_can_get_names_the_reason() -> None:
         "d2": (DeviceUse.UNAVAILABLE, "node n2 is cordoned"), "d3": (DeviceUse.UNAVAILABLE, "node n3 is not ready"),
         "d4": (DeviceUse.FREE, ""), "d5": (DeviceUse.UNAVAILABLE, "node n5 does not exist"), "wide": (DeviceUse.FREE, ""),
     }  # fmt: skip
-    assert {d.use for d in count_usage(slices[1:], []).devices} == {DeviceUse.FREE}  # the nodes are not known
+    assert {d.use for d in count_usage(slices[1:], []).devices} == {
+        DeviceUse.FREE
+    }  # Without nodes, their state is unknown.
 
 
-def test_a_held_device_is_shared_only_while_a_claim_could_get_a_share() -> None:
+def test_a_held_device_is_shared_only_while_a_claim_can_allocate_a_share() -> None:
     policy = {"default": "8Gi", "validRange": {"min": "8Gi"}}
     device = {
         "name": "d",
@@ -256,25 +260,25 @@ def test_a_held_device_is_shared_only_while_a_claim_could_get_a_share() -> None:
     assert (row.use, row.why) == (DeviceUse.HELD, "node n1 is cordoned")
 
 
-def test_a_held_device_is_not_gone_while_slices_of_its_pool_are_still_to_come() -> None:
+def test_a_held_device_is_not_vanished_while_its_pool_is_incomplete() -> None:
     old = slice_of("n1", [{"name": "d0"}, {"name": "d1"}], pool="p")
-    half = slice_of("n1", [{"name": "d0"}], pool="p", generation=2, of=2)
+    incomplete = slice_of("n1", [{"name": "d0"}], pool="p", generation=2, of=2)
     claims = [claim("c", ("p", "d1"))]
-    uses = {d.name: d.use for d in count_usage([old, half], claims).devices}
+    uses = {d.name: d.use for d in count_usage([old, incomplete], claims).devices}
     assert uses == {"d0": DeviceUse.UNAVAILABLE, "d1": DeviceUse.HELD}
-    whole = slice_of("n1", [{"name": "d0"}], pool="p", generation=2)
-    assert {d.name: d.use for d in count_usage([whole], claims).devices} == {
+    complete = slice_of("n1", [{"name": "d0"}], pool="p", generation=2)
+    assert {d.name: d.use for d in count_usage([complete], claims).devices} == {
         "d0": DeviceUse.FREE,
         "d1": DeviceUse.VANISHED,
     }
 
 
-def test_a_claim_that_a_group_of_pods_has_is_reserved_for_the_group() -> None:
-    given = claim("c", ("n1", "d0"))
-    given["status"]["reservedFor"] = [
+def test_a_claim_of_a_pod_group_is_reserved_for_the_group() -> None:
+    group_claim = claim("c", ("n1", "d0"))
+    group_claim["status"]["reservedFor"] = [
         {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "g"}
     ]
-    (row,) = count_usage([slice_of("n1", [{"name": "d0"}])], [given]).devices
+    (row,) = count_usage([slice_of("n1", [{"name": "d0"}])], [group_claim]).devices
     assert row.holders[0].pods == ("podgroups ml/train",)
     (*_, (title, pairs)) = sections(Overview("cluster", (row,)), [row.id])
     assert (title, dict(pairs)["reserved for"]) == ("claim ml/c", "podgroups ml/train")
@@ -291,35 +295,35 @@ def rows_of(number: int) -> Overview:
     )
 
 
-def test_only_pools_whose_slices_holders_or_nodes_changed_are_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_pools_with_changed_slices_holders_or_nodes_are_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     counted_pools: list[str] = []
 
-    class Counted(usage.PoolUsage):
+    class RecordingPoolUsage(usage.PoolUsage):
         def __init__(self, slices: Any, *rest: Any) -> None:
             counted_pools.append(slices[0].pool[1])
             super().__init__(slices, *rest)
 
-    monkeypatch.setattr(usage, "PoolUsage", Counted)
+    monkeypatch.setattr(usage, "PoolUsage", RecordingPoolUsage)
     slices = [slice_of(f"n{i}", [{"name": "d0"}, {"name": "d1"}]) for i in range(100)]
     claims = [claim(f"c{i}", (f"n{i}", "d0")) for i in range(50)]
     nodes: list[JSON] = [{"metadata": {"name": f"n{i}"}} for i in range(100)]
     counter = UsageCounter()
 
-    def again() -> list[str]:
+    def recounted_pools() -> list[str]:
         counted_pools.clear()
         found = counter.tally(slices, claims, nodes=nodes)
         assert found == count_usage(slices, claims, nodes=nodes)
-        return sorted(counted_pools[: -len(slices)])  # without those of the comparison
+        return sorted(counted_pools[: -len(slices)])  # without the pools that the comparison counted
 
-    assert len(again()) == 100
-    assert again() == []
+    assert len(recounted_pools()) == 100
+    assert recounted_pools() == []
     claims[7] = claim("c7", ("n7", "d1"))
-    assert again() == ["n7"]
+    assert recounted_pools() == ["n7"]
     del claims[8]
-    assert again() == ["n8"]
+    assert recounted_pools() == ["n8"]
     slices[3] = slice_of("n3", [{"name": "d0"}])
-    assert again() == ["n3"]
+    assert recounted_pools() == ["n3"]
     nodes[9] = {"metadata": {"name": "n9"}, "spec": {"unschedulable": True}}
-    assert again() == ["n9"]
+    assert recounted_pools() == ["n9"]
     nodes[9] = {"metadata": {"name": "n9", "labels": {"a": "b"}}, "spec": {"unschedulable": True}}
-    assert again() == []
+    assert recounted_pools() == []

@@ -1,4 +1,4 @@
-"""Devices, versions and slices without a cluster."""
+"""Devices, versions and slices are validated without a cluster."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SLICE = dra_shape("ResourceSlice")
 @pytest.mark.parametrize(
     "text", ["v1.2.3", "1.2", "535.104.05", "1.2.3-", "1.2.3+", "1.2.3-01", "", "18446744073709551616.0.0"]
 )
-def test_what_is_no_semantic_version_is_refused(text: str) -> None:
+def test_an_invalid_semantic_version_is_rejected(text: str) -> None:
     with pytest.raises(version.VersionError):
         Version(text)
 
 
-def test_versions_have_the_order_of_semver_org() -> None:
+def test_versions_are_sorted_as_specified_by_semver() -> None:
     texts = [
         "1.0.0-alpha",
         "1.0.0-alpha.1",
@@ -49,7 +49,7 @@ def test_versions_have_the_order_of_semver_org() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: Device("gpu:0"), "name: Invalid value"),
         (lambda: Device("GPU"), "lowercase RFC 1123 label"),
@@ -87,13 +87,13 @@ def test_versions_have_the_order_of_semver_org() -> None:
         (lambda: Device("d", extra=[1]), "extra is list: use a mapping"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
-def test_a_device_that_kubernetes_would_refuse_cannot_be_made(make: object, says: str) -> None:
+def test_an_invalid_device_cannot_be_created(make: object, message: str) -> None:
     with pytest.raises(InvalidObjectError) as e:
         make()  # type: ignore[operator]
-    assert says in str(e.value)
+    assert message in str(e.value)
 
 
-def test_a_device_has_the_api_s_form() -> None:
+def test_a_device_is_converted_to_the_form_of_the_api() -> None:
     device = Device("d", {"v": Version("1.2.3"), "b": True, "i": 1, "s": "x"}, {"memory": Quantity("1Gi")})
     json = device.json()
     assert json["capacity"] == {"memory": {"value": "1Gi"}}
@@ -107,7 +107,7 @@ def test_a_device_has_the_api_s_form() -> None:
     assert validate_spec(decode_strictly({"metadata": {}, "spec": spec}, SLICE)["spec"], "spec") == []
 
 
-def test_a_list_attribute_is_typed_counts_each_item_and_halves_the_devices_of_a_slice() -> None:
+def test_a_list_attribute_is_typed_and_halves_the_devices_of_a_slice() -> None:
     listed = {"s": ["a", "b"], "i": [1, 2], "b": [True], "v": [Version("1.0.0")]}
     device = Device("d", listed | {f"a{i}": i for i in range(27)} | {"more": ["x"] * 15}, {})
     assert device.json()["attributes"]["v"] == {"versions": ["1.0.0"]}
@@ -116,7 +116,7 @@ def test_a_list_attribute_is_typed_counts_each_item_and_halves_the_devices_of_a_
 
 
 @given(st.text(max_size=100))
-def test_any_text_can_be_made_a_device_name(text: str) -> None:
+def test_sanitize_makes_a_device_name_of_any_text(text: str) -> None:
     assert LABEL.fullmatch(sanitize(text))
 
 
@@ -140,9 +140,7 @@ API_FIELDS = ("attributes", "capacity", "taints", "consumesCounters", "bindingCo
 @given(st.sampled_from(FIELDS), junk | st.dictionaries(st.sampled_from(API_FIELDS), junk, min_size=1, max_size=2))
 @example("extra", {"attributes": {0: {}}})
 @example("extra", {"attributes": {"a": [{0: 1}]}})
-def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a_reason(
-    name: str, value: object
-) -> None:
+def test_a_device_with_any_field_can_be_sent_or_is_rejected_with_a_reason(name: str, value: object) -> None:
     try:
         device = Device(**{"name": "d", name: value})  # type: ignore[arg-type]
     except InvalidObjectError as e:
@@ -153,7 +151,7 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("fields", "message"),
     [
         ({"name": "a\ud800"}, "device 'a\\ud800'"),
         ({"taints": [Taint(key=5)]}, "taints has a Taint whose key, value or effect is not text"),  # type: ignore[arg-type]
@@ -164,13 +162,13 @@ def test_whatever_a_field_is_a_device_is_made_that_can_be_sent_or_refused_with_a
         ({"extra": {"nodeName": 5}}, "extra: json: cannot unmarshal number into Go struct field Device.spec.devices.nodeName of type string"),
     ],
 )  # fmt: skip
-def test_a_field_of_another_type_is_named_with_what_to_give(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidObjectError) as refused:
-        Device(**{"name": "d", **given})
-    assert says in str(refused.value)
+def test_a_field_of_a_wrong_type_is_reported_with_the_correct_type(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidObjectError) as raised:
+        Device(**{"name": "d", **fields})
+    assert message in str(raised.value)
 
 
-def test_taints_may_come_from_a_generator_and_stay() -> None:
+def test_taints_of_a_generator_are_kept() -> None:
     device = Device("d", taints=(Taint(key=k) for k in "ab"))  # type: ignore[arg-type]
     assert device.json() == device.json() and len(device.json()["taints"]) == 2
 
@@ -185,7 +183,7 @@ def test_errors_of_an_empty_spec_have_the_order_of_the_server(driver: str, pool:
     empty = decode_strictly({"metadata": {"name": "s"}, "spec": {}}, SLICE)["spec"]
     assert [f.field for f in validate_spec(empty, "spec")] == [*EMPTY_SPEC_ERRORS, "spec"]
     old = {**empty, "driver": driver, "pool": {**empty["pool"], "name": pool}} | ({"nodeName": node} if node else {})
-    # The immutable fields that the update empties come after the pool, and before the choice of nodes.
+    # Errors for immutable fields that the update empties come after the pool and before the node selection.
     changed = [("spec.pool.name", pool), ("spec.driver", driver), ("spec.nodeName", node)]
     immutable = [field for field, before in changed if before]
     assert [f.field for f in validate_spec(empty, "spec", old)] == [*EMPTY_SPEC_ERRORS, *immutable, "spec"]

@@ -264,7 +264,7 @@ class Journal:
             if e.errno in NOT_NOW or e.errno == errno.EIO:
                 raise
             log.error(
-                "%s cannot be read (%s): claims that are recorded only in this folder are not found",
+                "cannot read the CDI folder %s (%s): claims that are recorded only in this folder are not found",
                 self.specs.root,
                 e.strerror,
             )
@@ -285,7 +285,7 @@ class Journal:
             if rebuilt or not complete:
                 records.set_meta(RECOVER, "pending")
             if source and fault == _REMOVED:
-                log.error("%s was removed while it is in use: it is written again", self.path)
+                log.error("the record journal %s was removed while it is in use: it is written again", self.path)
             self._replace(source, records, complete=complete, fault=fault)
         except BaseException:
             records.undo()
@@ -404,7 +404,7 @@ class Journal:
 
     def _add_report(self, sentence: str) -> None:
         self.report.append(sentence)
-        log.error("%s", sentence)
+        log.error("claim records: %s", sentence)
 
 
 def _is_as_new(row: Row | None, noted: Record) -> bool:
