@@ -28,7 +28,7 @@ MEMORY = {
     "drivers/pci": ("idle", 47.5),  # 49.8 MB, as Go's example driver
     "bench.drivers:Many": ("idle, 2,048 devices", 60.0),
 }
-GO = """The Go example driver was measured elsewhere and not in this run: on a real cluster over HTTPS, a prepare of 1, 8, 32 claims
+GO = """The Go example driver was not measured in this run. On a real cluster over HTTPS, a prepare of 1, 8, 32 claims
 took 3.9, 22, 98 ms, a repeat 2.9, 12, 52 ms, an unprepare 1.5, 8.9, 50 ms, the three calls 3.8, 24, 138 ms of CPU."""
 
 
@@ -71,12 +71,12 @@ async def latencies(api: Api, state: Path, python: str, rounds: int) -> None:
         more = await latency.some_claims(described, api, max(latency.SIZES), "m")
         plugins = {"": (p, claims), " with metadata": (described, more)}
         print(f"\nMedians of {rounds} rounds, in turn with the floor:\n")
-        print("| claims in a call | ours | floor | gRPC alone | ours to floor and gRPC | aim |")
+        print("| claims in a call | plugin | floor | gRPC alone | ratio to floor and gRPC | aim |")
         print("|---|---|---|---|---|---|")
         for row in await latency.rows(plugins, api, state, empty, rounds):
             aim = f"{row.aim:.2f}{'' if row.ratio <= row.aim else ' (missed)'}"
             print(
-                f"| {row.what} {row.claims} | {row.ours:.1f} ms | {row.floor:.1f} ms | {row.grpc:.1f} ms "
+                f"| {row.what} {row.claims} | {row.plugin:.1f} ms | {row.floor:.1f} ms | {row.grpc:.1f} ms "
                 f"| {row.ratio:.2f} | {aim} |"
             )
         print("\n| prepare, repeat and unprepare | CPU | aim | threads | resident |\n|---|---|---|---|---|")

@@ -98,13 +98,13 @@ class Api:
         self._process.stdin.write(command.encode() + b"\n")
         return Counts(**json.loads(await self._process.stdout.readline()))
 
-    async def leave(self) -> Counts:
+    async def close_port(self) -> Counts:
         """Makes the server close its port and all connections. Its objects stay."""
-        return await self.counts("leave")
+        return await self.counts("close port")
 
-    async def come_back(self) -> Counts:
+    async def open_port(self) -> Counts:
         """Makes the server listen on its port again."""
-        return await self.counts("come back")
+        return await self.counts("open port")
 
 
 def in_pod(url: str, folder: Path) -> ApiConfig:
@@ -175,9 +175,9 @@ async def serve(folder: Path, delay: float, size: fleet_cluster.Size | None) -> 
     print(await server.start(), flush=True)
     address = server.url.removeprefix("https://")
     while command := await asyncio.to_thread(sys.stdin.readline):
-        if command == "leave\n":
+        if command == "close port\n":
             await server.close()
-        elif command == "come back\n":
+        elif command == "open port\n":
             before, selected = server, server.selected
             server = CountingServer(address, tls, before.storage, before.tokens)
             server.selected, server.sent, server.injected_faults = selected, before.sent, before.injected_faults

@@ -47,8 +47,8 @@ class Deployed:
         """Returns the response of /metrics, /healthz or /readyz."""
 
         def ask() -> str:
-            with urllib.request.urlopen(self.http + path, timeout=10) as answer:  # noqa: S310
-                return str(answer.read().decode())
+            with urllib.request.urlopen(self.http + path, timeout=10) as response:  # noqa: S310
+                return str(response.read().decode())
 
         return await asyncio.to_thread(ask)
 
@@ -151,10 +151,10 @@ async def register(registry: Path, process: asyncio.subprocess.Process) -> tuple
 
 async def allocated(api: Api, driver: str, name: str, device: str, config: Sequence[dict[str, Any]] = ()) -> Ref:
     """Creates a claim of realistic size to which ``device`` is allocated, with ``config`` as the scheduler copies it."""
-    made = await api.client.create(CLAIMS, claim(name, ClaimSpec()), "default")
+    created = await api.client.create(CLAIMS, claim(name, ClaimSpec()), "default")
     result = {"request": "device", "driver": driver, "pool": NODE, "device": device}
     consumer = {"resource": "pods", "name": "bench", "uid": "bench"}
     devices = {"results": [result], **({"config": list(config)} if config else {})}
     status = {"allocation": {"devices": devices}, "reservedFor": [consumer]}
-    await api.client.update(CLAIMS, {**made, "status": status}, "status")
-    return "default", name, made["metadata"]["uid"]
+    await api.client.update(CLAIMS, {**created, "status": status}, "status")
+    return "default", name, created["metadata"]["uid"]

@@ -33,20 +33,20 @@ _PER_NODE = 8
 
 
 def objects(nodes: int, claims: int) -> Iterator[tuple[str, JSON]]:
-    """One node in five has large devices. Claims of running pods hold most devices."""
+    """Yields a cluster where one node in five has large devices, and claims of running pods hold most devices."""
     draw = random.Random(1)
     yield "deviceclasses.resource.k8s.io", _class()
-    made = 0
+    created = 0
     for i in range(nodes):
         name = f"node-{i:04}"
         status = {"allocatable": {"cpu": "64", "memory": "256Gi", "pods": "110"}}
         yield "nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}, "status": status}
         yield "resourceslices.resource.k8s.io", _slice(name, "80Gi" if i % 5 == 0 else "16Gi")
         for k in range(_PER_NODE):
-            if made < claims and (i % 5 == 0 or draw.random() < 0.9):
-                yield from _held(made, name, f"gpu-{k}")
-                made += 1
-    for number in range(made, claims):
+            if created < claims and (i % 5 == 0 or draw.random() < 0.9):
+                yield from _held(created, name, f"gpu-{k}")
+                created += 1
+    for number in range(created, claims):
         yield "resourceclaims.resource.k8s.io", _claim(f"c{number}", 1)
     yield (
         "resourceclaims.resource.k8s.io",

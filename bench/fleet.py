@@ -26,7 +26,7 @@ from bench.apiserver import Api, api_server
 from bench.fleet_cluster import API, DRIVER, PER_NODE, WAITING, Size
 
 JSON = dict[str, Any]
-_HELD = "all-held-two"  # the pod that is explained alone
+_HELD = "all-held-two"  # the pod for the measurement with one pod
 _SCREEN = 20.0  # seconds for which `dra top` is measured after it has found the reasons of the waiting pods
 _CODE = (
     "import json, resource, sys; from dra_kubeletplugin.cli import main; code = main(sys.argv[1:]); sys.stdout.flush(); "
@@ -49,21 +49,21 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Question:
+class MeasuredCommand:
     what: str
     words: Sequence[str]
     seconds: float  # the aim for the wall time on an idle machine
     memory: float = 0.0  # the aim in MiB; 0 for none
 
 
-def questions(folder: Path, pods: int) -> list[Question]:
+def measured_commands(folder: Path, pods: int) -> list[MeasuredCommand]:
     manifests = folder / "workload.yaml"
     manifests.write_text(yaml.safe_dump_all(workload(pods)))
     return [
-        Question("`dra explain` of one pod", ["explain", f"pod/{_HELD}", "-n", "research"], 3.0, 200.0),
-        Question(f"`dra explain` of {len(WAITING)} waiting pods", ["explain"], 6.0),
-        Question("`dra top --once`", ["top", "--once"], 4.0),
-        Question(f"`dra simulate` of {pods:,} pods", ["simulate", "-f", str(manifests)], 60.0),
+        MeasuredCommand("`dra explain` of one pod", ["explain", f"pod/{_HELD}", "-n", "research"], 3.0, 200.0),
+        MeasuredCommand(f"`dra explain` of {len(WAITING)} waiting pods", ["explain"], 6.0),
+        MeasuredCommand("`dra top --once`", ["top", "--once"], 4.0),
+        MeasuredCommand(f"`dra simulate` of {pods:,} pods", ["simulate", "-f", str(manifests)], 60.0),
     ]
 
 
@@ -133,16 +133,16 @@ async def commands(size: Size, pods: int, words: Sequence[str] = ()) -> None:
         )
         print("| command | wall time | aim | its CPU | its memory | the server's CPU | read | requests |")
         print("|---|---|---|---|---|---|---|---|")
-        for question in questions(folder, pods):
-            if not all(w in question.what for w in words):
+        for command in measured_commands(folder, pods):
+            if not all(w in command.what for w in words):
                 continue
-            found = await run(api, question.words)
-            late = "" if found.took <= question.seconds else " (missed)"
+            found = await run(api, command.words)
+            late = "" if found.took <= command.seconds else " (missed)"
             memory = f"{found.memory:.0f} MiB"
-            if question.memory:
-                memory += f" (aim: {question.memory:.0f}{'' if found.memory <= question.memory else ', missed'})"
+            if command.memory:
+                memory += f" (aim: {command.memory:.0f}{'' if found.memory <= command.memory else ', missed'})"
             print(
-                f"| {question.what} | {found.took:.1f} s | {question.seconds:g} s{late} | {found.cpu:.1f} s | {memory} "
+                f"| {command.what} | {found.took:.1f} s | {command.seconds:g} s{late} | {found.cpu:.1f} s | {memory} "
                 f"| {found.server:.1f} s | {found.sent:.0f} MB | {found.requests} |",
                 flush=True,
             )
@@ -164,11 +164,11 @@ def _missed(is_missed: bool) -> str:
     return ", missed" if is_missed else ""
 
 
-async def plugins(count: int, idle: float, away: float) -> None:
+async def plugins(count: int, idle: float, outage: float) -> None:
     """Prints what plugins cost the API server, and the same for 5,000 plugins by calculation."""
     with tempfile.TemporaryDirectory() as name:
         async with api_server(Path(name) / "account", 0.0, Size(count, 2 * count, count)) as api:
-            found = await fleet_plugins.measure(api, count, idle, away)
+            found = await fleet_plugins.measure(api, count, idle, outage)
     print(
         f"\n{count} plugins of 8 devices in {fleet_plugins.WORKERS} processes. An hour is the calculation from {idle:g} s in which "
         f"watches end and slices are compared {fleet_plugins.FASTER} times as often:\n"
@@ -180,7 +180,7 @@ async def plugins(count: int, idle: float, away: float) -> None:
     print(
         f"- idle, for each plugin in an hour: {rate:.0f} requests: {hourly}; {found.hourly_cpu * 1000:.0f} ms of the server's CPU"
     )
-    print(f"- after {found.away:g} s without the server, in which all devices changed: {found.returned:.1f} s until all are published; "
+    print(f"- after {found.outage:g} s without the server, in which all devices changed: {found.returned:.1f} s until all are published; "
           f"{_shown(found.returned_requests, count)} for each plugin; {found.connections} connections")  # fmt: skip
     print(f"- by calculation, 5,000 idle plugins: {5000 * rate / 3600:.0f} requests a second, {5000 * found.hourly_cpu / 3600:.1%} "
           f"of a core of this server; 5,000 watches")  # fmt: skip
@@ -201,12 +201,12 @@ def main() -> None:
     parser.add_argument("--simulated", type=int, default=1000, help="pods of `dra simulate`")
     parser.add_argument("--plugins", type=int, default=200, help="number of plugins")
     parser.add_argument("--idle", type=float, default=40.0, help="seconds for which the plugins are idle")
-    parser.add_argument("--away", type=float, default=60.0, help="seconds for which the API server is away")
+    parser.add_argument("--outage", type=float, default=60.0, help="seconds for which the API server is unavailable")
     args = parser.parse_args()
     if args.words != ["plugins"]:
         asyncio.run(commands(Size(args.nodes, args.pods, args.claims), args.simulated, args.words))
     if args.words in ([], ["plugins"]):
-        asyncio.run(plugins(args.plugins, args.idle, args.away))
+        asyncio.run(plugins(args.plugins, args.idle, args.outage))
 
 
 if __name__ == "__main__":

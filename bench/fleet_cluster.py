@@ -1,7 +1,7 @@
-"""The cluster of ``bench.fleet``: nodes, slices, pods and claims of the size that they have in a real cluster.
+"""The cluster of ``bench.fleet``: nodes, slices, pods and claims, each as large as in a real cluster.
 
 Equal parts are one object in memory, so the server of 5,000 nodes needs few hundred MiB. Most claims are of running pods. The last
-pods wait, each for another reason (:data:`WAITING`).
+pods wait, each for a different reason (:data:`WAITING`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Size:
 
 
 def model_of(node: int) -> tuple[str, str]:
-    """One node in five has an H100, and every second of the others an A100."""
+    """Returns model and memory: H100 for one node in five, A100 for half of the other nodes, L4 for the rest."""
     return MODELS[0 if node % 5 == 0 else 1 + node % 2]
 
 
@@ -73,7 +73,7 @@ def objects(size: Size) -> Iterator[tuple[str, JSON]]:
     yield "namespaces", _object("v1", "Namespace", "research", "", {}, {"phase": "Active"})
 
 
-# --- what the waiting pods ask for ------------------------------------------------------------------
+# --- requests of the waiting pods -------------------------------------------------------------------
 
 
 def _request(name: str, device_class: str, count: int = 1, selector: str = "", **more: Any) -> JSON:

@@ -51,15 +51,15 @@ class Cost:
     start_cpu: float
     hourly: dict[str, float]  # requests of one idle plugin in an hour
     hourly_cpu: float
-    away: float
+    outage: float
     returned: float
     returned_requests: dict[str, int]
     returned_cpu: float
     connections: int  # that the plugins opened when the server was back
 
 
-async def measure(api: Api, plugins: int, idle: float, away: float) -> Cost:
-    """Measures a start, ``idle`` seconds, and an absence of the server of ``away`` seconds, in which all devices change."""
+async def measure(api: Api, plugins: int, idle: float, outage: float) -> Cost:
+    """Measures a start, ``idle`` seconds, and an outage of the server of ``outage`` seconds, in which all devices change."""
     before, began = await api.counts(), time.monotonic()
     async with _workers(api, plugins) as send:
         await send("published")
@@ -71,10 +71,10 @@ async def measure(api: Api, plugins: int, idle: float, away: float) -> Cost:
         used = (await api.counts()).since(quiet)
         hours = plugins * idle * FASTER / 3600
         hourly = {what: n / hours for what, n in sorted(used.selected.items())}
-        await api.leave()
+        await api.close_port()
         await send("change")
-        await asyncio.sleep(away)
-        gone, began = await api.come_back(), time.monotonic()
+        await asyncio.sleep(outage)
+        gone, began = await api.open_port(), time.monotonic()
         await send("published")
         returned = time.monotonic() - began
         async with asyncio.timeout(_READY):
@@ -84,7 +84,7 @@ async def measure(api: Api, plugins: int, idle: float, away: float) -> Cost:
                 await asyncio.sleep(0.1)
         again = (await api.counts()).since(gone)
     return Cost(
-        plugins, start, cost.selected, cost.cpu, hourly, used.cpu / hours, away, returned, again.selected, again.cpu, again.connections
+        plugins, start, cost.selected, cost.cpu, hourly, used.cpu / hours, outage, returned, again.selected, again.cpu, again.connections
     )  # fmt: skip
 
 
@@ -131,7 +131,7 @@ class _Commands:
 
 
 async def work(url: str, account: Path, first: int, count: int) -> None:
-    logging.disable(logging.WARNING)  # of a server that is away
+    logging.disable(logging.WARNING)  # warnings about the unavailable server
     reflector.WATCH_SECONDS //= FASTER
     publisher._RESYNC /= FASTER
     config = in_pod(url, account)

@@ -33,12 +33,12 @@ class Connection:
         self._reader, self._writer, self._host = reader, writer, host
 
     async def get(self, path: str) -> object:
-        head = f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\nAuthorization: Bearer bench\r\n\r\n"
-        self._writer.write(head.encode())
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        if not answer.startswith(b"HTTP/1.1 200 "):
-            raise RuntimeError(f"GET {path}: {answer!r}")
-        _, _, length = answer.lower().partition(b"content-length:")
+        request = f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\nAuthorization: Bearer bench\r\n\r\n"
+        self._writer.write(request.encode())
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise RuntimeError(f"GET {path}: {head!r}")
+        _, _, length = head.lower().partition(b"content-length:")
         return msgspec.json.decode(await self._reader.readexactly(int(length.split(b"\r\n")[0])))
 
     def close(self) -> None:

@@ -80,9 +80,9 @@ def main() -> int:
         rows: dict[str, Callable[[], object]] = {
             "found": host.pci,
             "found, with every attribute": lambda: [fn.attributes() for fn in host.pci()],
-            "the same as devices, checked": lambda: [fn.device() for fn in host.pci()],
-            "those of another vendor": lambda: host.pci(vendor=0x10EE),
-            "those of one driver that has none": lambda: host.pci(driver="vfio-pci"),
+            "as validated devices": lambda: [fn.device() for fn in host.pci()],
+            "functions of another vendor": lambda: host.pci(vendor=0x10EE),
+            "functions of a driver without functions": lambda: host.pci(driver="vfio-pci"),
         }
         print(
             f"{CARDS * EACH} virtual functions of {CARDS} cards, milliseconds of CPU; the bare reads take {floor:.0f}\n"

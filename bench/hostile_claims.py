@@ -2,7 +2,7 @@
 
 The plugin runs as a DaemonSet runs it. The kubelet prepares the hostile claims again and again, as it retries failing pods. Meanwhile
 an ordinary claim is prepared and unprepared, and /healthz is read. The same is measured without the hostile claims, in the same run.
-Aims: an ordinary claim is delayed by less than 1 s, every probe is answered within 1 s, and memory comes back to within 8 MiB.
+Aims: an ordinary claim is delayed by less than 1 s, every probe gets its response within 1 s, and memory returns to within 8 MiB.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Measured:
 
 
 def parameters(number: int) -> dict[str, Any]:
-    """An object of one API kind with as many unknown fields, near to a known one, as fit into an entry."""
+    """Returns an object with as many unknown fields as fit into an entry. Their names are similar to a known field."""
     out: dict[str, Any] = {"apiVersion": "typed.example.com/v1", "kind": "TypedConfig"}
     size = len(json.dumps(out))
     for i in range(PARAMETERS):
@@ -59,7 +59,7 @@ def parameters(number: int) -> dict[str, Any]:
 
 
 async def hostile(api: Api, driver: str, number: int) -> Ref:
-    """An allocated claim whose configuration the driver refuses, at the greatest cost."""
+    """Creates an allocated claim whose configuration the driver refuses at the greatest cost."""
     config = [
         {"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": parameters(i)}}
         for i in range(ENTRIES)
@@ -68,12 +68,12 @@ async def hostile(api: Api, driver: str, number: int) -> Ref:
 
 
 async def retried(kubelet: Kubelet, ref: Ref, stop: asyncio.Event) -> int:
-    """Prepares a hostile claim until ``stop``, a second after each answer; returns how often."""
+    """Prepares a hostile claim until ``stop``, with a pause of a second, and returns the number of calls."""
     tries = 0
     while not stop.is_set():
         request = pb.NodePrepareResourcesRequest(claims=[pb.Claim(namespace=ref[0], name=ref[1], uid=ref[2])])
-        answer = await kubelet.stub.NodePrepareResources(request, timeout=45)
-        if not answer.claims[ref[2]].error:
+        response = await kubelet.stub.NodePrepareResources(request, timeout=45)
+        if not response.claims[ref[2]].error:
             raise RuntimeError(f"claim {ref[1]} was prepared: its parameters should have been refused")
         tries += 1
         await asyncio.sleep(1)
@@ -146,8 +146,10 @@ async def run(count: int, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    arguments = argparse.ArgumentParser(description="hostile claims on a node, beside the same node without them")
+    arguments = argparse.ArgumentParser(
+        description="measures a node with hostile claims and the same node without them"
+    )
     arguments.add_argument("--claims", type=int, default=50)
     arguments.add_argument("--seconds", type=float, default=15.0)
-    given = arguments.parse_args()
-    sys.exit(asyncio.run(run(given.claims, given.seconds)))
+    options = arguments.parse_args()
+    sys.exit(asyncio.run(run(options.claims, options.seconds)))

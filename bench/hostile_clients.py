@@ -32,7 +32,7 @@ from dra_kubeletplugin.testing.ports import free_port
 CLIENTS = 400
 AIM = 1.0  # seconds for a probe
 EVERY = 0.2  # seconds between probes
-_HOLD = 5.0  # seconds after which a hostile client connects again, where the server has not closed its connection
+_HOLD = 5.0  # seconds after which a hostile client connects again, if the server has not closed its connection
 _HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(100)
 _GET = b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n"
 _POST = b"POST /validate HTTP/1.1\r\nHost: x\r\n"
@@ -52,7 +52,7 @@ class Target:
         return cls(host, int(port), scheme == "https", source)
 
     async def connect(self, *, plain: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection after its handshake; ``plain``: before it."""
+        """Connects to the server, with a TLS handshake unless ``plain``."""
         tls = _tls() if self.tls and not plain else None
         return await asyncio.open_connection(self.host, self.port, ssl=tls, local_addr=(self.source, 0))
 
@@ -165,7 +165,7 @@ async def _send(target: Target, data: bytes, *, plain: bool = False, reads: bool
         writer.write(data)
         if not reads:
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            while not writer.is_closing():  # a write fails where the server closed the connection
+            while not writer.is_closing():  # a write fails after the server closed the connection
                 await asyncio.sleep(0.2)
                 writer.write(_GET % b"/metrics")
         while await reader.read(65536):
@@ -173,7 +173,7 @@ async def _send(target: Target, data: bytes, *, plain: bool = False, reads: bool
 
 
 async def _dribble(target: Target, start: bytes, more: bytes) -> None:
-    """Sends a few bytes in each second, for ever."""
+    """Sends a few bytes each second until the server closes the connection."""
     reader, writer = await target.connect()
     async with _aborting(writer):
         writer.write(start)
@@ -189,19 +189,19 @@ async def attack(
     every = TLS if url.startswith("https") else PLAIN
     chosen = [k for k in every if not kinds or k.__name__ in kinds]
     until = asyncio.get_running_loop().time() + seconds
-    made: Counter[str] = Counter()
+    connections: Counter[str] = Counter()
 
     async def one(number: int) -> None:
         kind, target = chosen[number % len(chosen)], Target.parse(url, sources[number % len(sources)])
-        while (left := until - asyncio.get_running_loop().time()) > 0:
+        while (remaining := until - asyncio.get_running_loop().time()) > 0:
             with contextlib.suppress(OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-                async with asyncio.timeout(min(_HOLD, left)):
-                    made[kind.__name__] += 1
+                async with asyncio.timeout(min(_HOLD, remaining)):
+                    connections[kind.__name__] += 1
                     await kind(target)
             await asyncio.sleep(0.001)
 
     await asyncio.gather(*(one(n) for n in range(clients)))
-    return made
+    return connections
 
 
 @dataclass
@@ -219,7 +219,7 @@ class Probes:
 
 
 async def probe(target: Target, path: str = "/healthz", timeout: float = 60.0) -> None:
-    """Raises ``OSError``, ``EOFError`` or ``TimeoutError`` where a probe gets no response with status 200."""
+    """Raises ``OSError``, ``EOFError`` or ``TimeoutError`` if a probe gets no response with status 200."""
     async with asyncio.timeout(timeout):
         reader, writer = await target.connect()
         async with _aborting(writer):
@@ -248,7 +248,7 @@ async def probes(target: Target, process: asyncio.subprocess.Process) -> Probes:
 async def attacked(
     url: str, seconds: float, sources: str = "127.0.0.1", kinds: str = ""
 ) -> tuple[Probes, Counter[str]]:
-    """Probes a server from 127.0.0.1 while hostile clients use it. Returns the connections that they made, by kind, as well."""
+    """Probes a server from 127.0.0.1 while hostile clients use it. Also returns the number of their connections by kind."""
     arguments = ["attack", url, "--seconds", str(seconds), "--sources", sources, "--kinds", kinds]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.hostile_clients", *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE
@@ -265,7 +265,7 @@ async def attacked(
 
 @contextlib.asynccontextmanager
 async def webhook(folder: Path, driver: str = "bench.drivers:Idle") -> AsyncIterator[tuple[str, int]]:
-    """The URL and the process id of ``dra webhook``."""
+    """Runs ``dra webhook``, and yields its URL and its process id."""
     folder.mkdir(parents=True, exist_ok=True)
     make_certificate(folder)
     address = f"127.0.0.1:{free_port()}"
@@ -297,7 +297,7 @@ async def webhook(folder: Path, driver: str = "bench.drivers:Idle") -> AsyncIter
 
 
 def memory(pid: int) -> float:
-    """The highest resident memory of a process so far, in MiB."""
+    """Returns the highest resident memory of a process so far, in MiB."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
@@ -315,9 +315,9 @@ async def measure(state: Path, seconds: float) -> bool:
             for name, at, process in (("plugin", plugin.http, plugin.pid), ("webhook", url, pid)):
                 for label, sources in (("the prober's address", "127.0.0.1"), ("50 other addresses", many)):
                     before = memory(process)
-                    found, made = await attacked(at, seconds, sources)
+                    found, connections = await attacked(at, seconds, sources)
                     met = met and not found.errors and max(found.seconds, default=AIM + 1) <= AIM
-                    print(f"{name}, {CLIENTS} clients from {label}, {made.total()} connections: {found}")
+                    print(f"{name}, {CLIENTS} clients from {label}, {connections.total()} connections: {found}")
                     print(f"  highest resident memory: {before:.0f} MiB before, {memory(process):.0f} MiB after")
     print(f"aim, each probe within {AIM:g} s: {'met' if met else 'missed'}")
     return met

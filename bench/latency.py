@@ -29,18 +29,18 @@ CPU_AIM = {("", 1): 4.0, (" with metadata", 32): 50.0}  # milliseconds for a pre
 
 @dataclass(frozen=True)
 class Row:
-    """Medians in milliseconds. ``grpc`` is a call of an empty plugin."""
+    """Medians in milliseconds. ``plugin`` is a call of the measured plugin, ``grpc`` a call of an empty plugin."""
 
     what: str
     claims: int
-    ours: float
+    plugin: float
     floor: float
     grpc: float
     aim: float
 
     @property
     def ratio(self) -> float:
-        return self.ours / (self.floor + self.grpc)
+        return self.plugin / (self.floor + self.grpc)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one warm call of ``claims`` claims. Syncs are None if strace is not installed."""
+    """Counts for one warm call of ``claims`` claims. Syncs are None if strace is not installed."""
 
     claims: int
     connections: int
@@ -111,9 +111,9 @@ def _calls(
     empty: Kubelet,
     first: int,
 ) -> list[tuple[str, Callable[[list[Ref]], Awaitable[None]], list[Ref]]]:
-    """Returns the calls of one round. ``first`` rotates who begins."""
+    """Returns the calls of one round. ``first`` selects the group of calls that comes first."""
     claims = next(iter(plugins.values()))[1]
-    turns = [
+    groups = [
         [
             (f"floor {what}", call, claims)
             for what, call in (("prepare", floor.prepare), ("repeat", floor.repeat), ("unprepare", floor.unprepare))
@@ -122,15 +122,15 @@ def _calls(
     ]
     for name, kubelet in kubelets.items():
         own = plugins[name][1]
-        turns.append(
+        groups.append(
             [
                 (f"prepare{name}", kubelet.prepare, own),
                 (f"repeat{name}", kubelet.prepare, own),
                 (f"unprepare{name}", kubelet.unprepare, own),
             ]
         )
-    first %= len(turns)
-    return [call for turn in turns[first:] + turns[:first] for call in turn]
+    first %= len(groups)
+    return [call for group in groups[first:] + groups[:first] for call in group]
 
 
 async def round_costs(plugins: Mapping[str, tuple[Deployed, list[Ref]]], rounds: int = ROUNDS) -> list[RoundCost]:

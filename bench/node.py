@@ -90,12 +90,12 @@ async def running(
 
 async def allocate(cluster: LocalCluster, driver: str, name: str, device: str) -> tuple[str, str, str]:
     """Creates a claim to which ``device`` is allocated. Returns namespace, name and UID."""
-    (made,) = await cluster.apply(claim(name, ClaimSpec()))
+    (created,) = await cluster.apply(claim(name, ClaimSpec()))
     result = {"request": "device", "driver": driver, "pool": cluster.node.name, "device": device}
     consumer = {"apiGroup": "bench.example.com", "resource": "benches", "name": "bench", "uid": "bench"}
     status: dict[str, Any] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [consumer]}
-    await cluster.client.update(CLAIMS, {**made, "status": status}, "status")
-    return "default", name, made["metadata"]["uid"]
+    await cluster.client.update(CLAIMS, {**created, "status": status}, "status")
+    return "default", name, created["metadata"]["uid"]
 
 
 class Kubelet:
@@ -107,17 +107,19 @@ class Kubelet:
 
     async def prepare(self, claims: list[tuple[str, str, str]]) -> None:
         pb = dra_v1_pb2
-        answer = await self.stub.NodePrepareResources(pb.NodePrepareResourcesRequest(claims=_refs(claims)), timeout=45)
-        for uid, result in answer.claims.items():
+        response = await self.stub.NodePrepareResources(
+            pb.NodePrepareResourcesRequest(claims=_refs(claims)), timeout=45
+        )
+        for uid, result in response.claims.items():
             if result.error or not result.devices:
                 raise RuntimeError(f"prepare of {uid}: {result.error}")
 
     async def unprepare(self, claims: list[tuple[str, str, str]]) -> None:
         pb = dra_v1_pb2
-        answer = await self.stub.NodeUnprepareResources(
+        response = await self.stub.NodeUnprepareResources(
             pb.NodeUnprepareResourcesRequest(claims=_refs(claims)), timeout=45
         )
-        for uid, result in answer.claims.items():
+        for uid, result in response.claims.items():
             if result.error:
                 raise RuntimeError(f"unprepare of {uid}: {result.error}")
 

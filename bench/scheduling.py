@@ -116,9 +116,9 @@ async def _prepare(client: KubeClient, workload: Workload) -> None:
     await client.create(CLASSES, {"metadata": {"name": "bench"}, "spec": {"selectors": selectors}})
     spec = {"devices": {"requests": workload.requests}}
     await client.create(TEMPLATES, {"metadata": {"name": "t"}, "spec": {"spec": spec}}, "default")
-    made = [_node(f"node-{i:03}") for i in range(workload.nodes)]
-    await _at_once([lambda n=n: client.create(NODES, n) for n in made])
-    slices = [s for n in made for s in workload.devices(n["metadata"]["name"])]
+    nodes = [_node(f"node-{i:03}") for i in range(workload.nodes)]
+    await _at_once([lambda n=n: client.create(NODES, n) for n in nodes])
+    slices = [s for n in nodes for s in workload.devices(n["metadata"]["name"])]
     await _at_once([lambda s=s: client.create(SLICES, s) for s in slices])
 
 

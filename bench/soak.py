@@ -27,7 +27,7 @@ from tests.helpers.crash.harness import NodeHarness, node_harness, small_cdi_fol
 from tests.helpers.crash.random_faults import Faults
 
 _CALL = 45.0  # seconds until the kubelet cancels a call; the plugin responds within CALL_TIMEOUT, unless it is stopped
-_SETTLE = 60.0  # seconds after the end of all faults until nothing changes any more
+_SETTLE = 60.0  # seconds from the end of all faults to a stable state
 _ROUNDS = 10  # kills between two checks without faults
 _PODS = 8  # a node with four devices runs two to four of them
 QUICK = {
@@ -44,20 +44,20 @@ QUICK = {
 
 @dataclass
 class Done:
-    """The result. ``longest_answer`` and ``longest_quiet`` are seconds: of one call of the kubelet, and until nothing changed any more."""
+    """The result. ``longest_response`` (of the kubelet's calls) and ``longest_quiet`` (until a stable state) are in seconds."""
 
     kills: int = 0
     pods: int = 0
     seconds: float = 0.0
-    answers: int = 0
-    longest_answer: float = 0.0
+    responses: int = 0
+    longest_response: float = 0.0
     longest_quiet: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
 
     def __str__(self) -> str:
         return (
-            f"{self.kills} kills, {self.pods} pods, {self.seconds:.0f} s; {self.faults.total()} faults; {self.answers} answers, "
-            f"the longest after {self.longest_answer:.1f} s; quiet again after at most {self.longest_quiet:.1f} s"
+            f"{self.kills} kills, {self.pods} pods, {self.seconds:.0f} s; {self.faults.total()} faults; {self.responses} responses, "
+            f"the longest after {self.longest_response:.1f} s; quiet again after at most {self.longest_quiet:.1f} s"
         )
 
 
@@ -83,32 +83,32 @@ async def kills(
         async with node_harness(Path(folder), proxied=faults, call=_CALL) as b, contextlib.AsyncExitStack() as stack:
             if faults and not stack.enter_context(small_cdi_folder(b)) and progress:
                 print("no permission to mount: the driver's process simulates a full CDI folder", flush=True)
-            storm = Faults(b, random.Random(rng.random()))
-            stack.push_async_callback(storm.clear)
+            injector = Faults(b, random.Random(rng.random()))
+            stack.push_async_callback(injector.clear)
             await b.start("plugin-0", **QUICK, **({"POD_UID": _uid(0)} if rolling else {}))
             for n in range(count):
                 if faults:
-                    storm.begin()
-                await _come_and_go(b, rng, done)
-                await _moment(b, rng)
+                    injector.begin()
+                await _create_and_delete_pods(b, rng, done)
+                await _wait_for_random_moment(b, rng)
                 await _replace(b, rng, n, rolling=rolling)
                 done.kills = n + 1
                 if n % _ROUNDS == _ROUNDS - 1 or n == count - 1:
-                    await storm.clear()
+                    await injector.clear()
                     await _settle(b, done)
-                    done.faults, done.seconds = storm.happened, time.monotonic() - started
+                    done.faults, done.seconds = injector.happened, time.monotonic() - started
                     if progress:
                         print(f"{done}; nothing leaked", flush=True)
             for name in _undeleted(b):
                 await b.cluster.client.delete(PODS, name, "default")
-            await b.until("all pods to go", lambda: not b.cluster.api.storage.list("pods"), _SETTLE)
+            await b.until("the deletion of all pods", lambda: not b.cluster.api.storage.list("pods"), _SETTLE)
             await b.until("everything to be free", b.is_empty, _SETTLE)
             _measure(b, done)
     done.seconds = time.monotonic() - started
     return done
 
 
-async def _come_and_go(b: NodeHarness, rng: random.Random, done: Done) -> None:
+async def _create_and_delete_pods(b: NodeHarness, rng: random.Random, done: Done) -> None:
     alive = _undeleted(b)
     for name in rng.sample(alive, min(len(alive), max(rng.randint(0, 3), len(alive) - _PODS))):
         await b.cluster.client.delete(PODS, name, "default")
@@ -117,7 +117,7 @@ async def _come_and_go(b: NodeHarness, rng: random.Random, done: Done) -> None:
         await b.apply_pod(f"p{done.pods}", count=rng.randint(1, 2))
 
 
-async def _moment(b: NodeHarness, rng: random.Random) -> None:
+async def _wait_for_random_moment(b: NodeHarness, rng: random.Random) -> None:
     """Waits for a random moment, or in half of all cases until a prepare or unprepare is in progress."""
     if rng.random() < 0.5:
         with contextlib.suppress(TimeoutError):
@@ -158,33 +158,33 @@ def _undeleted(b: NodeHarness) -> list[str]:
 
 
 async def _settle(b: NodeHarness, done: Done) -> None:
-    """Waits until nothing changes any more. Checks that all records agree and that every pod runs that can."""
+    """Waits for a stable state: all records agree, and every pod runs that can run."""
     began = time.monotonic()
-    why = ""
+    reason = ""
 
     def quiet() -> bool:
-        nonlocal why
+        nonlocal reason
         try:
             b.check_quiet()
         except (AssertionError, RecordsError) as e:
-            why = str(e)
+            reason = str(e)
             return False
-        why = ", ".join([*_moving(b), *b.repair_files()])
-        return not why
+        reason = ", ".join([*_unfinished_pods(b), *b.repair_files()])
+        return not reason
 
     try:
         await b.until("everything to be quiet", quiet, _SETTLE)
     except TimeoutError as e:
-        raise TimeoutError(f"{why}: {e}") from None
+        raise TimeoutError(f"{reason}: {e}") from None
     b.check_quiet()
     done.longest_quiet = max(done.longest_quiet, time.monotonic() - began)
     _measure(b, done)
 
 
-def _moving(b: NodeHarness) -> list[str]:
-    """Returns what has not ended: pods that are being deleted, and pods that could run and do not."""
+def _unfinished_pods(b: NodeHarness) -> list[str]:
+    """Describes each pod that is still being deleted, and each pod that could run but does not."""
     pods = b.cluster.api.storage.list("pods")
-    out = [f"{p['metadata']['name']} is not gone" for p in pods if p["metadata"].get("deletionTimestamp")]
+    out = [f"{p['metadata']['name']} is still being deleted" for p in pods if p["metadata"].get("deletionTimestamp")]
     claims = {o["name"]: c for c in b.cluster.claims() for o in c["metadata"].get("ownerReferences") or []}
     free = 4 - sum(len(_devices(c)) for c in claims.values())
     for pod in pods:
@@ -208,7 +208,7 @@ def _devices(claim: Any) -> list[Any]:
 def _measure(b: NodeHarness, done: Done) -> None:
     """Checks that every call got a response before the kubelet cancelled it, unless the plugin was killed."""
     assert not b.timed_out_calls, b.timed_out_calls
-    done.answers, done.longest_answer = len(b.response_seconds), max(b.response_seconds, default=0.0)
+    done.responses, done.longest_response = len(b.response_seconds), max(b.response_seconds, default=0.0)
 
 
 async def cycles(count: int, state: Path) -> tuple[float, int]:

@@ -282,14 +282,14 @@ _DERIVED_DEFAULTS = {  # defaults that depend on other keys
 
 
 def keys() -> Iterator[str]:
-    for place, meant in _KEYS.items():
+    for place, meanings in _KEYS.items():
         info = msgspec.inspect.type_info(_STRUCTS[place])
         assert isinstance(info, msgspec.inspect.StructType)
         fields = {f.encode_name: f for f in info.fields}
-        assert fields.keys() == meant.keys(), f"{place}: {fields.keys() ^ meant.keys()}"
-        for name, what in meant.items():
+        assert fields.keys() == meanings.keys(), f"{place}: {fields.keys() ^ meanings.keys()}"
+        for name, text in meanings.items():
             path = f"{place}.{name}".lstrip(".").format()
-            field, meaning = fields[name], what.format(speeds=listed(parts.SPEEDS), widths=listed(parts.WIDTHS))
+            field, meaning = fields[name], text.format(speeds=listed(parts.SPEEDS), widths=listed(parts.WIDTHS))
             yield f"| `{path}` | {type_name(field.type)} | {default(path, name, field)} | {meaning} |"
 
 
@@ -365,23 +365,23 @@ def without() -> str:
     """Returns the table of devices that the plugin changes or does not publish while a gate is off, from the plugin's own code."""
 
     def rows() -> Iterator[str]:
-        for gate, what, device in _GATED_DEVICES:
+        for gate, text, device in _GATED_DEVICES:
             assert gate in gated_fields.gates_of(device), (gate, gated_fields.gates_of(device))
             published = gated_fields.without(device, {gate})
             if isinstance(published, str):
                 effect = f"not published: {published.partition(' is off, and ')[2]}"
             else:
                 effect = f"published without {dropped(device, published)}"
-            yield f"| `{gate.value}` | {what} | {effect} |"
+            yield f"| `{gate.value}` | {text} | {effect} |"
 
-        for gate, what, option in _GATED_POOL_OPTIONS:
+        for gate, text, option in _GATED_POOL_OPTIONS:
             of_all = {option: True}
             assert gated_fields.gates_of_options(of_all) == {gate}
             other_pool = gated_fields.options_without(of_all, {gate}, of_this_node=False)
             effect = "the pool is published without it"
             if isinstance(other_pool, str):
                 effect += f"; a pool that does not belong to the plugin's node is not published: {other_pool.partition(' is off, and ')[2]}"
-            yield f"| `{gate.value}` | {what} | {effect} |"
+            yield f"| `{gate.value}` | {text} | {effect} |"
 
     assert {gate for gate, *_ in [*_GATED_DEVICES, *_GATED_POOL_OPTIONS]} == set(gated_fields.Gate)
     return table("| gate | a device with | where the gate is off |", rows())

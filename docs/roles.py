@@ -18,12 +18,12 @@ _DOUBLE = re.compile(r"``([^`]+)``")
 
 class Roles(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        self._written(obj)
+        self._convert(obj)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        self._written(pkg)  # `on_object` is not called for the docstring of the package itself
+        self._convert(pkg)  # `on_object` is not called for the docstring of the package itself
 
-    def _written(self, obj: griffe.Object) -> None:
+    def _convert(self, obj: griffe.Object) -> None:
         if obj.docstring:
             obj.docstring.value = _DOUBLE.sub(r"`\1`", _ROLE.sub(r"`\1`", obj.docstring.value))
 
@@ -33,8 +33,8 @@ class Fixtures(griffe.Extension):
         facade = pkg["testing.facade"]
         for cls in facade.classes.values():
             for name, attribute in list(cls.attributes.items()):
-                if made := _BOTH.fullmatch(str(attribute.value)):
-                    cls.set_member(name, _blocking(name, _method(facade, *made.groups())))
+                if match := _BOTH.fullmatch(str(attribute.value)):
+                    cls.set_member(name, _blocking(name, _method(facade, *match.groups())))
 
 
 def _method(module: griffe.Module, owner: str, name: str) -> griffe.Function:

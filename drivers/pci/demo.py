@@ -82,7 +82,7 @@ class Steps:
         self.why_not = why_not  # why no real container runs; empty if one does
 
     async def hardware(self, functions: list[PciFunction]) -> None:
-        say(2, "What this machine has, and what is published of it")
+        say(2, "PCI functions of this machine, and the published devices")
         published = {d.data.address: d for d in self.plugin.inventory if isinstance(d.data, PciFunction)}
         notes = {a: STYLE.green(f"published as {d.name}") for a, d in published.items()}
         driver: Any = self.plugin.driver
@@ -106,7 +106,7 @@ class Steps:
             raise SystemExit("no function can be published; set PCI_UNSAFE=1 to publish those that the host needs")
 
     async def claim(self) -> None:
-        say(3, "A DeviceClass, a ResourceClaimTemplate and a Pod, as a user gives them to kubectl")
+        say(3, "A DeviceClass, a ResourceClaimTemplate and a Pod, as a user applies them with kubectl")
         for name in ("deploy/deviceclass.yaml", "examples/claimtemplate.yaml", "examples/pod.yaml"):
             for obj in await self.cluster.apply_file(HERE / name):
                 show(f"{obj['kind'].lower()}/{obj['metadata']['name']} created from drivers/pci/{name}")
@@ -124,7 +124,7 @@ class Steps:
         show(json.dumps(json.loads(path.read_text()), indent=2), 5)
 
     async def container(self) -> None:
-        say(4, "What the container gets")
+        say(4, "The device in the container")
         pod = await self.cluster.pod("pci-demo")
         runtime, uid = self.cluster.node.runtime, pod["metadata"]["uid"]
         if self.why_not:
@@ -152,10 +152,10 @@ class Steps:
             "devices held": [d for _, d in await self.plugin.claims.store.held()],
             "claims": self.cluster.claims(),
         }
-        for what, left in checks.items():
-            show(f"{what}: {STYLE.green('none') if not left else STYLE.red(str(left))}")
+        for what, remaining in checks.items():
+            show(f"{what}: {STYLE.green('none') if not remaining else STYLE.red(str(remaining))}")
         if any(checks.values()):
-            raise SystemExit("something was left behind")
+            raise SystemExit("the cleanup is incomplete")
 
     async def _until(self, what: str, check: Callable[[], Any]) -> None:
         async def ask() -> Any:

@@ -1,4 +1,4 @@
-"""Every command, found by walking the parser: help, odd words, documents, exit codes. What one command does is tested elsewhere."""
+"""Tests every command that the parser knows: help, wrong arguments, output documents and exit codes."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
         code = main(words)
     except SystemExit as e:
         code = int(e.code or 0)
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code in MEANINGS
-    return code, told.out, told.err
+    return code, captured.out, captured.err
 
 
 @pytest.mark.cases(36)
 @ALL
 @pytest.mark.parametrize("width", [20, 80, 200])
-def test_help_names_every_option_on_any_width(
+def test_help_lists_every_option_at_any_width(
     command: str, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -64,7 +64,7 @@ def test_help_names_every_option_on_any_width(
 
 @pytest.mark.cases(12)
 @ALL
-def test_an_unknown_option_is_answered_with_the_nearest_and_nothing_is_done(
+def test_an_unknown_option_is_rejected_with_the_nearest_option(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option in [o for a in COMMANDS[command]._actions for o in a.option_strings if len(o) > 5]:
@@ -81,16 +81,14 @@ def test_an_unknown_option_is_answered_with_the_nearest_and_nothing_is_done(
 
 @pytest.mark.cases(12)
 @ALL
-def test_an_abbreviated_option_is_not_guessed_at(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_abbreviated_option_is_rejected(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for option in [o for a in COMMANDS[command]._actions for o in a.option_strings if len(o) > 6]:
         if COMMANDS[command].known(option[:-1]) is None:
             assert run(capsys, *command.split(), option[:-1])[0] == Exit.USAGE
 
 
 @ALL
-def test_a_choice_that_is_none_is_reported_with_those_that_are(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_invalid_choice_is_reported_with_the_valid_choices(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for action in COMMANDS[command]._actions:
         if action.option_strings and action.choices:
             code, out, err = run(capsys, *command.split(), action.option_strings[0], "qqqqqq")
@@ -99,7 +97,7 @@ def test_a_choice_that_is_none_is_reported_with_those_that_are(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ([], "dra: a COMMAND is needed; see dra --help"),
         (["-o", "json", "claims"], "dra: a command precedes its options: did you mean `dra claims -o`?"),
@@ -128,13 +126,13 @@ def test_a_choice_that_is_none_is_reported_with_those_that_are(
         (["simulate", "-f", str(ROOT / "examples"), "--allocatable", "cpu=1"], "dra: --allocatable is for described hosts: add --host and --driver [DRA-E001]"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_the_words_is_one_sentence(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+def test_wrong_arguments_are_reported_in_one_sentence(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(capsys, *words) == (Exit.USAGE, "", f"{said}\n")
+    assert run(capsys, *words) == (Exit.USAGE, "", f"{expected}\n")
 
 
-def test_the_page_and_the_help_have_every_exit_code_and_the_page_every_answer() -> None:
+def test_the_commands_page_has_every_exit_code_and_every_documented_output() -> None:
     assert set(command_reference.SHAPES) == set(WITH_OUTPUT) - {c for c in WITH_OUTPUT if c.startswith("dev ")}
     page = (ROOT / "docs/commands.md").read_text()
     assert page == command_reference.page(), "run `make docs`"
@@ -143,12 +141,12 @@ def test_the_page_and_the_help_have_every_exit_code_and_the_page_every_answer() 
         assert f"| {code.value} | {meaning}".replace("| head", "\\| head") in shown
 
 
-# --- words in any order ---------------------------------------------------------------------------------
+# --- arguments in any order --------------------------------------------------------------------------------
 
 
 @given(st.permutations(["-o json", "--driver-name=x.example.com", "forget", "uid-1", "--yes", "--lock-timeout 1s"]))
-def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
-    """The action precedes the UID. Options come in any order before, between and after them."""
+def test_options_can_be_anywhere_between_positional_arguments(words: list[str]) -> None:
+    """The action precedes the UID. Options can be before, between and after them, in any order."""
     places = iter(["forget", "uid-1"])
     ordered = [next(places) if w in {"forget", "uid-1"} else w for w in words]
     found = COMMANDS["claims"].parse_args(" ".join(ordered).split())
@@ -156,7 +154,7 @@ def test_words_come_in_any_order_that_keeps_places(words: list[str]) -> None:
     assert (found.output, found.driver_name, found.lock_timeout) == ("json", "x.example.com", "1s")
 
 
-def test_after_two_dashes_nothing_is_an_option(
+def test_arguments_after_two_dashes_are_not_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,7 +162,7 @@ def test_after_two_dashes_nothing_is_an_option(
     assert run(capsys, "validate", "--", "-o")[:2] == (0, "ok ConfigMap a (-o:1)\n")
 
 
-def test_a_word_that_begins_with_a_dash_and_a_digit_is_no_option() -> None:
+def test_an_argument_with_a_dash_and_a_digit_is_not_an_option() -> None:
     verb = cli.command_parser("dev write-sysfs").parse_args(["bus/pci/x/label", "-1x", "--node", "-5%"])
     assert (verb.path, verb.text, verb.node) == ("bus/pci/x/label", "-1x", "-5%")
 
@@ -218,7 +216,7 @@ class Colour(StrEnum):
 
 
 @dataclasses.dataclass
-class Odd:
+class Document:
     some_field: Any
     a_map: Any = None
 
@@ -233,21 +231,21 @@ ANYTHING = st.recursive(
     | st.binary()
     | st.just(Colour.RED)
     | st.just(Path("/a")),
-    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner) | st.builds(Odd, inner, inner),
+    lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner) | st.builds(Document, inner, inner),
     max_leaves=10,
 )
 
 
 @given(ANYTHING, st.booleans())
-def test_json_and_yaml_of_anything_state_the_same_and_can_be_read_anywhere(answer: object, unicode: bool) -> None:
-    answer = Odd(answer)
-    plain = output.document(answer)
-    asjson, asyaml = (output.encoded(answer, form, unicode=unicode) for form in ("json", "yaml"))
-    assert json.loads(asjson, parse_constant=pytest.fail) == plain
-    assert yaml.safe_load(asyaml) == plain
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", asjson + asyaml)
+def test_json_and_yaml_of_any_value_are_equal_and_have_no_control_characters(value: object, unicode: bool) -> None:
+    value = Document(value)
+    plain = output.document(value)
+    as_json, as_yaml = (output.encoded(value, form, unicode=unicode) for form in ("json", "yaml"))
+    assert json.loads(as_json, parse_constant=pytest.fail) == plain
+    assert yaml.safe_load(as_yaml) == plain
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", as_json + as_yaml)
     if not unicode:
-        assert (asjson + asyaml).isascii()
+        assert (as_json + as_yaml).isascii()
 
 
 def _manifest(tmp_path: Path, text: str) -> str:
@@ -263,7 +261,7 @@ spec:
   containers: [{name: c, image: x, resources: {claims: [{name: d}]}}]
   resourceClaims: [{name: d, resourceClaimName: none}]
 """
-ANSWERED: dict[str, Callable[[Path], list[str]]] = {
+EXAMPLES: dict[str, Callable[[Path], list[str]]] = {
     "inspect": lambda tmp: ["inspect", "--host", "virtual-machine"],
     "inspect, a driver": lambda tmp: ["inspect", GPU, "--host", "virtual-machine"],
     "validate": lambda tmp: ["validate", _manifest(tmp, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n")],
@@ -280,7 +278,7 @@ ANSWERED: dict[str, Callable[[Path], list[str]]] = {
 
 
 def _records(tmp: Path) -> Path:
-    """A kubelet's folder with an empty journal of records."""
+    """Creates a kubelet's folder with an empty journal of records."""
     from dra_kubeletplugin.claims.store.journal_file import new_header
     from dra_kubeletplugin.claims.store.lines import encode
 
@@ -292,7 +290,7 @@ def _records(tmp: Path) -> Path:
 
 
 def shape(command: str) -> dict[str, Any]:
-    """The JSON Schema of what is documented for a command."""
+    """Returns the JSON Schema of the documented output of a command."""
 
     def renamed(schema: Any) -> Any:
         if isinstance(schema, dict):
@@ -309,37 +307,37 @@ def shape(command: str) -> dict[str, Any]:
     return {"anyOf": [renamed(s) for s in schemas], "$defs": {k: renamed(v) for k, v in components.items()}}
 
 
-@pytest.mark.parametrize("case", ANSWERED)
+@pytest.mark.parametrize("case", EXAMPLES)
 def test_json_and_yaml_have_the_documented_fields_and_the_code_of_the_text(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import jsonschema  # takes a second, which a run without this test saves
+    import jsonschema  # imported here, because the import takes a second
 
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    code, text, _ = run(capsys, *ANSWERED[case](tmp_path))
-    coded, asjson, _ = run(capsys, *ANSWERED[case](tmp_path), "-o", "json")
-    command, *rest = ANSWERED[case](tmp_path)
-    codey, asyaml, _ = run(capsys, command, "-o", "yaml", *rest)
-    assert (coded, codey) == (code, code)
+    code, text, _ = run(capsys, *EXAMPLES[case](tmp_path))
+    code_of_json, as_json, _ = run(capsys, *EXAMPLES[case](tmp_path), "-o", "json")
+    command, *rest = EXAMPLES[case](tmp_path)
+    code_of_yaml, as_yaml, _ = run(capsys, command, "-o", "yaml", *rest)
+    assert (code_of_json, code_of_yaml) == (code, code)
     assert code in {Exit.SUCCESS, Exit.NEGATIVE, Exit.UNKNOWN}
-    document = json.loads(asjson)
+    document = json.loads(as_json)
     jsonschema.validate(document, shape(command))
-    if command not in {"gather", "new"}:  # which name something new each time
-        assert yaml.safe_load(asyaml) == document
+    if command not in {"gather", "new"}:  # these two create something new in each run
+        assert yaml.safe_load(as_yaml) == document
     devices = [d["name"] for pool in document.get("pools", []) for d in pool["devices"]]
     names = devices or [
         o.get("object") or o["address"] for key in ("objects", "functions") for o in document.get(key, [])
     ]
-    assert not [name for name in names if name not in text], "the same is in the text"
+    assert not [name for name in names if name not in text], "the text output has the same names"
 
 
-def test_every_command_with_an_answer_was_asked_for_it() -> None:
-    asked = {case.partition(",")[0] for case in ANSWERED}
-    elsewhere = {
+def test_every_documented_output_is_tested() -> None:
+    tested = {case.partition(",")[0] for case in EXAMPLES}
+    tested_with_a_cluster = {
         "top",
         "cleanup",
-    }  # which need a cluster: tests/cli/top/test_screen.py, tests/plugin/test_node_processes.py
-    assert asked | elsewhere == set(command_reference.SHAPES)
+    }  # in tests/cli/top/test_screen.py and tests/plugin/test_node_processes.py
+    assert tested | tested_with_a_cluster == set(command_reference.SHAPES)
 
 
 # --- processes ------------------------------------------------------------------------------------------
@@ -356,33 +354,33 @@ def dra(
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("form", output.FORMS)
 @pytest.mark.parametrize(
-    ("redirect", "said"),
+    ("redirect", "reason"),
     [(">&-", "Bad file descriptor"), (">/dev/full", "No space left on device")],
     ids=["closed", "full"],
 )
-def test_an_answer_that_cannot_be_written_is_reported(redirect: str, said: str, form: str) -> None:
+def test_output_that_cannot_be_written_is_reported(redirect: str, reason: str, form: str) -> None:
     done = dra("inspect", "--host", "virtual-machine", "-o", form, redirect=redirect)
     assert (done.returncode, done.stdout, done.stderr) == (
         Exit.USAGE,
         "",
-        f"dra: the output cannot be written: {said}\n",
+        f"dra: the output cannot be written: {reason}\n",
     )
 
 
 @pytest.mark.parametrize("words", [["validate", "/no/file"], ["claims"], ["no-command"], ["simulate", "/no/file"]])
-def test_a_fault_that_nobody_can_be_reported_is_in_the_exit_code(words: list[str]) -> None:
+def test_an_error_that_cannot_be_printed_is_in_the_exit_code(words: list[str]) -> None:
     assert dra(*words, redirect=">/dev/null 2>/dev/full").returncode == Exit.USAGE
 
 
 @pytest.mark.parametrize("redirect", ["<&-", "2>&-", "<&- 2>&-"])
-def test_closed_streams_that_are_not_needed_are_not_missed(redirect: str) -> None:
+def test_a_command_works_with_closed_streams_that_it_does_not_need(redirect: str) -> None:
     done = dra("inspect", "--host", "virtual-machine", "-o", "json", redirect=redirect)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["functions"]
 
 
 @pytest.mark.parametrize("form", output.FORMS)
-def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_states_the_same(tmp_path: Path, form: str) -> None:
+def test_an_ascii_terminal_gets_equivalent_ascii_output(tmp_path: Path, form: str) -> None:
     file = _manifest(tmp_path, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: grün}\n")
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = dra("validate", file, "-o", form, **plain)
@@ -391,7 +389,7 @@ def test_a_terminal_that_knows_ascii_alone_gets_ascii_that_states_the_same(tmp_p
         assert yaml.safe_load(done.stdout)["objects"][0]["object"] == "ConfigMap grün"
 
 
-def test_both_modules_are_the_command_and_the_version_is_quick_to_report() -> None:
+def test_both_modules_run_the_command() -> None:
     for words in (["--version"], ["claims", "--help"], ["clams"]):
         one, two = dra(*words), dra(*words, module="dra_kubeletplugin.cli")
         assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)

@@ -1,7 +1,7 @@
-"""Text of users and other drivers reaches a terminal, JSON, YAML, the screen and pages: none of it acts there.
+"""Text of users and other drivers has no effect on a terminal, on the screen, on pages, or on the form of JSON and YAML.
 
-A user who may create claims chooses a selector's literals, annotations and opaque parameters; another driver chooses attributes,
-conditions and network data; whoever sends a file chooses everything in it. The server here validates nothing.
+A user who may create claims chooses selector literals, annotations and opaque parameters. Another driver chooses attributes,
+conditions and network data. The author of a file chooses all of its text. The server in these tests validates nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.analysis.simulation.test_simulate import TEMPLATE, workload
 from tests.helpers.crash.record_stores import DRIVER, append_body, make_record
 
 JSON = dict[str, Any]
-# Colour, title, clear the screen, C1, right-to-left, zero width, lines of its own, markup of rich, HTML, NUL, DEL, tag, wide.
+# Colour, title, clear the screen, C1, right-to-left, zero width, line breaks, markup of rich, HTML, NUL, DEL, tag, wide.
 HOSTILE = (
     "\x1b[31m\x1b]0;t\x07\x9b2J\u202eR\u200b\u2066\ufeff\r\nNEWLINE\tT[red]y[/red]<b>&\x85\u2028\x00\x7f\U000e0041宽"
 )
@@ -46,7 +46,7 @@ STRICT = {"apiVersion", "kind", "resourceVersion", "phase", "effect", "operator"
 
 
 def cluster() -> list[JSON]:
-    """A pod that runs with a device, one that waits for a selector, one whose device is gone, and what was written about them."""
+    """Returns a running pod, a pod whose selector matches no device, a pod that needs nine devices, and their events."""
     selector = {"selectors": [{"cel": {"expression": 'device.attributes["gpu.example.com"].model == "wanted"'}}]}
     running = allocated_claim("has", "a", "g0", users=("runs",))
     data = {"interfaceName": "eth0", "hardwareAddress": "00:00", "ips": ["10.0.0.1/24"]}
@@ -105,7 +105,10 @@ def cluster() -> list[JSON]:
 
 
 def hostile(value: Any, everything: bool, key: str = "") -> Any:
-    """A copy with :data:`HOSTILE` in each text that no server validates; or in ``everything`` but amounts, times and enumerations."""
+    """Returns a copy with :data:`HOSTILE` in each text that no server validates.
+
+    With ``everything``, all texts contain it, except amounts, times and enumerations.
+    """
     if isinstance(value, dict):
         return {k + (HOSTILE.replace("/", "") if everything and key in {"attributes", "annotations"} else ""): hostile(v, everything, k) for k, v in value.items()}  # fmt: skip
     if isinstance(value, list):
@@ -116,16 +119,16 @@ def hostile(value: Any, everything: bool, key: str = "") -> Any:
         if key in FREE:
             return value + HOSTILE
         if everything and key not in STRICT and not value[:1].isdigit():
-            return value + HOSTILE.replace("/", "")  # which no name has
+            return value + HOSTILE.replace("/", "")  # names contain no slash
     return value
 
 
 class Server:
-    """Serves lists of the objects, and the little more that a command asks for, as they are."""
+    """Serves lists of the objects, and the other paths that commands read, without validation."""
 
     def __init__(self, objects: list[JSON], change: Callable[[str], str] = lambda text: text) -> None:
         """Args:
-        change: what becomes of each answer's JSON.
+        change: changes the JSON text of each response.
         """
         lists: dict[str, list[JSON]] = {plural: [] for plural in [*PLURALS.values(), "namespaces"]}
         for obj in objects:
@@ -181,8 +184,8 @@ class Server:
 
 @pytest.fixture(params=["free text", "everything"])
 def objects(request: pytest.FixtureRequest) -> list[JSON]:
-    made: list[JSON] = hostile(cluster(), everything=request.param == "everything")
-    return made
+    result: list[JSON] = hostile(cluster(), everything=request.param == "everything")
+    return result
 
 
 @pytest.fixture
@@ -193,52 +196,52 @@ def kubeconfig(objects: list[JSON], tmp_path: Path) -> Iterator[str]:
         yield str(file)
 
 
-def is_clean(text: str, where: str) -> None:
+def assert_clean(text: str, where: str) -> None:
     found = RAW.search(text) or re.search("^NEWLINE", text, re.MULTILINE)
     assert not found, f"{where}: {text[max(0, found.start() - 80) : found.start() + 40]!r}"
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Runs a command in each form, and returns its text for people."""
+    """Runs a command with each output format, and returns the output in text format."""
     texts = {}
     for form in ("text", "json", "yaml"):
         code = main([*argv, "-o", form])
-        told = capsys.readouterr()
+        captured = capsys.readouterr()
         where = f"dra {' '.join(argv)[:60]} -o {form}"
         assert code in {0, 1, 2, 3}, where
-        assert "Traceback" not in told.err, told.err
-        is_clean(told.out, where)
-        is_clean(told.err, f"{where}, standard error")
-        if told.out and form != "text":
-            assert (json.loads if form == "json" else yaml.safe_load)(told.out) is not None
-        texts[form] = told.out + told.err
+        assert "Traceback" not in captured.err, captured.err
+        assert_clean(captured.out, where)
+        assert_clean(captured.err, f"{where}, standard error")
+        if captured.out and form != "text":
+            assert (json.loads if form == "json" else yaml.safe_load)(captured.out) is not None
+        texts[form] = captured.out + captured.err
     return texts["text"]
 
 
-QUESTIONS = ["explain", "explain pod/p", "explain pod/q", "explain pod/runs", "explain claim/has", "top --once"]
+COMMANDS = ["explain", "explain pod/p", "explain pod/q", "explain pod/runs", "explain claim/has", "top --once"]
 
 
-@pytest.mark.parametrize("words", QUESTIONS)
-def test_what_a_cluster_contains_does_not_act_on_a_terminal(
+@pytest.mark.parametrize("words", COMMANDS)
+def test_hostile_text_of_a_cluster_has_no_effect_on_the_terminal(
     words: str, kubeconfig: str, objects: list[JSON], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = words.split()
     names = [o["metadata"]["name"] for o in objects if o["kind"] == ("Pod" if "pod/" in words else "ResourceClaim")]
-    if len(argv) > 1 and "/" in argv[1]:  # names are hostile as well
+    if len(argv) > 1 and "/" in argv[1]:  # the names contain hostile text too
         argv[1] = next(f"{argv[1].partition('/')[0]}/{n}" for n in names if n.startswith(argv[1].partition("/")[2]))
     namespace = objects[-1]["metadata"]["namespace"]
-    told = run(capsys, *argv, "--kubeconfig", kubeconfig, "-n", namespace)
+    shown = run(capsys, *argv, "--kubeconfig", kubeconfig, "-n", namespace)
     if words in {"explain", "explain pod/p"} or namespace != "default":
-        assert "\ufffd" in told, "nothing of the hostile text is shown: this proves nothing"
+        assert "\ufffd" in shown, "the output contains no hostile text, so the test checks nothing"
 
 
-def test_neither_does_what_is_wrong_with_a_cluster(
+def test_hostile_text_in_findings_of_doctor_has_no_effect_on_the_terminal(
     kubeconfig: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "\ufffd" in run(capsys, "doctor", "--kubeconfig", kubeconfig, "--no-host")
 
 
-def test_files_of_a_stranger_are_explained_simulated_and_validated(
+def test_hostile_files_are_explained_simulated_and_validated_harmlessly(
     objects: list[JSON], tmp_path: Path, capsys: pytest.CaptureFixture[str], kubeconfig: str
 ) -> None:
     snapshot, manifests = tmp_path / "snapshot.json", tmp_path / "manifests.json"
@@ -254,16 +257,18 @@ def test_an_archive_of_a_cluster_has_only_files_below_its_own_folder(
     objects: list[JSON], kubeconfig: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plugin = next(o for o in objects if o["metadata"]["name"].startswith("plugin"))
-    plugin["metadata"]["name"] += "p" * (253 - len(plugin["metadata"]["name"]))  # as long as the API server takes it
+    plugin["metadata"]["name"] += "p" * (
+        253 - len(plugin["metadata"]["name"])
+    )  # the longest name that the API server accepts
     plugin["metadata"]["namespace"] = "n" * 63
     for i, form in enumerate(("text", "json")):
         file = tmp_path / f"gathered-{i}.tar.gz"
         assert main(["gather", str(file), "--kubeconfig", kubeconfig, "--no-host", "-o", form]) == 0
-        told = capsys.readouterr()
-        is_clean(told.out + told.err, "dra gather")
+        captured = capsys.readouterr()
+        assert_clean(captured.out + captured.err, "dra gather")
         with tarfile.open(file) as archive:
             for member in archive.getmembers():
-                is_clean(member.name, "a name in the archive")
+                assert_clean(member.name, "a name in the archive")
                 parts = Path(member.name).parts
                 assert member.isfile()
                 assert parts[0] == f"gathered-{i}"
@@ -273,7 +278,7 @@ def test_an_archive_of_a_cluster_has_only_files_below_its_own_folder(
 
 
 @pytest.mark.parametrize("state", ["Prepared", "Preparing", "Hibernating"])
-def test_records_of_claims_with_hostile_names_and_errors_are_listed_and_forgotten(
+def test_records_with_hostile_names_and_errors_are_printed_harmlessly(
     state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "plugins" / DRIVER
@@ -292,14 +297,14 @@ def test_records_of_claims_with_hostile_names_and_errors_are_listed_and_forgotte
     for name, value in (("KUBELET_ROOT", tmp_path), ("CDI_ROOT", tmp_path / "cdi"), ("DRIVER_NAME", DRIVER)):
         monkeypatch.setenv(name, str(value))
     run(capsys, "claims")
-    assert main(["claims", "forget", "u1"]) == 1  # asks, and nobody is there
-    is_clean(capsys.readouterr().err, "dra claims forget")
+    assert main(["claims", "forget", "u1"]) == 1  # without a terminal, the command cannot ask for confirmation
+    assert_clean(capsys.readouterr().err, "dra claims forget")
 
 
-def test_a_name_that_is_requested_is_shown_harmless(
+def test_a_hostile_name_in_an_argument_is_printed_harmlessly(
     objects: list[JSON], kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", f"pod/{HOSTILE}", "--kubeconfig", kubeconfig]) == 2
-    is_clean(capsys.readouterr().err, "dra explain pod/HOSTILE")
+    assert_clean(capsys.readouterr().err, "dra explain pod/HOSTILE")
     assert main(["explain", f"{HOSTILE}/x", "--kubeconfig", kubeconfig]) == 2
-    is_clean(capsys.readouterr().err, "dra explain HOSTILE/x")
+    assert_clean(capsys.readouterr().err, "dra explain HOSTILE/x")

@@ -1,4 +1,4 @@
-"""``dra dev`` as a user meets it: real processes, a described machine, verbs from another shell."""
+"""Tests ``dra dev`` with real processes, described hosts, and verbs from another process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NEW = {"address": "0000:19:00.0", "vendor": 0x10EE, "device": 0x5000, "class": 0
 
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
-    """Two nodes with a described host each, and a driver on them."""
+    """Runs a driver on two nodes, each with a described host."""
     folder = tmp_path_factory.mktemp("dev")
     (folder / "driver.py").write_text(DRIVER)
     (folder / "host.yaml").write_text(HOST)
@@ -68,7 +68,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
 pytestmark = pytest.mark.kubectl
 
 
-def test_it_reports_where_everything_is(dev: DevProcess) -> None:
+def test_the_output_at_the_start_has_the_paths_of_each_node(dev: DevProcess) -> None:
     for node in ("node-1", "node-2"):
         assert f"{node}: kubelet root {dev.state}/{node}/kubelet" in dev.output
         assert f"is at {dev.state}/{node}/host; `dra dev write-sysfs PATH TEXT` changes its files" in dev.output
@@ -79,7 +79,7 @@ def test_it_reports_where_everything_is(dev: DevProcess) -> None:
     assert dev.kubectl("get", "nodes", "-o", "name").split() == ["node/node-1", "node/node-2"]
 
 
-def test_nobody_else_may_state_what_happens(dev: DevProcess) -> None:
+def test_only_the_user_can_access_the_control_socket(dev: DevProcess) -> None:
     path = dev.state / control.NAME
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o077) == (0o600, 0)
 
@@ -96,7 +96,7 @@ def test_a_function_is_unplugged_and_plugged_in_again(dev: DevProcess) -> None:
     assert (dev.state / "node-1/host/dev/fpga0").exists()
 
 
-def test_a_function_nested_without_end_is_refused_and_the_cluster_goes_on(dev: DevProcess, tmp_path: Path) -> None:
+def test_a_deeply_nested_function_file_is_refused_and_the_cluster_continues(dev: DevProcess, tmp_path: Path) -> None:
     (tmp_path / "deep.yaml").write_text("? " * 100_000)
     assert "nested too deeply" in dev.verb("plug-function", "--node", "node-1", str(tmp_path / "deep.yaml"))
     assert dev.verb("status")["nodes"]
@@ -106,7 +106,9 @@ def test_a_new_function_is_plugged_in_from_a_file(dev: DevProcess, tmp_path: Pat
     (tmp_path / "new.yaml").write_text(json.dumps(NEW))
     dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))
     block_until(lambda: "pci-0000-19-00-0" in dev.devices("node-2"))
-    assert "0000:19:00.0" in dev.verb("plug-function", "--node", "node-2", str(tmp_path / "new.yaml"))  # it is there
+    assert "0000:19:00.0" in dev.verb(
+        "plug-function", "--node", "node-2", str(tmp_path / "new.yaml")
+    )  # it already exists
     assert "neither a function that was unplugged" in dev.verb("plug-function", "--node", "node-2", "0000:99:00.0")
     assert "0000:19:00.0 is already present" in dev.verb("plug-function", "--node", "node-2", "0000:19:00.0")
     dev.verb("unplug-function", "--node", "node-2", "0000:19:00.0")
@@ -120,7 +122,7 @@ def test_a_verb_for_hardware_acts_on_all_nodes(dev: DevProcess) -> None:
         assert (dev.state / node / "host" / file).read_text().strip() == "fpga"
 
 
-def test_health_is_what_the_verb_states_until_it_is_reported_again(dev: DevProcess) -> None:
+def test_set_health_applies_until_it_is_set_to_reported(dev: DevProcess) -> None:
     where = ("--node", "node-1", "pci-0000-17-00-0")
     dev.verb("set-health", *where, "unhealthy", "--effect", "NoExecute", "--message", "too hot")
     block_until(lambda: [t["effect"] for t in dev.devices()["pci-0000-17-00-0"].get("taints", [])] == ["NoExecute"])
@@ -134,7 +136,7 @@ def test_health_is_what_the_verb_states_until_it_is_reported_again(dev: DevProce
     block_until(lambda: "taints" not in dev.devices()["pci-0000-17-00-0"])
 
 
-def test_a_killed_driver_comes_back_and_its_slices_stay(dev: DevProcess) -> None:
+def test_a_killed_driver_is_restarted_and_its_slices_stay(dev: DevProcess) -> None:
     before = dev.driver()
     assert (
         "killed"
@@ -145,7 +147,7 @@ def test_a_killed_driver_comes_back_and_its_slices_stay(dev: DevProcess) -> None
     assert len(dev.devices()) == 2
 
 
-def test_a_driver_that_dies_by_itself_is_started_again(dev: DevProcess) -> None:
+def test_a_driver_that_ends_unexpectedly_is_restarted(dev: DevProcess) -> None:
     before = dev.driver("node-2")
     os.kill(before["pid"], signal.SIGKILL)
     # The process has no pid between its end and the moment when `dra dev` notices it.
@@ -153,7 +155,7 @@ def test_a_driver_that_dies_by_itself_is_started_again(dev: DevProcess) -> None:
     assert "ended with signal SIGKILL" in dev.log()
 
 
-def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: DevProcess) -> None:
+def test_an_upgrade_replaces_the_process_but_not_the_slices(dev: DevProcess) -> None:
     pids = {p: dev.driver(p)["pid"] for p in ("node-1", "node-2")}
     names = dev.kubectl("get", "resourceslices", "-o", "name")
     dev.verb("upgrade-driver", "--node", "all")
@@ -162,17 +164,17 @@ def test_an_upgrade_replaces_the_process_and_not_the_slices(dev: DevProcess) -> 
 
 
 @pytest.mark.full
-def test_a_changed_file_is_run_and_a_broken_one_is_reported(dev: DevProcess) -> None:
+def test_a_changed_driver_file_is_reloaded_and_a_broken_file_is_reported(dev: DevProcess) -> None:
 
     def write(text: str) -> None:
-        """In one step: what is half written when somebody looks would be one change more."""
+        """Replaces the file in one step, because a partly written file would count as another change."""
         (dev.folder / "next").write_text(text)
         (dev.folder / "next").replace(dev.folder / "driver.py")
 
     def published(version: str) -> None:
-        wanted = {"string": version}
+        expected = {"string": version}
         for node in ("node-1", "node-2"):
-            block_until(lambda node=node: dev.devices(node)["pci-0000-17-00-0"]["attributes"]["version"] == wanted)
+            block_until(lambda node=node: dev.devices(node)["pci-0000-17-00-0"]["attributes"]["version"] == expected)
             block_until(lambda node=node: dev.driver(node)["phase"] == "ready")
 
     write(DRIVER.replace('"one"', '"two"'))
@@ -181,12 +183,12 @@ def test_a_changed_file_is_run_and_a_broken_one_is_reported(dev: DevProcess) -> 
     write("this is no Python")
     block_until(lambda: dev.log().count("SyntaxError") >= 2)
     block_until(lambda: dev.driver()["phase"] == "ready")
-    assert dev.driver()["pid"] == pid, "the one before goes on"
+    assert dev.driver()["pid"] == pid, "the previous process continues"
     write(DRIVER)
     published("one")
 
 
-def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: DevProcess) -> None:
+def test_a_reboot_changes_the_boot_id_and_restarts_the_driver(dev: DevProcess) -> None:
     from dra_kubeletplugin.host import Host
 
     sysfs = dev.state / "node-1/host"
@@ -198,19 +200,21 @@ def test_a_reboot_gives_a_new_boot_and_everything_comes_back(dev: DevProcess) ->
     block_until(lambda: len(dev.devices()) == 2)
 
 
-def test_a_kubelet_is_restarted_and_finds_its_plugins(dev: DevProcess) -> None:
+def test_a_restarted_kubelet_registers_its_plugins_again(dev: DevProcess) -> None:
     dev.verb("restart-kubelet", "--node", "all", "--down-for", "0.05")
     block_until(lambda: [n["registered"] for n in dev.verb("status")["nodes"]] == [{"fpga.example.com": 1}] * 2)
     block_until(lambda: len(dev.devices()) == 2)
 
 
-def test_the_api_server_fails_as_it_is_reported(dev: DevProcess) -> None:
+def test_injected_faults_of_the_api_server_are_in_the_status(dev: DevProcess) -> None:
     dev.verb("cut-connections")
     dev.verb("drop-fields", "taints")
     dev.verb("api-conflicts", "1000")
     dev.verb("api-delay", "0.01")
     faults = dev.verb("status")["faults"]
-    assert 0 < faults.pop("conflicts") <= 1000, "who writes meanwhile, a kubelet its lease say, has met some"
+    assert 0 < faults.pop("conflicts") <= 1000, (
+        "other writers, such as a kubelet with its lease, can use up some conflicts"
+    )
     assert faults == {"droppedFields": ["taints"], "delay": 0.01}
     dev.verb("drop-fields")
     dev.verb("api-conflicts", "0")
@@ -225,7 +229,7 @@ def test_the_api_server_fails_as_it_is_reported(dev: DevProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "expected"),
     [
         (["restart-kubelet"], "which node? Give --node with one of node-1, node-2, or all"),
         (["kill-driver", "--node", "node-3"], "no node 'node-3', did you mean 'node-"),
@@ -243,11 +247,11 @@ def test_the_api_server_fails_as_it_is_reported(dev: DevProcess) -> None:
         (["api-delay", "--", "-1"], "must be from 0 to"),
         (["api-outage", "1e9"], "must be from 0 to"),
         (["api-throttling", "--", "-1"], "must be from 0 to"),
-        (["exit-container", "nobody"], 'pods "nobody" not found'),
+        (["exit-container", "missing"], 'pods "missing" not found'),
     ],
 )
-def test_a_verb_that_cannot_be_done_reports_why(dev: DevProcess, args: list[str], says: str) -> None:
-    assert says in dev.verb(*args)
+def test_a_verb_that_fails_reports_the_reason(dev: DevProcess, args: list[str], expected: str) -> None:
+    assert expected in dev.verb(*args)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +266,7 @@ def test_a_verb_that_cannot_be_done_reports_why(dev: DevProcess, args: list[str]
         b"\xff" * 2_000_000,
     ],
 )
-def test_no_request_ends_the_control_socket(dev: DevProcess, request_: bytes) -> None:
+def test_malformed_requests_do_not_stop_the_control_socket(dev: DevProcess, request_: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(dev.state / control.NAME))
         with contextlib.suppress(OSError):
@@ -274,13 +278,13 @@ def test_no_request_ends_the_control_socket(dev: DevProcess, request_: bytes) ->
     assert dev.verb("status")["faults"] == {}
 
 
-def test_the_cluster_that_is_meant_is_known_by_its_kubeconfig(dev: DevProcess) -> None:
+def test_status_finds_the_cluster_by_its_kubeconfig(dev: DevProcess) -> None:
     assert f"state       {dev.state}" in run_dev_command("status", KUBECONFIG=dev.kubeconfig).stdout
     done = run_dev_command("status", "--state-dir", "/nowhere")
     assert (done.returncode, "no `dra dev` responds at /nowhere/control.sock" in done.stderr) == (2, True)
 
 
-def test_every_verb_is_offered_and_has_help() -> None:
+def test_every_verb_is_in_the_help_and_on_the_page() -> None:
     shown = "".join(run_dev_command("--help").stdout.split())
     assert all(verb in shown for verb in VERBS)
     assert "--effect" in run_dev_command("set-health", "--help").stdout
@@ -288,23 +292,23 @@ def test_every_verb_is_offered_and_has_help() -> None:
     assert all(f"`{verb}" in page for verb in VERBS)
 
 
-# --- clusters of their own --------------------------------------------------------------------------------
+# --- separate clusters ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder with a name that leaves room for sockets."""
+    """A folder with a path that is short enough for sockets in it."""
     with tempfile.TemporaryDirectory(prefix="dt-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.mark.full
-def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short: Path) -> None:
+def test_an_external_driver_registers_and_kill_driver_refuses_to_kill_it(short: Path) -> None:
     with run_dev(short, "--state-dir", str(short / "s")) as dev:
         assert "A driver in any language registers in a node's kubelet root" in dev.output
         (node,) = dev.verb("status")["nodes"]
         assert dev.verb("reboot-node") == {"nodes": [node["name"]], "sameBootId": [node["name"]]}, (
-            "this machine stays up"
+            "this machine was not rebooted, so its boot id stays the same"
         )
         env = {
             "NODE_NAME": node["name"],
@@ -325,10 +329,10 @@ def test_a_driver_that_somebody_else_starts_registers_and_ends_with_nobody(short
             driver.wait(60)
         assert dev.verb("stop") == {}
         assert dev.process.wait(60) == 0
-    assert (short / "s/kubeconfig").exists(), "--state-dir keeps it"
+    assert (short / "s/kubeconfig").exists(), "files in --state-dir stay"
 
 
-def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(short: Path) -> None:
+def test_several_drivers_run_in_one_cluster_and_end_when_it_is_killed(short: Path) -> None:
     (short / "driver.py").write_text(DRIVER)
     with run_dev(
         short, GPU, str(short / "driver.py"), "--state-dir", str(short / "s"), "--host", "virtual-machine"
@@ -346,10 +350,10 @@ def test_several_drivers_run_beside_each_other_and_end_with_a_killed_cluster(sho
 
 
 @pytest.mark.full
-def test_a_controller_runs_beside_its_plugins(short: Path) -> None:
+def test_a_controller_publishes_slices_and_is_restarted(short: Path) -> None:
     with run_dev(short, "drivers/fabric_example", "--controller", "--state-dir", str(short / "s")) as dev:
         assert dev.driver("controller")["phase"] == "ready"
-        assert "--host gives" not in dev.output, "no machine would have what is of no node"
+        assert "finds no devices" not in dev.output, "the controller publishes the devices, so the plugins need no hint"
         block_until(
             lambda: any(
                 not s["spec"].get("nodeName")
@@ -369,7 +373,7 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "expected"),
     [
         ([GPU, "--api-address", "nonsense"], "--api-address 'nonsense' is not HOST:PORT"),
         ([GPU, "--api-address", "127.0.0.1:99999"], "is not HOST:PORT"),
@@ -401,8 +405,8 @@ def _alive(pid: int) -> bool:
         ([GPU, "--health-interval", "soon"], "'soon' is not a duration"),
     ],
 )
-def test_what_a_user_gets_wrong_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], says: str
+def test_invalid_arguments_are_reported_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], expected: str
 ) -> None:
     files = {
         "broken": "kind: Pod\nmetadata: {name: [}\n",
@@ -413,14 +417,14 @@ def test_what_a_user_gets_wrong_is_one_sentence(
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    given = [a.replace("{", f"{tmp_path}/").replace("}", "") for a in args]
-    code = cli.main(["dev", *given])
-    told = capsys.readouterr().err
-    assert (code, says in told, "Traceback" in told) == (2, True, False), told
+    arguments = [a.replace("{", f"{tmp_path}/").replace("}", "") for a in args]
+    code = cli.main(["dev", *arguments])
+    error = capsys.readouterr().err
+    assert (code, expected in error, "Traceback" in error) == (2, True, False), error
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "expected"),
     [
         (["--kubernetes", "1.33"], "Kubernetes '1.33' is not supported: use one of 1.34, 1.35, 1.36, 1.37"),
         (["--feature-gates", "DRADeviceTaint=true"], "did you mean DRADeviceTaints?"),
@@ -432,16 +436,16 @@ def test_what_a_user_gets_wrong_is_one_sentence(
         (["--runtime-config", "resource.k8s.io/v2=true"], "runtime config 'resource.k8s.io/v2' is not supported"),
     ],
 )
-def test_a_release_or_gate_that_cannot_be_had_is_reported_in_a_sentence(
-    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+def test_an_unsupported_release_or_gate_is_reported_without_a_traceback(
+    args: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = cli.main(["dev", *args])
-    told = capsys.readouterr().err
-    assert (code, says in told, "Traceback" in told) == (2, True, False), told
+    error = capsys.readouterr().err
+    assert (code, expected in error, "Traceback" in error) == (2, True, False), error
 
 
 @pytest.mark.full
-def test_it_behaves_as_the_release_that_is_requested(tmp_path: Path) -> None:
+def test_the_api_server_behaves_as_the_requested_release(tmp_path: Path) -> None:
     gates = ("--feature-gates", "DRADeviceTaints=true", "--feature-gates", "DRAExtendedResource=true")
     with run_dev(tmp_path, "--kubernetes", "1.34", *gates, "--runtime-config", "resource.k8s.io/v1beta1=true") as dev:
         assert "as Kubernetes v1.34." in dev.output
@@ -454,7 +458,7 @@ def test_it_behaves_as_the_release_that_is_requested(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_driver_that_does_not_come_up_is_reported_with_its_last_words(tmp_path: Path) -> None:
+def test_a_driver_that_fails_to_start_is_reported_with_its_error(tmp_path: Path) -> None:
     (tmp_path / "driver.py").write_text(DRIVER + "\n    def start(self):\n        raise RuntimeError('no licence')\n")
     done = run_dev_command(str(tmp_path / "driver.py"))
     assert done.returncode == 2
@@ -462,13 +466,13 @@ def test_a_driver_that_does_not_come_up_is_reported_with_its_last_words(tmp_path
     assert done.stderr.splitlines()[-1].startswith(last)
 
 
-def test_a_function_is_reported_as_it_was_described(tmp_path: Path) -> None:
+def test_a_removed_function_can_be_added_again_unchanged(tmp_path: Path) -> None:
     described.build(tmp_path, {"functions": [NEW]})
-    given = described.function(tmp_path, "0000:19:00.0")
-    assert given is not None
+    function = described.function(tmp_path, "0000:19:00.0")
+    assert function is not None
     described.remove_function(tmp_path, "0000:19:00.0")
-    described.add_function(tmp_path, given)
-    assert described.function(tmp_path, "0000:19:00.0") == given
+    described.add_function(tmp_path, function)
+    assert described.function(tmp_path, "0000:19:00.0") == function
 
 
 FAULTY = """
@@ -482,7 +486,7 @@ async def fails(self):
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(run(self))
         await self.wait_ready()
-        raise RuntimeError("a fault of ours")
+        raise RuntimeError("an injected fault")
 
 Scheduler.run = fails
 sys.exit(cli.main(["dev"]))
@@ -490,9 +494,9 @@ sys.exit(cli.main(["dev"]))
 
 
 @pytest.mark.full
-def test_the_end_of_a_component_ends_the_command_with_its_name_last_and_no_success() -> None:
+def test_a_failed_component_ends_the_command_with_an_error_that_names_it() -> None:
     argv = [sys.executable, "-c", FAULTY]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 1
     assert "ComponentEnded: scheduler failed: " in done.stderr.splitlines()[-1]
-    assert "a fault of ours" in done.stderr
+    assert "an injected fault" in done.stderr

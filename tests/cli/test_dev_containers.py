@@ -1,4 +1,4 @@
-"""What pods of ``dra dev`` do: really run, with --containers, or say what they would have run with."""
+"""Tests pods of ``dra dev``: real containers with --containers, and simulated containers without it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def pod(name: str, script: str, *, restart: str = "Never", image: str = "busybox
     container = {"name": "main", "image": image, "command": ["sh", "-c", script]}
     container["resources"] = {"claims": [{"name": "gpu"}]}  # type: ignore[assignment]
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
-    stdin = {
+    defaults = {
         "restartPolicy": restart,
         "containers": [container],
         "resourceClaims": claims,
         "terminationGracePeriodSeconds": 1,
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": stdin | spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": defaults | spec}
 
 
 def apply(dev: DevProcess, *objects: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevProcess]:
 
 
 @pytest.mark.runc
-def test_a_pod_runs_with_its_device_ends_and_frees_it(real: DevProcess) -> None:
+def test_a_pod_runs_with_its_device_and_releases_it_at_its_end(real: DevProcess) -> None:
     script = "env | grep -c ^GPU_DEVICE_; echo why > /dev/termination-log"
     apply(real, pod("once", script))
     ended = reached(real, "once", "Succeeded")["containerStatuses"][0]["state"]["terminated"]
@@ -85,14 +85,14 @@ def test_a_pod_runs_with_its_device_ends_and_frees_it(real: DevProcess) -> None:
 
 
 @pytest.mark.runc
-def test_a_container_that_fails_is_restarted_where_the_policy_reports_it(real: DevProcess) -> None:
+def test_a_failed_container_is_restarted_if_the_restart_policy_requires_it(real: DevProcess) -> None:
     apply(real, pod("again", "cat /proc/sys/kernel/random/uuid; exit 3", restart="OnFailure"), pod("failed", "exit 4"))
     assert reached(real, "failed", "Failed")["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 4
     block_until(lambda: main(real, "again")["restartCount"] >= 1 and "waiting" in main(real, "again")["state"])
     assert main(real, "again")["lastState"]["terminated"]["exitCode"] == 3
 
     def both() -> bool:
-        """It goes on to be restarted, perhaps between the two questions."""
+        """Compares both logs. The container can be restarted between the two calls, so a wait repeats the comparison."""
         last, before = (real.kubectl("logs", "again", *options) for options in ((), ("--previous",)))
         return len(last) == len(before) == 37 and last != before
 
@@ -101,16 +101,16 @@ def test_a_container_that_fails_is_restarted_where_the_policy_reports_it(real: D
 
 
 @pytest.mark.runc
-def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_them(real: DevProcess) -> None:
+def test_init_containers_end_before_the_main_container_starts_and_exec_works(real: DevProcess) -> None:
     init = {"name": "first", "image": "busybox", "command": ["sh", "-c", "echo first > /data/order"]}
     mounts = [{"name": "data", "mountPath": "/data"}]
-    stdin = pod("order", "echo second >> /data/order; trap 'exit 0' TERM; while :; do sleep 0.05; done")
-    stdin["spec"]["containers"][0]["volumeMounts"] = mounts
-    stdin["spec"] |= {
+    manifest = pod("order", "echo second >> /data/order; trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    manifest["spec"]["containers"][0]["volumeMounts"] = mounts
+    manifest["spec"] |= {
         "initContainers": [init | {"volumeMounts": mounts}],
         "volumes": [{"name": "data", "emptyDir": {}}],
     }
-    apply(real, stdin)
+    apply(real, manifest)
     reached(real, "order", "Running")
     block_until(lambda: real.kubectl("exec", "order", "--", "cat", "/data/order") == "first\nsecond\n")
     assert "gpu-" in real.kubectl("exec", "order", "--", "env")
@@ -120,7 +120,7 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
 
 @pytest.mark.runc
 @pytest.mark.parametrize(
-    ("name", "spec", "says"),
+    ("name", "spec", "expected"),
     [
         (
             "path",
@@ -131,24 +131,24 @@ def test_init_containers_end_before_the_others_start_and_a_command_runs_beside_t
         ("image", {}, 'image "nowhere/image:1" is not on this machine'),
     ],
 )
-def test_what_a_pod_does_not_get_is_reported_in_its_events(
-    real: DevProcess, name: str, spec: dict[str, Any], says: str
+def test_unsupported_settings_of_a_pod_are_reported_in_its_events(
+    real: DevProcess, name: str, spec: dict[str, Any], expected: str
 ) -> None:
-    stdin = pod(name, "true", image="nowhere/image:1" if name == "image" else "busybox", **spec)
+    manifest = pod(name, "true", image="nowhere/image:1" if name == "image" else "busybox", **spec)
     if "volumes" in spec:
-        stdin["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/host"}]
-    apply(real, stdin)
-    block_until(lambda: says in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
+        manifest["spec"]["containers"][0]["volumeMounts"] = [{"name": "v", "mountPath": "/host"}]
+    apply(real, manifest)
+    block_until(lambda: expected in real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
     assert status(real, name)["phase"] == "Pending"
     assert "started" not in json.dumps(real.kubectl("get", "events", "--field-selector", f"involvedObject.name={name}"))
     real.kubectl("delete", "pod", name)
 
 
 @pytest.mark.runc
-def test_a_privileged_pod_does_not_run(real: DevProcess) -> None:
-    stdin = pod("root", "true")
-    stdin["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-    apply(real, stdin)
+def test_a_privileged_pod_is_not_started(real: DevProcess) -> None:
+    manifest = pod("root", "true")
+    manifest["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    apply(real, manifest)
     block_until(
         lambda: "refuses privileged" in real.kubectl("get", "events", "--field-selector", "involvedObject.name=root")
     )
@@ -170,7 +170,7 @@ def test_a_rebooted_node_runs_its_pods_again(real: DevProcess) -> None:
 # --- simulated --------------------------------------------------------------------------------------------
 
 
-def test_a_simulated_pod_reports_it_and_its_log_shows_what_was_injected(simulated: DevProcess) -> None:
+def test_the_log_of_a_simulated_pod_shows_the_injected_environment(simulated: DevProcess) -> None:
     apply(simulated, pod("server", "serve", restart="Always"))
     reached(simulated, "server", "Running")
     log = simulated.kubectl("logs", "server")
@@ -184,7 +184,7 @@ def test_a_simulated_pod_reports_it_and_its_log_shows_what_was_injected(simulate
     simulated.kubectl("delete", "pod", "server")
 
 
-def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: DevProcess) -> None:
+def test_simulated_pods_end_as_their_annotations_specify(simulated: DevProcess) -> None:
     prefix = "simulated.dra-kubeletplugin.dev"
     quick, failing = pod("quick", "nvidia-smi"), pod("failing", "train", restart="OnFailure")
     quick["metadata"]["annotations"] = {f"{prefix}/duration": "10ms"}
@@ -197,9 +197,9 @@ def test_a_simulated_pod_that_is_to_end_ends_as_it_is_annotated(simulated: DevPr
 
 
 def job(name: str, command: list[str], annotations: dict[str, str] | None = None) -> dict[str, Any]:
-    stdin = pod(name, "")["spec"] | {"restartPolicy": "Never"}
-    stdin["containers"][0]["command"] = command
-    template = {"metadata": {"annotations": annotations or {}}, "spec": stdin}
+    pod_spec = pod(name, "")["spec"] | {"restartPolicy": "Never"}
+    pod_spec["containers"][0]["command"] = command
+    template = {"metadata": {"annotations": annotations or {}}, "spec": pod_spec}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -32,19 +32,19 @@ OBJECT = {"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}}
 LIST = {"metadata": {"resourceVersion": "1"}, "items": [OBJECT]}
 
 
-def answer(body: Any = None, status: int = 200, **headers: str) -> HttpResponse:
+def response_of(body: Any = None, status: int = 200, **headers: str) -> HttpResponse:
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     return HttpResponse(status, {k.replace("_", "-").encode(): v.encode() for k, v in headers.items()}, data)
 
 
-class Sent:
-    """A transport that remembers requests, and gives the answers one after the other, the last one for ever."""
+class StubTransport:
+    """A transport that records requests and returns ``responses`` in order. It repeats the last response."""
 
     server = "http://server"
     load = "the load"
 
     def __init__(self) -> None:
-        self.answers: list[HttpResponse] = [answer(OBJECT)]
+        self.responses: list[HttpResponse] = [response_of(OBJECT)]
         self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
         self.done: list[str] = []
         self.slept: list[float] = []
@@ -52,7 +52,7 @@ class Sent:
         self.closed_lines = False
 
     def _next(self) -> HttpResponse:
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        return self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
 
     async def request(self, method: str, target: str, headers: dict[str, str], body: bytes = b"") -> HttpResponse:
         self.requests.append((method, target, dict(headers), body))
@@ -94,8 +94,8 @@ class StubCredentials(Credentials):
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    transport = Sent()
+def sent(monkeypatch: pytest.MonkeyPatch) -> StubTransport:
+    transport = StubTransport()
 
     async def sleep(seconds: float) -> None:
         transport.slept.append(seconds)
@@ -111,7 +111,7 @@ def client(*headers: str, **more: Any) -> KubeClient:
     return KubeClient(ApiConfig("http://server", credentials=StubCredentials(*headers)), **more)
 
 
-# --- what is sent -------------------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_paths(resource: Resource, place: tuple[str, ...], path: str) -> None:
     assert resource.path(*place) == path
 
 
-def test_versions_as_objects_name_them() -> None:
+def test_the_api_version_of_a_resource_contains_group_and_version() -> None:
     assert (CLAIMS.api_version, PODS.api_version) == ("resource.k8s.io/v1", "v1")
     assert not Resource("g", "v", "p").namespaced
 
@@ -168,11 +168,11 @@ OPTIONS = {"kind": "DeleteOptions", "apiVersion": "v1"}
         (lambda c: c.call("POST", "/x", [], content_type="a/b"), "POST", "/x", "a/b", []),
     ],
 )  # fmt: skip
-async def test_each_call_s_request(
-    do: Callable[[KubeClient], Any], method: str, target: str, kind: str, body: Any, sent: Sent
+async def test_each_call_sends_the_expected_request(
+    do: Callable[[KubeClient], Any], method: str, target: str, kind: str, body: Any, sent: StubTransport
 ) -> None:
     if "list" in do.__code__.co_names or "page" in do.__code__.co_names:
-        sent.answers = [answer(LIST)]
+        sent.responses = [response_of(LIST)]
     found = await do(client("Bearer t"))
     assert found if isinstance(found, dict) else found.items
     ((m, t, headers, data),) = sent.requests
@@ -190,17 +190,17 @@ async def test_headers_follow_the_credentials() -> None:
         seen.append([(await c.headers()).get("Authorization") for _ in range(2)])
         credentials.rejected()
     assert seen == [["Bearer a"] * 2, ["Bearer b"] * 2, [None, None]]
-    assert await c.headers() is await c.headers(), "the same object, which is made into bytes once"
+    assert await c.headers() is await c.headers(), "the same object, so that the headers are encoded once"
     await c.close()
 
 
-async def test_a_client_closes_what_it_has_opened(sent: Sent) -> None:
+async def test_a_client_closes_its_transport(sent: StubTransport) -> None:
     async with client():
         pass
     assert sent.done == ["closed"]
 
 
-async def test_a_question_for_versions_ends_with_the_client(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_the_client_ends_a_version_request(sent: StubTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*args: Any) -> HttpResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -216,12 +216,12 @@ async def test_a_question_for_versions_ends_with_the_client(sent: Sent, monkeypa
             await waiting
 
 
-# --- what is sent again -------------------------------------------------------------------------------------
+# --- retries ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_wait_that_the_server_requests_is_waited_four_times(status: int, sent: Sent) -> None:
-    sent.answers = [answer({}, status, retry_after="2")]
+async def test_the_client_retries_four_times_after_the_requested_wait(status: int, sent: StubTransport) -> None:
+    sent.responses = [response_of({}, status, retry_after="2")]
     with pytest.raises(ApiError) as e:
         await client(timeout=1000).call("GET", "/x")
     assert e.value.status == status
@@ -230,11 +230,13 @@ async def test_a_wait_that_the_server_requests_is_waited_four_times(status: int,
 
 
 @pytest.mark.parametrize(
-    ("group_requests", "waited"),
+    ("retry_after", "waited"),
     [("0", 0.0), ("1.5", 1.5), ("30", 30.0), ("31", 30.0), ("1e9", 30.0), ("-1", 1.0), ("Wed, 21 Oct 2015", 1.0), ("nan", 1.0)],
 )  # fmt: skip
-async def test_how_long_is_waited(group_requests: str, waited: float, sent: Sent) -> None:
-    sent.answers = [answer({}, 429, retry_after=group_requests), answer(OBJECT)]
+async def test_the_wait_before_a_retry_follows_retry_after(
+    retry_after: str, waited: float, sent: StubTransport
+) -> None:
+    sent.responses = [response_of({}, 429, retry_after=retry_after), response_of(OBJECT)]
     await client(timeout=1000).call("GET", "/x")
     assert sent.slept == [waited]
 
@@ -242,44 +244,48 @@ async def test_how_long_is_waited(group_requests: str, waited: float, sent: Sent
 @pytest.mark.parametrize(
     ("status", "headers"), [(429, {}), (503, {}), (500, {"retry_after": "1"}), (409, {"retry_after": "1"})]
 )
-async def test_without_a_wait_nothing_is_sent_again(status: int, headers: dict[str, str], sent: Sent) -> None:
-    sent.answers = [answer({}, status, **headers)]
+async def test_other_errors_are_not_retried(status: int, headers: dict[str, str], sent: StubTransport) -> None:
+    sent.responses = [response_of({}, status, **headers)]
     with pytest.raises(ApiError):
         await client().call("GET", "/x")
     assert (len(sent.requests), sent.slept) == (1, [])
 
 
 @pytest.mark.parametrize(("timeout", "requests"), [(5, 1), (60, 2)])
-async def test_a_wait_beyond_the_time_of_the_call_is_an_answer_now(timeout: float, requests: int, sent: Sent) -> None:
-    sent.answers = [answer({"message": "busy"}, 429, retry_after="10"), answer(OBJECT)]
+async def test_a_wait_longer_than_the_timeout_is_an_error_at_once(
+    timeout: float, requests: int, sent: StubTransport
+) -> None:
+    sent.responses = [response_of({"message": "busy"}, 429, retry_after="10"), response_of(OBJECT)]
     with pytest.raises(ApiError, match="busy") if requests == 1 else contextlib.nullcontext():
         await client(timeout=7).call("GET", "/x", timeout=timeout)
     assert len(sent.requests) == requests
 
 
-async def test_a_401_is_retried_once_with_credentials_read_again(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent.answers = [answer({}, 401), answer(OBJECT)]
+async def test_a_401_is_retried_once_with_new_credentials(sent: StubTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent.responses = [response_of({}, 401), response_of(OBJECT)]
     c = client("old", "new")
     monkeypatch.setattr(c.config.tls, "rejected", lambda: sent.done.append("certificates read again"))
     await c.call("GET", "/x")
     assert sent.done.pop(0) == "certificates read again"
     assert [h["Authorization"] for _, _, h, _ in sent.requests] == ["old", "new"]
     assert sent.done == ["idle connections closed"]
-    sent.answers = [answer({}, 401)]
+    sent.responses = [response_of({}, 401)]
     with pytest.raises(ApiError) as e:
         await client("old", "new").call("GET", "/x")
     assert e.value.status == 401
     assert len(sent.requests) == 4
 
 
-async def test_a_401_after_a_wait_is_final(sent: Sent) -> None:
-    sent.answers = [answer({}, 429, retry_after="0"), answer({}, 401)]
+async def test_a_401_after_a_wait_is_final(sent: StubTransport) -> None:
+    sent.responses = [response_of({}, 429, retry_after="0"), response_of({}, 401)]
     with pytest.raises(ApiError) as e:
         await client().call("GET", "/x")
     assert (e.value.status, len(sent.requests)) == (401, 2)
 
 
-async def test_a_timeout_reports_what_the_client_waited_for(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_timeout_reports_what_the_client_waited_for(
+    sent: StubTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def never(*args: Any) -> HttpResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -295,7 +301,7 @@ async def test_a_timeout_reports_what_the_client_waited_for(sent: Sent, monkeypa
 
 
 def group(*versions: str) -> HttpResponse:
-    return answer({"versions": [{"version": v} for v in versions]})
+    return response_of({"versions": [{"version": v} for v in versions]})
 
 
 @pytest.mark.parametrize(
@@ -311,10 +317,10 @@ def group(*versions: str) -> HttpResponse:
     ],
 )
 async def test_a_404_of_a_whole_resource_makes_the_client_request_versions_again(
-    path: str, body: Any, group_requests: int, sent: Sent
+    path: str, body: Any, group_requests: int, sent: StubTransport
 ) -> None:
     c = client()
-    sent.answers = [group("v1"), answer(body, 404), group("v1beta1")]
+    sent.responses = [group("v1"), response_of(body, 404), group("v1beta1")]
     assert await c.dra_version() == "v1"
     with pytest.raises(ApiError):
         await c.call("GET", path)
@@ -324,9 +330,9 @@ async def test_a_404_of_a_whole_resource_makes_the_client_request_versions_again
     )
 
 
-async def test_other_refusals_do_not_forget_the_version(sent: Sent) -> None:
+async def test_other_refusals_do_not_forget_the_version(sent: StubTransport) -> None:
     c = client()
-    sent.answers = [group("v1"), answer({}, 403), group("v1beta1")]
+    sent.responses = [group("v1"), response_of({}, 403), group("v1beta1")]
     await c.dra_version()
     with pytest.raises(ApiError):
         await c.call("GET", "/apis/resource.k8s.io/v1/resourceslices")
@@ -338,8 +344,8 @@ async def test_other_refusals_do_not_forget_the_version(sent: Sent) -> None:
 
 
 @pytest.mark.parametrize("plural", ["resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates"])
-async def test_resources_in_the_server_s_version(plural: str, sent: Sent) -> None:
-    sent.answers = [group("v1beta1", "v1beta2")]
+async def test_a_resource_has_the_newest_known_version_of_the_server(plural: str, sent: StubTransport) -> None:
+    sent.responses = [group("v1beta1", "v1beta2")]
     found = await client().dra(plural)
     assert found == Resource("resource.k8s.io", "v1beta2", plural, plural.startswith("resourceclaim"))
 
@@ -348,11 +354,11 @@ async def test_resources_in_the_server_s_version(plural: str, sent: Sent) -> Non
     ("versions", "best"),
     [(["v1", "v1beta1"], "v1"), (["v1beta1"], "v1beta1"), (["v9", "v1beta2"], "v1beta2"), (["v9"], "v9"), ([], "none")],
 )
-async def test_the_best_version_that_both_know(versions: list[str], best: str) -> None:
-    async def ask() -> dict[str, Any]:
+async def test_discovery_selects_the_newest_version_that_server_and_client_have(versions: list[str], best: str) -> None:
+    async def fetch() -> dict[str, Any]:
         return {"versions": [*({"version": v} for v in versions), "odd"]}
 
-    discovery = Discovery(ask)
+    discovery = Discovery(fetch)
     if best in {"v9", "none"}:
         with pytest.raises(ApiError, match=f"served: {best}") as e:
             await discovery.version()
@@ -362,11 +368,11 @@ async def test_the_best_version_that_both_know(versions: list[str], best: str) -
 
 
 @pytest.mark.parametrize("status", [0, 403, 404, 500])
-async def test_a_server_without_the_group_has_no_version_and_another_fault_is_itself(status: int) -> None:
-    async def ask() -> dict[str, Any]:
+async def test_a_404_means_no_served_version_and_other_errors_are_raised_unchanged(status: int) -> None:
+    async def fetch() -> dict[str, Any]:
         raise api_error("asked", status, {"a": 1})
 
-    discovery = Discovery(ask)
+    discovery = Discovery(fetch)
     for _ in range(2):
         with pytest.raises(ApiError, match="served: none" if status == 404 else "asked") as e:
             await discovery.version()
@@ -375,7 +381,7 @@ async def test_a_server_without_the_group_has_no_version_and_another_fault_is_it
 
 
 @pytest.mark.parametrize("body", [{}, {"versions": None}, {"versions": {"version": "v1"}}])
-async def test_an_answer_without_versions_is_a_fault(body: dict[str, Any]) -> None:
+async def test_a_response_without_a_list_of_versions_is_an_error(body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="lists no versions"):
         await Discovery(lambda: asyncio.sleep(0, body)).version()
     with pytest.raises(ApiError) as e:
@@ -384,27 +390,27 @@ async def test_an_answer_without_versions_is_a_fault(body: dict[str, Any]) -> No
 
 
 async def test_callers_share_one_version_request_and_a_cancelled_caller_does_not_end_it() -> None:
-    group_requests, go_on = 0, asyncio.Event()
+    group_requests, release = 0, asyncio.Event()
 
-    async def ask() -> dict[str, Any]:
+    async def fetch() -> dict[str, Any]:
         nonlocal group_requests
         group_requests += 1
-        await go_on.wait()
+        await release.wait()
         return {"versions": [{"version": "v1"}]}
 
-    discovery = Discovery(ask)
+    discovery = Discovery(fetch)
     tasks = [asyncio.create_task(discovery.version()) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[0].cancel()
     await asyncio.sleep(0)
-    go_on.set()
+    release.set()
     assert await asyncio.gather(*tasks[1:]) == ["v1", "v1"]
     assert group_requests == 1
     assert await discovery.refresh() == "v1"
     assert group_requests == 2
 
 
-async def test_a_server_that_changes_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_change_of_the_served_version_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     versions = ["v1beta1", "v1beta1", "v1", "v1"]
     discovery = Discovery(lambda: asyncio.sleep(0, {"versions": [{"version": versions.pop(0)}]}))
@@ -415,20 +421,20 @@ async def test_a_server_that_changes_is_reported_once(caplog: pytest.LogCaptureF
     ]
 
 
-async def test_a_question_that_fails_leaves_what_was_known_and_a_close_ends_it() -> None:
-    unseen: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
-    answers: list[Any] = [{"versions": [{"version": "v1"}]}, ApiError("away"), asyncio.Event()]
+async def test_a_failed_refresh_keeps_the_known_version_and_close_ends_a_refresh() -> None:
+    unhandled: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+    responses: list[Any] = [{"versions": [{"version": "v1"}]}, ApiError("away"), asyncio.Event()]
 
-    async def ask() -> dict[str, Any]:
-        found = answers.pop(0)
+    async def fetch() -> dict[str, Any]:
+        found = responses.pop(0)
         if isinstance(found, Exception):
             raise found
         if isinstance(found, asyncio.Event):
             await found.wait()
         return dict(found)
 
-    discovery = Discovery(ask)
+    discovery = Discovery(fetch)
     assert await discovery.version() == "v1"
     with pytest.raises(ApiError, match="away"):
         await discovery.refresh()
@@ -440,14 +446,14 @@ async def test_a_question_that_fails_leaves_what_was_known_and_a_close_ends_it()
         assert not [t for t in asyncio.all_tasks() if t.get_name() == "discovery"]
         with pytest.raises(ApiError, match="the client was closed"):
             await waiting
-    assert unseen == []
+    assert unhandled == []
 
 
 # --- streams ------------------------------------------------------------------------------------------------
 
 
-async def test_a_stream_is_opened_and_gives_lines(sent: Sent) -> None:
-    sent.answers = [answer()]
+async def test_a_stream_yields_the_lines_of_the_response(sent: StubTransport) -> None:
+    sent.responses = [response_of()]
     sent.lines = [b"a", b"b"]
     opened: list[int] = []
     async with client("t").stream("/w", {"a": "1", "b": ""}, 7, lambda: opened.append(1)) as lines:
@@ -459,8 +465,8 @@ async def test_a_stream_is_opened_and_gives_lines(sent: Sent) -> None:
 
 
 @pytest.mark.parametrize("status", [201, 401, 410, 500])
-async def test_a_refused_stream_is_its_status_and_its_message(status: int, sent: Sent) -> None:
-    sent.answers = [answer(status=status)]
+async def test_a_refused_stream_raises_an_error_with_status_and_message(status: int, sent: StubTransport) -> None:
+    sent.responses = [response_of(status=status)]
     sent.lines = [b'{"message": ', b'"no"}']
     with pytest.raises(ApiError, match=f"GET /w: {status} no") as e:
         async with client().stream("/w", {}, 7, lambda: pytest.fail("it was opened")):
@@ -469,23 +475,23 @@ async def test_a_refused_stream_is_its_status_and_its_message(status: int, sent:
     assert sent.done == (["idle connections closed"] if status == 401 else [])
 
 
-async def test_of_a_refused_stream_a_mib_is_read(sent: Sent) -> None:
+async def test_the_client_reads_one_mib_of_a_refused_stream(sent: StubTransport) -> None:
     half = 512 * 1024
-    sent.answers = [answer(status=400)]
+    sent.responses = [response_of(status=400)]
     sent.lines = [b" " * half, b" " * (half - 1), b"7", b"never read"]
     with pytest.raises(ApiError, match="GET /w: 400 ") as e:
         async with client().stream("/w", {}, 7, lambda: None):
             pass
     assert "never read" not in str(e.value)
     assert sent.closed_lines
-    sent.lines = [b'{"message":"x"' + b" " * (2 * half), b"}"]  # cut, and so no JSON
+    sent.lines = [b'{"message":"x"' + b" " * (2 * half), b"}"]  # the body is cut, so it is not JSON
     with pytest.raises(ApiError, match=r"GET /w: 400 \{"):
         async with client().stream("/w", {}, 7, lambda: None):
             pass
 
 
-async def test_a_stream_that_falls_silent_is_a_fault(sent: Sent) -> None:
-    sent.answers = [answer()]
+async def test_a_silent_stream_raises_an_error(sent: StubTransport) -> None:
+    sent.responses = [response_of()]
     sent.lines = [b"a", TimeoutError()]
     with pytest.raises(ApiError, match="GET /w: http://server was silent for 7s"):
         async with client().stream("/w", {}, 7, lambda: None) as lines:
@@ -493,33 +499,33 @@ async def test_a_stream_that_falls_silent_is_a_fault(sent: Sent) -> None:
                 pass
 
 
-# --- answers ------------------------------------------------------------------------------------------------
+# --- responses ----------------------------------------------------------------------------------------------
 
 
-def test_a_good_answer_is_an_object_or_nothing() -> None:
-    assert decode_object(answer({"a": 1}, 201), "w") == {"a": 1}
-    assert decode_object(answer(b"", 204), "w") == {}
-    assert decode_object(answer({"a": 1}, 299), "w") == {"a": 1}
+def test_a_successful_response_is_decoded_to_an_object_or_an_empty_one() -> None:
+    assert decode_object(response_of({"a": 1}, 201), "w") == {"a": 1}
+    assert decode_object(response_of(b"", 204), "w") == {}
+    assert decode_object(response_of({"a": 1}, 299), "w") == {"a": 1}
 
 
 @pytest.mark.parametrize(
     ("response", "status", "message"),
     [
-        (answer(status=300, location="http://x"), 0, "w: 300, a redirect to 'http://x'"),
-        (answer(LIST, 300), 0, "w: 300, a redirect"),
-        (answer({"message": "m"}, 399), 0, "w: 399, a redirect"),
-        (answer({"message": "m"}, 400), 400, "w: 400 m"),
-        (answer({"reason": "r"}, 409), 409, "w: 409 r"),
-        (answer({}, 409), 409, "w: 409 "),
-        (answer([1], 409), 409, r"w: 409 \[1\]"),
-        (answer(b"<html>", 499, content_type="text/html; charset=x"), 0, "w: 499 <html>"),
-        (answer(b"<html>", 500, content_type="text/html"), 500, "w: 500 <html>"),
-        (answer(b"<html>", 403), 403, "w: 403 <html>"),
-        (answer(b"[]"), 0, r"w: the response is not a JSON object: \[\]"),
-        (answer(b"{"), 0, "w: the response is not JSON "),
+        (response_of(status=300, location="http://x"), 0, "w: 300, a redirect to 'http://x'"),
+        (response_of(LIST, 300), 0, "w: 300, a redirect"),
+        (response_of({"message": "m"}, 399), 0, "w: 399, a redirect"),
+        (response_of({"message": "m"}, 400), 400, "w: 400 m"),
+        (response_of({"reason": "r"}, 409), 409, "w: 409 r"),
+        (response_of({}, 409), 409, "w: 409 "),
+        (response_of([1], 409), 409, r"w: 409 \[1\]"),
+        (response_of(b"<html>", 499, content_type="text/html; charset=x"), 0, "w: 499 <html>"),
+        (response_of(b"<html>", 500, content_type="text/html"), 500, "w: 500 <html>"),
+        (response_of(b"<html>", 403), 403, "w: 403 <html>"),
+        (response_of(b"[]"), 0, r"w: the response is not a JSON object: \[\]"),
+        (response_of(b"{"), 0, "w: the response is not JSON "),
     ],
 )
-def test_every_other_answer_is_an_error(response: HttpResponse, status: int, message: str) -> None:
+def test_every_other_response_is_an_error(response: HttpResponse, status: int, message: str) -> None:
     for read in (decode_object, decode_page):
         with pytest.raises(ApiError) as e:
             read(response, "w")
@@ -530,9 +536,9 @@ def test_every_other_answer_is_an_error(response: HttpResponse, status: int, mes
         assert refusal(response, "w").details == (json.loads(response.body) if response.body.startswith(b"{") else {})
 
 
-def test_a_long_page_is_shown_in_part() -> None:
-    assert len(str(refusal(answer(b"x" * 5000, 500), "w"))) == len("w: 500 ") + 300
-    assert len(str(refusal(answer({"message": "x" * 5000}, 500), "w"))) == len("w: 500 ") + 900
+def test_a_long_error_response_is_shortened_in_the_message() -> None:
+    assert len(str(refusal(response_of(b"x" * 5000, 500), "w"))) == len("w: 500 ") + 300
+    assert len(str(refusal(response_of({"message": "x" * 5000}, 500), "w"))) == len("w: 500 ") + 900
 
 
 def lists(**more: Any) -> dict[str, Any]:
@@ -560,38 +566,38 @@ def test_the_client_accepts_only_lists_of_objects(page: dict[str, Any], good: bo
     if good:
         assert decode_list(page, "w") == page | {"items": page["items"] or []}
         if page["items"] != {}:
-            found = decode_page(answer(page), "w")
+            found = decode_page(response_of(page), "w")
             assert [json.loads(bytes(i)) for i in found.items or []] == (page["items"] or [])
             assert found.metadata.cont == page["metadata"].get("continue", "")
         return
     with pytest.raises(ApiError, match="w: the response is "):
         decode_list(page, "w")
     with pytest.raises(ApiError, match="w: the response is not a list of objects"):
-        decode_page(answer(page), "w")
+        decode_page(response_of(page), "w")
 
 
 @pytest.mark.parametrize("missing", ["name", "uid"])
-def test_an_item_without_name_or_uid_is_none(missing: str) -> None:
+def test_an_item_without_name_or_uid_is_rejected(missing: str) -> None:
     item = {"metadata": OBJECT["metadata"] | {missing: ""}}
     with pytest.raises(ApiError, match="no name or no UID"):
-        decode_page(answer(lists(items=[OBJECT, item])), "w")
+        decode_page(response_of(lists(items=[OBJECT, item])), "w")
     with pytest.raises(ApiError):
         decode_list(lists(items=[OBJECT, item]), "w")
 
 
 @pytest.mark.parametrize("of", ["name", "uid", "resourceVersion"])
 @pytest.mark.parametrize("value", [None, 1, ""])
-def test_an_object_has_name_uid_and_version(of: str, value: Any) -> None:
+def test_an_object_without_name_uid_or_version_is_rejected(of: str, value: Any) -> None:
     assert identity(OBJECT) == ("u", "1")
-    odd = {"metadata": OBJECT["metadata"] | {of: value}}
+    incomplete = {"metadata": OBJECT["metadata"] | {of: value}}
     if of == "resourceVersion" and value == "":
-        assert identity(odd) == ("u", "")
+        assert identity(incomplete) == ("u", "")
     else:
         with pytest.raises(ValueError, match="not an object with name, UID and resourceVersion"):
-            identity(odd)
-    for nothing in (None, [], {}, {"metadata": []}):
+            identity(incomplete)
+    for invalid in (None, [], {}, {"metadata": []}):
         with pytest.raises(ValueError, match="not an object"):
-            identity(nothing)
+            identity(invalid)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where the API server is: service accounts, kubeconfigs of all kinds, proxies; each error is one sentence."""
+"""Tests the configuration of the client: service accounts, kubeconfigs, proxies, and error messages of one sentence."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def written(folder: Path, config: Any, name: str = "config") -> str:
 
 
 def plugin(folder: Path, body: str) -> dict[str, Any]:
-    """An exec plugin; ``body`` is Python that prints the credential."""
+    """Writes an exec plugin. ``body`` is Python code that prints the credential."""
     script = folder / "plugin.py"
     script.write_text(
         f"import json, sys, time\ndef give(**status):\n    print(json.dumps({{'apiVersion': '{API}', 'kind': 'ExecCredential', 'status': status}}))\n{body}\n"
@@ -68,7 +68,7 @@ def b64(path: Path) -> str:
     return base64.b64encode(path.read_bytes()).decode()
 
 
-# --- kubeconfigs that are wrong -------------------------------------------------------------------------
+# --- invalid kubeconfigs --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_malformed_files_raise_only_settings_errors(tmp_path: Path, where: str, 
         assert str(e) == printable(e)
 
 
-# --- kubeconfigs that are right -----------------------------------------------------------------------------
+# --- valid kubeconfigs --------------------------------------------------------------------------------------
 
 
-async def test_several_files_are_one_and_paths_are_relative_to_their_own(tmp_path: Path, ca: Pair) -> None:
+async def test_several_files_are_merged_and_paths_are_relative_to_their_file(tmp_path: Path, ca: Pair) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/ca.crt").write_bytes(ca.cert.read_bytes())
     whole = config_of({"token": "t"}, **{"server": "https://127.0.0.1:6443/", "certificate-authority": "ca.crt"})
@@ -174,7 +174,7 @@ async def test_tls_server_name_client_certificates_and_ca_data_are_used(tmp_path
             assert await client.call("GET", "/x") == {"kind": "X"}
 
 
-async def test_insecure_means_unverified_and_basic_is_sent(tmp_path: Path, ca: Pair) -> None:
+async def test_insecure_disables_verification_and_basic_credentials_are_sent(tmp_path: Path, ca: Pair) -> None:
     async with serve_replies(OBJECT, tls=server_side(signed(tmp_path, ca, "server"))) as peer:
         user = {"username": "x", "password": "y"}
         path = written(tmp_path, config_of(user, **{"server": peer.url, "insecure-skip-tls-verify": True}))
@@ -183,9 +183,7 @@ async def test_insecure_means_unverified_and_basic_is_sent(tmp_path: Path, ca: P
         assert b"Authorization: Basic eDp5\r\n" in peer.requests[0]
 
 
-def test_a_proxy_of_the_kubeconfig_goes_before_the_environments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_proxy_of_the_kubeconfig_overrides_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://environment:1")
     cluster = {"server": "https://10.0.0.1", "insecure-skip-tls-verify": True}
     assert load_config(written(tmp_path, config_of(**cluster))).proxy == Proxy("environment", 1)
@@ -262,7 +260,7 @@ async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca
         ("sys.stdout.buffer.write(bytes(range(128, 256)))", "returned no credentials"),
     ],
 )
-async def test_an_exec_plugin_that_fails_is_an_api_error_that_may_pass(
+async def test_a_failing_exec_plugin_is_a_temporary_api_error(
     tmp_path: Path, body: str, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
@@ -289,7 +287,7 @@ async def test_callers_share_a_hanging_exec_plugin_and_time_out_together(
     gate = tmp_path / "gate"
     body = f"import os\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.02)\ngive(token='late')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
-    async with asyncio.timeout(100):  # not one after the other
+    async with asyncio.timeout(100):  # the callers do not wait one after the other
         results = await asyncio.gather(*(credentials.header() for _ in range(64)), return_exceptions=True)
     assert all(isinstance(r, ApiError) and "takes longer than 2s" in str(r) for r in results), results
     gate.touch()
@@ -302,7 +300,7 @@ async def test_callers_share_a_hanging_exec_plugin_and_time_out_together(
                 pass
 
 
-async def test_an_exec_plugin_that_never_ends_is_given_up_for_another_run(
+async def test_an_exec_plugin_that_never_ends_is_killed_and_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig._WAIT", 0.2)
@@ -336,7 +334,7 @@ async def test_a_changed_kubeconfig_is_read_again(tmp_path: Path, monkeypatch: p
     assert await credentials.header() == "Bearer two"
 
 
-async def test_a_token_file_of_a_kubeconfig_is_followed(tmp_path: Path) -> None:
+async def test_a_changed_token_file_of_a_kubeconfig_is_read(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, config_of({"tokenFile": "token"})))
     with pytest.raises(ApiError, match=str(tmp_path / "token")):
         await config.credentials.header()
@@ -348,7 +346,7 @@ async def test_a_token_file_of_a_kubeconfig_is_followed(tmp_path: Path) -> None:
     assert await config.credentials.header() == "Bearer two"
 
 
-async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_followed(
+async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_read(
     tmp_path: Path, ca: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.kubeconfig.RECHECK", 0.0)
@@ -372,7 +370,7 @@ async def test_a_new_ca_in_a_kubeconfig_with_a_token_file_is_followed(
 # --- in a pod -------------------------------------------------------------------------------------------------
 
 
-async def test_a_rotated_token_is_read_and_a_broken_file_changes_nothing(
+async def test_a_rotated_token_is_read_and_an_unreadable_file_keeps_the_old_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.credentials.RECHECK", 0.0)
@@ -390,7 +388,7 @@ async def test_a_rotated_token_is_read_and_a_broken_file_changes_nothing(
     assert await token.header() == "Bearer two"
 
 
-def test_a_pod_without_a_service_account_or_with_a_bad_ca_reports_it(
+def test_a_missing_service_account_or_an_invalid_ca_is_a_settings_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca: Pair
 ) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
@@ -405,7 +403,7 @@ def test_a_pod_without_a_service_account_or_with_a_bad_ca_reports_it(
     assert load_config(service_account=tmp_path).server == "https://[fd00::1]:443"
 
 
-def test_a_pod_never_imports_the_official_client_nor_yaml(tmp_path: Path, ca: Pair) -> None:
+def test_a_pod_imports_neither_the_official_client_nor_yaml(tmp_path: Path, ca: Pair) -> None:
     (tmp_path / "token").write_text("t")
     (tmp_path / "ca.crt").write_bytes(ca.cert.read_bytes())
     code = (
@@ -455,13 +453,13 @@ def test_no_proxy_is_read_as_go_reads_it(rules: str, host: str, bypassed: bool) 
 
 
 @pytest.mark.parametrize("url", ["", "http://", "http://[x", "http://h:99999", "ftp://h"])
-def test_a_proxy_that_is_none_is_a_settings_error(url: str) -> None:
+def test_an_invalid_proxy_url_is_a_settings_error(url: str) -> None:
     with pytest.raises(SettingsError, match="HTTPS_PROXY"):
         parse_proxy(url, "HTTPS_PROXY")
 
 
 def test_only_an_exec_plugin_needs_the_official_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "kubernetes", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "kubernetes", None)  # makes the import fail
     assert load_config(written(tmp_path, config_of({"token": "t"}))).server
     with pytest.raises(SettingsError, match=r"exec plugin .* pip install 'dra-kubeletplugin\[kubeconfig\]'"):
         load_config(written(tmp_path, config_of(plugin(tmp_path, "give(token='t')"))))
@@ -486,7 +484,7 @@ def test_no_process_imports_the_official_client_to_use_a_kubeconfig(tmp_path: Pa
     assert done.stdout == ("''" if user == "certificate" else "'Bearer t'") + " []\n"
 
 
-def test_inline_keys_stay_in_no_file(tmp_path: Path, ca: Pair) -> None:
+def test_no_file_with_an_inline_key_remains(tmp_path: Path, ca: Pair) -> None:
     """A killed process cannot delete a file that contains a private key."""
     client_cert = signed(tmp_path, ca, "me")
     user = {"client-certificate-data": b64(client_cert.cert), "client-key-data": b64(client_cert.key)}
@@ -502,7 +500,7 @@ def test_inline_keys_stay_in_no_file(tmp_path: Path, ca: Pair) -> None:
     assert not list(temporary.iterdir())
 
 
-async def test_the_first_file_that_has_an_entry_wins(tmp_path: Path) -> None:
+async def test_the_first_file_with_an_entry_has_priority(tmp_path: Path) -> None:
     first = written(tmp_path, config_of({"token": "first"}), "first")
     second = written(tmp_path, config_of({"token": "second", "username": "x"}, server="http://127.0.0.1:2"), "second")
     config = load_config(os.pathsep.join([first, second]))
@@ -513,7 +511,7 @@ async def test_the_first_file_that_has_an_entry_wins(tmp_path: Path) -> None:
 async def test_an_exec_plugin_writes_to_the_terminal_and_not_into_the_credentials(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Plugins print an address and a code for a login in a browser, which a person must see."""
+    """Plugins print an address and a code for the login in a browser, which the user must see."""
     noisy = "import os\nos.write(2, b'open https://login.example.com\\n')\ngive(token='t')"
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, noisy)))).credentials
     assert await credentials.header() == "Bearer t"

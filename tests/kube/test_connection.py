@@ -1,4 +1,4 @@
-"""One connection on a stub wire that the test moves byte by byte, and the lines of a watch."""
+"""Tests a connection on a stub wire whose bytes the test controls, and the lines of a watch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def response_bytes(body: bytes, headers: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (headers, len(body), body)
 
 
-async def test_a_connection_carries_one_request_after_the_other_and_forgets_the_last() -> None:
+async def test_a_connection_serves_requests_in_turn_without_data_of_earlier_requests() -> None:
     async with connect_wire() as (connection, wire):
         assert (connection.usable(), connection.has_response) == (True, False)
         connection.eof_received()
@@ -108,7 +108,7 @@ async def test_a_malformed_response_fails_its_request_and_the_connection() -> No
         (response_bytes(b"whole"), b"whole"),
     ],
 )
-async def test_the_peer_s_end_ends_an_answer_of_no_length_and_fails_any_other(data: bytes, body: bytes | None) -> None:
+async def test_the_end_of_the_peer_completes_only_a_response_without_a_length(data: bytes, body: bytes | None) -> None:
     async with connect_wire() as (connection, _):
         task = await start_request(connection)
         connection.data_received(data)
@@ -122,7 +122,7 @@ async def test_the_peer_s_end_ends_an_answer_of_no_length_and_fails_any_other(da
             assert (await task).body == body
 
 
-async def test_a_lost_connection_fails_its_request_and_every_one_after_it() -> None:
+async def test_a_lost_connection_fails_its_request_and_all_later_requests() -> None:
     lost: list[Connection] = []
     async with connect_wire(lost) as (connection, wire):
         task = await start_request(connection)
@@ -143,7 +143,7 @@ async def test_a_cancelled_request_ends_its_connection() -> None:
         assert (task.cancelled(), wire.ended) == (True, "aborted")
 
 
-async def test_an_answer_may_be_as_large_as_the_limit_each_time_and_no_larger() -> None:
+async def test_every_response_may_be_as_large_as_the_limit_and_not_larger() -> None:
     async with connect_wire(max_body=5) as (connection, wire):
         for _ in range(2):
             task = await start_request(connection)
@@ -156,7 +156,7 @@ async def test_an_answer_may_be_as_large_as_the_limit_each_time_and_no_larger() 
             await task
 
 
-async def test_128_mib_are_read_of_an_answer_and_not_a_byte_more() -> None:
+async def test_a_response_may_have_128_mib_and_not_one_byte_more() -> None:
     async with connect_wire() as (connection, wire):
         task = await start_request(connection)
         connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -172,13 +172,13 @@ async def test_128_mib_are_read_of_an_answer_and_not_a_byte_more() -> None:
 
 
 @pytest.mark.parametrize("end", [Connection.close, Connection.abort])
-async def test_a_connection_that_is_being_closed_is_used_no_more(end: Callable[[Connection], None]) -> None:
+async def test_a_closing_connection_is_not_usable(end: Callable[[Connection], None]) -> None:
     async with connect_wire() as (connection, wire):
         end(connection)
         assert (connection.usable(), wire.ended) == (False, "closed" if end is Connection.close else "aborted")
 
 
-async def test_a_connection_whose_peer_wants_no_more_requests_is_not_usable() -> None:
+async def test_a_connection_that_the_peer_will_close_is_not_usable() -> None:
     async with connect_wire() as (connection, _):
         task = await start_request(connection)
         connection.data_received(response_bytes(b"x", b"Connection: close\r\n"))
@@ -186,7 +186,7 @@ async def test_a_connection_whose_peer_wants_no_more_requests_is_not_usable() ->
         assert not connection.usable()
 
 
-async def test_a_peer_that_is_silent_for_30_seconds_is_given_up() -> None:
+async def test_a_connection_to_a_peer_that_is_silent_for_30_seconds_is_aborted() -> None:
     options = {(level, option): value for level, option, value in KEEPALIVE}
     idle, interval, count = (
         options[socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{n}")] for n in ("IDLE", "INTVL", "CNT")
@@ -208,7 +208,7 @@ async def rest_of(lines: Lines) -> list[bytes]:
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.text("ab\n", max_size=30), cuts=st.lists(st.integers(0, 30), max_size=5))
-async def test_lines_are_those_of_the_text_however_it_is_cut(data: str, cuts: list[int]) -> None:
+async def test_lines_do_not_depend_on_the_pieces_in_which_they_arrive(data: str, cuts: list[int]) -> None:
     lines = Lines(lambda pause: None)
     reading = asyncio.create_task(rest_of(lines))
     at = 0
@@ -220,7 +220,7 @@ async def test_lines_are_those_of_the_text_however_it_is_cut(data: str, cuts: li
     assert await reading == [line.encode() for line in data.split("\n") if line]
 
 
-async def test_a_fault_comes_after_the_lines_before_it_and_nothing_after_the_fault() -> None:
+async def test_an_error_is_raised_after_the_earlier_lines_and_ends_the_stream() -> None:
     lines = Lines(lambda pause: None)
     lines.feed(b"a\nb\nha")
     lines.end(OSError("cut"))
@@ -236,7 +236,7 @@ async def test_a_fault_comes_after_the_lines_before_it_and_nothing_after_the_fau
 @pytest.mark.parametrize(
     "event", [lambda lines: lines.feed(b"x\n"), lambda lines: lines.end(None)], ids=["a line", "the end"]
 )
-async def test_a_reader_that_waits_is_woken(event: Callable[[Lines], None]) -> None:
+async def test_a_waiting_reader_wakes_up_when_a_line_arrives(event: Callable[[Lines], None]) -> None:
     lines = Lines(lambda pause: None)
     reader = lines.read(60)
     waiting: Awaitable[bytes | None] = asyncio.ensure_future(anext(reader, None))
@@ -247,7 +247,7 @@ async def test_a_reader_that_waits_is_woken(event: Callable[[Lines], None]) -> N
         assert await waiting in {b"x", None}
 
 
-async def test_silence_is_counted_from_the_last_line() -> None:
+async def test_the_silence_timeout_begins_at_the_last_line() -> None:
     lines = Lines(lambda pause: None)
     lines.feed(b"a\nhalf a line")
     reader = lines.read(0.01)
@@ -256,7 +256,7 @@ async def test_silence_is_counted_from_the_last_line() -> None:
         await anext(reader)
 
 
-async def test_a_line_may_be_16_mib_long_and_no_longer() -> None:
+async def test_a_line_may_have_16_mib_and_not_more() -> None:
     lines = Lines(lambda pause: None)
     piece = bytes(b"x" * MIB)
     for _ in range(16):
@@ -265,7 +265,7 @@ async def test_a_line_may_be_16_mib_long_and_no_longer() -> None:
         lines.feed(b"x")
 
 
-async def test_no_more_than_a_mib_is_read_ahead_of_the_reader() -> None:
+async def test_reading_pauses_when_the_buffer_exceeds_one_mib() -> None:
     pauses: list[bool] = []
     lines = Lines(pauses.append)
     half = b"x" * (MIB // 2)
@@ -284,7 +284,7 @@ async def test_no_more_than_a_mib_is_read_ahead_of_the_reader() -> None:
     assert pauses == [True, False, True, False]
 
 
-async def test_reading_goes_on_only_below_a_mib() -> None:
+async def test_reading_continues_only_when_the_buffer_is_below_one_mib() -> None:
     pauses: list[bool] = []
     lines = Lines(pauses.append)
     lines.feed(b"y\n" + b"x" * MIB + b"\nz\n")
@@ -294,12 +294,12 @@ async def test_reading_goes_on_only_below_a_mib() -> None:
     assert pauses == [True, False]
     lines.feed(b"x" * (MIB - 1) + b"\ny\n")
     assert await anext(reader) == b"z"
-    assert pauses == [True, False, True], "1 MiB are left"
+    assert pauses == [True, False, True], "the buffer has 1 MiB"
     await anext(reader)
     assert pauses == [True, False, True, False]
 
 
-async def test_a_stream_s_head_comes_before_its_lines_and_a_pause_is_the_wire_s() -> None:
+async def test_a_stream_returns_its_head_first_and_a_full_buffer_pauses_the_wire() -> None:
     async with connect_wire() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)
@@ -317,7 +317,7 @@ async def test_a_stream_s_head_comes_before_its_lines_and_a_pause_is_the_wire_s(
 @pytest.mark.parametrize(
     ("data", "eof"), [(b"zz\r\n", False), (b"", True), (b"", False)], ids=["no chunk", "an end", "a loss"]
 )
-async def test_what_ends_a_stream_early_is_reported_after_its_lines(data: bytes, eof: bool) -> None:
+async def test_an_early_end_of_a_stream_is_reported_after_its_lines(data: bytes, eof: bool) -> None:
     async with connect_wire() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)
@@ -338,7 +338,7 @@ async def test_what_ends_a_stream_early_is_reported_after_its_lines(data: bytes,
         assert wire.reading == [True]
 
 
-async def test_a_wire_that_closes_is_reported_nothing_of_pauses() -> None:
+async def test_a_closing_wire_is_not_paused() -> None:
     async with connect_wire() as (connection, wire):
         task = asyncio.create_task(connection.stream("/w", b""))
         await asyncio.sleep(0)

@@ -1,6 +1,6 @@
 """A plugin in a pod continues without a restart when its cluster gets a new CA or its token expires.
 
-The service account's volume is laid out as the kubelet does it: files are links into a folder that is replaced at once.
+The service account's volume has the layout of the kubelet: files are links into a folder that is replaced in one step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Volume:
     _number: int = field(default=0, init=False)
 
     def write(self, ca: Path | bytes, token: str) -> None:
-        """Replaces both files at once."""
+        """Replaces both files in one step."""
         self._number += 1
         fresh = self.folder / f"..{self._number}"
         fresh.mkdir(parents=True)
@@ -70,13 +70,13 @@ class RotatingCluster:
         del self.tokens._issued[token]
 
     def serve(self, ca: Pair, name: str) -> None:
-        """The API server presents a certificate of ``ca`` from now on, and its connections are cut, as when it restarts."""
+        """Makes the API server present a certificate of ``ca``, and cuts its connections as a restart does."""
         front = self.node.cluster.api._front
         front.tls = server_side(signed(self.folder, ca, name))
         front.drop_connections()
 
     async def works(self, name: str) -> None:
-        """A pod gets its device, which the plugin's own GET of the claim allows; and nothing is wrong with slices."""
+        """Checks that a pod gets its device, for which the plugin must read the claim, and that slices are published."""
         await self.node.run_pod(name)
         await wait_until(lambda: not self.plugin.publisher.fault, "no fault")
         assert await self.plugin.not_ready() == []
@@ -101,7 +101,9 @@ async def rotating_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
             yield RotatingCluster(node, plugin, volume, first, second, token, tmp_path)
 
 
-async def test_a_new_ca_that_comes_before_the_servers_certificate(rotating_cluster: RotatingCluster) -> None:
+async def test_the_plugin_works_if_the_new_ca_arrives_before_the_servers_certificate(
+    rotating_cluster: RotatingCluster,
+) -> None:
     await rotating_cluster.works("before")
     rotating_cluster.volume.write(
         rotating_cluster.first.cert.read_bytes() + rotating_cluster.second.cert.read_bytes(), rotating_cluster.token
@@ -115,7 +117,9 @@ async def test_a_new_ca_that_comes_before_the_servers_certificate(rotating_clust
     await rotating_cluster.works("later")
 
 
-async def test_a_new_ca_that_comes_after_the_servers_certificate(rotating_cluster: RotatingCluster) -> None:
+async def test_the_plugin_recovers_if_the_new_ca_arrives_after_the_servers_certificate(
+    rotating_cluster: RotatingCluster,
+) -> None:
     rotating_cluster.serve(rotating_cluster.second, "after")
     await wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in rotating_cluster.plugin.publisher.fault, "a fault")
     assert any("CERTIFICATE_VERIFY_FAILED" in line for line in await rotating_cluster.plugin.not_ready())
@@ -142,7 +146,9 @@ async def test_the_plugin_recovers_when_a_token_expires_before_its_replacement(
     await rotating_cluster.works("after")
 
 
-async def test_both_at_once_with_a_file_that_is_empty_in_between(rotating_cluster: RotatingCluster) -> None:
+async def test_the_plugin_recovers_if_ca_and_token_change_and_a_file_is_temporarily_empty(
+    rotating_cluster: RotatingCluster,
+) -> None:
     rotating_cluster.expire(rotating_cluster.token)
     rotating_cluster.volume.write(b"", "")
     rotating_cluster.serve(rotating_cluster.second, "after")

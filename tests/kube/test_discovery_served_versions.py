@@ -1,4 +1,4 @@
-"""The whole plugin with servers that serve one version of resource.k8s.io, and with a server that changes versions."""
+"""Tests the plugin with servers that serve one version of resource.k8s.io, and with a server that changes its versions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
 class Everything(Driver):
-    """Devices with every field, so that the test converts each field."""
+    """A driver whose devices have every field, so that the test converts each field."""
 
     name = "everything.example.com"
     unhealthy: frozenset[str] = frozenset()
@@ -65,7 +65,7 @@ def published(node: Any) -> dict[str, Any]:
 
 
 async def run_lifecycle(node: Any) -> None:
-    """Publish, prepare, taint, wipe, unprepare."""
+    """Publishes slices, prepares a claim, taints a device, deletes all slices, and unprepares the claim."""
     await node.plugin.published(60)
     assert set(published(node)) == {"plain", "shared", "part-0", "part-1"}
     assert published(node)["shared"]["capacity"]["memory"]["requestPolicy"]["default"] == "1Gi"
@@ -98,7 +98,7 @@ async def run_lifecycle(node: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def plugin_before(*versions: str) -> AsyncIterator[tuple[Any, ApiServer]]:
-    """A node whose plugin finds only these versions. The other components of the cluster use all versions."""
+    """Yields a node whose plugin finds only these versions. Other components of the cluster use all versions."""
     async with node_with(Everything, health_interval=0.2) as node:
         await node.stop()
         for found in node.cluster.slices(Everything.name):
@@ -124,7 +124,7 @@ def written_versions(front: ApiServer) -> set[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-async def test_the_whole_plugin_works_with_a_server_that_serves_one_version(version: str) -> None:
+async def test_the_plugin_works_with_a_server_that_serves_one_version(version: str) -> None:
     async with plugin_before(version) as (node, front):
         await run_lifecycle(node)
         assert written_versions(front) == {version}
@@ -143,7 +143,7 @@ async def test_the_plugin_follows_a_server_that_changes_its_versions(before: str
         assert written_versions(front) == {after}
 
 
-async def test_the_cluster_s_own_components_work_when_clients_have_only_an_old_version() -> None:
+async def test_components_of_the_local_cluster_work_if_clients_get_only_an_old_version() -> None:
     async with node_with(Everything) as node:
         node.cluster.api.injected_faults.serve(["v1beta1"])
         api = {"apiVersion": "resource.k8s.io/v1beta1"}

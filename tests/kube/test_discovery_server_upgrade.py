@@ -1,4 +1,4 @@
-"""A control plane changes its release, with the same objects and address, while the plugin runs."""
+"""Tests a running plugin while the control plane changes its release and keeps its objects and address."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLICES = "resourceslices.resource.k8s.io"
 
 
 class Layered(Driver):
-    """Devices that a server stores completely, partly or not at all."""
+    """A driver whose devices a server stores completely, partly or not at all."""
 
     name = "layered.example.com"
 
@@ -36,7 +36,7 @@ def published(node: Any) -> dict[str, Any]:
     return {d["name"]: d for s in node.cluster.slices(Layered.name) for d in s["spec"].get("devices") or []}
 
 
-KEPT = {  # by a server: the devices that are published, and the attributes of the one with a list
+STORED = {  # for each release: the published devices, and the attributes of the device with a list
     "1.34": ({"plain", "lists"}, {"kind"}),
     "1.36": ({"plain", "lists", "part-0", "part-1"}, {"kind"}),
     "1.37": ({"plain", "lists", "part-0", "part-1"}, {"kind"}),
@@ -45,8 +45,8 @@ KEPT = {  # by a server: the devices that are published, and the attributes of t
 
 
 @pytest.mark.full
-async def test_a_server_that_is_upgraded_and_downgraded_under_a_running_plugin_has_at_once_what_it_keeps() -> None:
-    """At the same address with the same objects: version v1 before and after, so that only a broken watch tells of it."""
+async def test_slices_match_the_release_after_each_upgrade_and_downgrade_of_the_server() -> None:
+    """The server keeps its address, objects and version v1, so the plugin notices the change only from the broken watch."""
     async with node_with(Layered, kubernetes="1.37") as node:
         await node.stop()
         api, url, front = node.cluster.api, "", None
@@ -66,11 +66,11 @@ async def test_a_server_that_is_upgraded_and_downgraded_under_a_running_plugin_h
                 else:
                     await front.start()
 
-                async def kept(name: str = name) -> bool:
+                async def is_stored(name: str = name) -> bool:
                     found = published(node)
-                    return (set(found), set(found.get("lists", {}).get("attributes", {}))) == KEPT[name]
+                    return (set(found), set(found.get("lists", {}).get("attributes", {}))) == STORED[name]
 
-                await node.cluster.wait(f"what {name} keeps", kept)
+                await node.cluster.wait(f"the fields that {name} stores", is_stored)
                 await node.run_pod("pod")
                 await node.delete_pod("pod")
             await node.stop()
@@ -80,8 +80,8 @@ async def test_a_server_that_is_upgraded_and_downgraded_under_a_running_plugin_h
 
 
 @pytest.mark.full
-async def test_connections_that_are_cut_again_and_again_cost_few_questions_and_leave_a_plugin_that_is_well() -> None:
-    """Each cut makes the plugin doubt what it knows of the server; doubts are gathered, and asked with growing pauses."""
+async def test_repeatedly_cut_connections_cause_few_requests_and_the_plugin_stays_ready() -> None:
+    """After each cut, the plugin checks the served versions again. It combines these checks and makes them with growing pauses."""
     cuts = 300
     async with node_with(Layered) as node:
         await node.stop()
@@ -96,12 +96,14 @@ async def test_connections_that_are_cut_again_and_again_cost_few_questions_and_l
             for _ in range(cuts):
                 front.drop_connections()
                 await asyncio.sleep(0.005)
-            assert len(front.injected_faults.calls) < 200 * (time.monotonic() - began)  # the figure is a rate
+            assert len(front.injected_faults.calls) < 200 * (
+                time.monotonic() - began
+            )  # at most 200 requests per second
 
-            async def is_well() -> bool:
+            async def is_ready() -> bool:
                 return not node.plugin.publisher.not_ready()
 
-            await node.cluster.wait("a plugin that is well", is_well)
+            await node.cluster.wait("the plugin to be ready", is_ready)
             assert published(node) == before
             await node.run_pod("pod")
             await node.delete_pod("pod")

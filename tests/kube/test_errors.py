@@ -47,7 +47,7 @@ def test_each_status_has_its_class(status: int, reason: str, expected: type[ApiE
     assert error.unreachable == (status in {429, 500})
 
 
-def test_an_object_that_exists_already_is_a_conflict() -> None:
+def test_the_error_for_an_existing_object_is_a_conflict() -> None:
     with pytest.raises(ConflictError):
         raise AlreadyExistsError("a")
     assert AlreadyExistsError("a").status == 409

@@ -1,4 +1,4 @@
-"""The Events that the plugin writes on a claim, its pods and the node, and the limits on their number."""
+"""Tests the Events that the plugin writes on a claim, its pods and the node, and the limits on their number."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def event_notes(node: DriverNode, reason: str) -> dict[str, Any]:
     return on_claim_and_pod(node, reason)
 
 
-async def test_an_unprepare_that_fails_is_reported_on_the_claim_and_its_pod_which_name_each_other() -> None:
+async def test_a_failed_unprepare_is_reported_on_the_claim_and_its_pod_with_references_to_each_other() -> None:
     driver = make_toy_class()
     async with node_with(driver) as node:
         pod = await node.run_pod()
@@ -60,7 +60,7 @@ async def test_an_unprepare_that_fails_is_reported_on_the_claim_and_its_pod_whic
         assert await node.plugin.not_ready() == []
         driver.fail_unprepare = None
         await wait_until(lambda: not node.cluster.api.storage.get("pods", "default", "pod"))
-        assert len(events_of(node.cluster.api.storage)) == 2, "each try is one more of the same"
+        assert len(events_of(node.cluster.api.storage)) == 2, "each retry repeats the same Event"
 
 
 async def test_a_failed_rollback_after_a_failed_prepare_is_one_event() -> None:
@@ -75,13 +75,13 @@ async def test_a_failed_rollback_after_a_failed_prepare_is_one_event() -> None:
         await running
 
 
-async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_that_nobody_has_is_not() -> None:
+async def test_only_devices_in_use_are_reported_when_they_become_unhealthy_or_disappear() -> None:
     class FailingDevices(HealthReportingDriver):
-        ill: ClassVar[dict[str, Health]] = {}
+        unhealthy: ClassVar[dict[str, Health]] = {}
         gone: ClassVar[set[str]] = set()
 
         def health(self) -> dict[str, Health]:
-            return self.ill
+            return self.unhealthy
 
         async def devices(self) -> Any:
             return [d for d in await super().devices() if d.name not in self.gone]
@@ -89,7 +89,7 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_th
     async with node_with(FailingDevices, health_interval=3600.0) as node:
         await node.run_pod()
         ((pool, device),) = await node.plugin.claims.held()
-        FailingDevices.ill = {f"toy-{i}": Health(False, "hot") for i in range(4)}
+        FailingDevices.unhealthy = {f"toy-{i}": Health(False, "hot") for i in range(4)}
         node.plugin.driver.changed()
         found = await event_notes(node, "DeviceUnhealthy")
         assert found["Pod"]["message"] == f"device {pool}/{device} of this claim is unhealthy: hot"
@@ -103,11 +103,11 @@ async def test_a_device_that_falls_ill_or_vanishes_in_use_is_reported_and_one_th
         await node.plugin.claims.alerts.check()
         await node.plugin.claims.alerts.check()
         assert on_claim_and_pod(node, "DeviceVanished")["ResourceClaim"]["count"] == count == 1, (
-            "it goes on, and is no news"
+            "the fault continues, so there is no new Event"
         )
 
 
-async def test_a_record_that_cannot_be_read_and_a_database_that_was_set_aside_are_reported() -> None:
+async def test_an_unreadable_record_and_a_replaced_database_are_reported() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (record,) = await node.plugin.claims.store.all()
@@ -155,7 +155,7 @@ async def test_forbidden_events_are_logged_once_and_do_not_affect_claims_or_read
 
 
 class Server:
-    """Takes Events, and has one claim."""
+    """Accepts Events and has one claim."""
 
     def __init__(self, *reserved: Any) -> None:
         self.reserved = list(reserved)
@@ -195,7 +195,7 @@ async def sent(events: EventRecorder, until_true: Any) -> None:
     task.cancel()
 
 
-async def test_a_claim_of_a_group_of_pods_is_reported_with_its_group_and_what_we_do_not_know_is_no_crash() -> None:
+async def test_an_event_is_written_for_each_known_user_of_a_claim_and_unknown_users_are_ignored() -> None:
     server = Server(
         {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "g"},
         {"apiGroup": "example.com", "resource": "novelties", "name": "n", "uid": "n"},
@@ -205,15 +205,15 @@ async def test_a_claim_of_a_group_of_pods_is_reported_with_its_group_and_what_we
     events = events_to(server)
     events.warn_claim(CLAIM, "Odd", "it is odd")
     await sent(events, lambda: len(server.created) == 3)
-    about = [
+    subjects = [
         (e["involvedObject"]["kind"], e["involvedObject"]["name"], e["metadata"]["namespace"]) for e in server.created
     ]
-    assert about == [("ResourceClaim", "c", "ns"), ("PodGroup", "gang", "ns"), ("Pod", "p", "ns")]
+    assert subjects == [("ResourceClaim", "c", "ns"), ("PodGroup", "gang", "ns"), ("Pod", "p", "ns")]
     assert server.created[0]["related"] == {"kind": "PodGroup", "namespace": "ns", "name": "gang", "uid": "g"}
 
 
 @pytest.mark.parametrize("reserved", [None, "pods", [3], {"a": 1}])
-async def test_the_recorder_writes_the_claim_s_event_for_any_reserved_for_value(reserved: Any) -> None:
+async def test_the_event_of_a_claim_is_written_for_any_value_of_reserved_for(reserved: Any) -> None:
     server = Server()
     server.reserved = reserved
     events = events_to(server)
@@ -221,7 +221,7 @@ async def test_the_recorder_writes_the_claim_s_event_for_any_reserved_for_value(
     await sent(events, lambda: len(server.created) == 1)
 
 
-async def test_repeated_reports_become_one_event_with_a_count_and_never_block(
+async def test_repeated_reports_update_the_count_of_one_event_and_never_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dra_kubeletplugin.kube.event_recorder._COUNT_INTERVAL", 0.1)
@@ -239,12 +239,12 @@ async def test_repeated_reports_become_one_event_with_a_count_and_never_block(
     task.cancel()
 
 
-async def test_one_object_that_states_something_else_each_time_does_not_use_up_what_others_have(
+async def test_many_events_of_one_object_do_not_use_up_the_limit_of_other_objects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "dra_kubeletplugin.kube.event_recorder._EACH_OF_ALL", 3600.0
-    )  # or the budget grows while this runs
+    )  # otherwise the limit would grow during the test
     server = Server()
     events = events_to(server)
     for n in range(500):
@@ -255,10 +255,10 @@ async def test_one_object_that_states_something_else_each_time_does_not_use_up_w
     for n in range(2000):
         events.warn(claim_subject("ns", f"c{n}", f"u{n}"), "Odd", "all of them")
     await sent(events, lambda: len(server.created) >= 100)
-    assert len(server.created) == 100, "and all together have a budget too"
+    assert len(server.created) == 100, "all objects together have a limit too"
 
 
-async def test_a_text_is_one_printable_line_of_at_most_1024_bytes_and_names_are_not_too_long() -> None:
+async def test_messages_are_one_printable_line_of_at_most_1024_bytes_and_names_are_valid() -> None:
     server = Server()
     events = events_to(server)
     events.warn(Subject("Pod", "p" * 253, "u", "ns"), "Odd", "ß\n\ud800\x1b[0m" * 2000)
@@ -269,7 +269,7 @@ async def test_a_text_is_one_printable_line_of_at_most_1024_bytes_and_names_are_
     assert len(event["metadata"]["name"]) <= 253
 
 
-async def test_the_real_kinds_of_events_are_accepted_by_the_api_server_under_both_groups() -> None:
+async def test_the_api_server_accepts_the_recorded_events_in_both_groups() -> None:
     async with scripted_api_server() as server, KubeClient(server.config) as client:
         events = EventRecorder(client, "toy.example.com", "node", Metrics())
         assert await events.write(node_subject("node"), "Odd", "it is odd")
@@ -280,5 +280,5 @@ async def test_the_real_kinds_of_events_are_accepted_by_the_api_server_under_bot
             "node",
             "it is odd",
         )
-        assert await events.write(node_subject("node"), "Odd", "it is odd"), "another try is the same Event"
+        assert await events.write(node_subject("node"), "Odd", "it is odd"), "a repeated write updates the same Event"
         assert len(events_of(server.storage)) == 1

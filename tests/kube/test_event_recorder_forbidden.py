@@ -1,4 +1,4 @@
-"""Events in a namespace that rejects them: the server also returns 403 for a deleted namespace or a used-up quota."""
+"""Tests a namespace that rejects Events: a server also returns 403 for a deleted namespace or an exhausted quota."""
 
 from __future__ import annotations
 

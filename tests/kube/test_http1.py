@@ -1,4 +1,4 @@
-"""Compares our HTTP/1.1 parser with a general parser: ours is never looser, and never reads another meaning."""
+"""Compares the HTTP/1.1 parser with h11: it accepts nothing that h11 rejects, and never returns a different result."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ OTHERS = [
 Read = tuple[int, bytes, bool]
 
 
-def ours(data: bytes, cuts: list[int]) -> Read | None:
-    """Status, body and whether the connection may be kept; None for what is refused or not whole."""
+def read_with_parser(data: bytes, cuts: list[int]) -> Read | None:
+    """Returns status, body and whether the connection can be reused; None for a refused or incomplete response."""
     body: list[bytes] = []
-    answer = ResponseReader(body.append)
+    response = ResponseReader(body.append)
     places = sorted({min(c, len(data)) for c in cuts} | {0, len(data)})
     try:
         for start, end in itertools.pairwise(places):
-            answer.feed(data[start:end])
-        if not answer.done:
-            answer.end()
+            response.feed(data[start:end])
+        if not response.done:
+            response.end()
     except (MalformedResponseError, ConnectionResetError):
         return None
-    assert answer.head
-    return answer.head.status, b"".join(body), answer.keeps
+    assert response.head
+    return response.head.status, b"".join(body), response.keeps
 
 
-def theirs(data: bytes) -> Read | None:
+def read_with_h11(data: bytes) -> Read | None:
     connection = h11.Connection(h11.CLIENT)
     connection.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     connection.send(h11.EndOfMessage())
@@ -75,7 +75,7 @@ def theirs(data: bytes) -> Read | None:
 
 
 @st.composite
-def answers(draw: st.DrawFn) -> bytes:
+def responses(draw: st.DrawFn) -> bytes:
     data = bytearray(draw(st.sampled_from(OTHERS)))
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(data)))
@@ -94,44 +94,44 @@ def answers(draw: st.DrawFn) -> bytes:
 
 
 @settings(max_examples=300, deadline=None)
-@given(data=answers(), cuts=st.lists(st.integers(0, 200), max_size=6))
-def test_a_general_parser_agrees_with_what_our_parser_accepts(data: bytes, cuts: list[int]) -> None:
-    found = ours(data, cuts)
-    assert found == ours(data, []), "it depends on how the bytes are cut"
+@given(data=responses(), cuts=st.lists(st.integers(0, 200), max_size=6))
+def test_h11_returns_the_same_result_for_every_accepted_response(data: bytes, cuts: list[int]) -> None:
+    found = read_with_parser(data, cuts)
+    assert found == read_with_parser(data, []), "the result depends on the pieces of the data"
     if found is not None:
-        assert found == theirs(data)
+        assert found == read_with_h11(data)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 1000])
-def test_answers_of_api_servers_are_read(cut: int) -> None:
+def test_responses_of_api_servers_are_accepted(cut: int) -> None:
     for data, expected in ((LENGTH, (200, b"hello", True)), (CHUNKS, (201, b"hello0123456789", True))):
-        assert ours(data, list(range(0, 200, cut))) == expected
-    assert ours(OTHERS[4], []) == (200, b"until the end", False)
+        assert read_with_parser(data, list(range(0, 200, cut))) == expected
+    assert read_with_parser(OTHERS[4], []) == (200, b"until the end", False)
 
 
 @pytest.mark.parametrize("data", OTHERS[7:])
-def test_our_parser_rejects_ambiguous_responses(data: bytes) -> None:
-    assert ours(data, []) is None
+def test_the_parser_rejects_ambiguous_responses(data: bytes) -> None:
+    assert read_with_parser(data, []) is None
 
 
-def test_endless_heads_and_chunk_lines_are_refused() -> None:
+def test_endless_heads_and_chunk_lines_are_rejected() -> None:
     for start, more in ((b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"), (CHUNKS[:55], b"0")):
-        answer = ResponseReader(lambda _: None)
-        answer.feed(start)
+        response = ResponseReader(lambda _: None)
+        response.feed(start)
         with pytest.raises(MalformedResponseError):
             for _ in range(100_000):
-                answer.feed(more)
+                response.feed(more)
 
 
 def read(data: bytes, *, tunnel: bool = False) -> tuple[ResponseReader, bytes]:
     body: list[bytes] = []
-    answer = ResponseReader(body.append, tunnel=tunnel)
-    answer.feed(data)
-    return answer, b"".join(body)
+    response = ResponseReader(body.append, tunnel=tunnel)
+    response.feed(data)
+    return response, b"".join(body)
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_head_may_be_64_kib_long_and_no_longer(more: int) -> None:
+def test_a_head_may_have_64_kib_and_not_more(more: int) -> None:
     start = b"HTTP/1.1 204 No Content\r\nX: "
     head = start + b"x" * (64 * 1024 - len(start) + more)
     whole, held = ResponseReader(print), ResponseReader(print)
@@ -146,7 +146,7 @@ def test_a_head_may_be_64_kib_long_and_no_longer(more: int) -> None:
         assert (whole.done, held.done) == (True, False)
 
 
-def test_a_line_between_chunks_may_be_4_kib_long_with_its_end_and_no_longer() -> None:
+def test_a_line_between_chunks_may_have_4_kib_with_its_end_and_not_more() -> None:
     start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     longest = b"0;" + b"x" * (4096 - 4)
     assert read(start + longest + b"\r\n\r\n")[0].done
@@ -161,27 +161,27 @@ def test_a_line_between_chunks_may_be_4_kib_long_with_its_end_and_no_longer() ->
     + [(204, t, False) for t in (False, True)]
     + [(205, False, True), (303, False, True), (304, False, False), (304, True, False), (305, False, True)],
 )
-def test_which_answers_have_no_body_whatever_their_head_states(status: int, tunnel: bool, has_body: bool) -> None:
-    answer, body = read(b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\nhello" % status, tunnel=tunnel)
-    assert answer.done
-    assert (body, answer.rest) == ((b"hello", b"") if has_body else (b"", b"hello"))
-    assert answer.keeps == has_body, "what nobody asked for came with it"
+def test_responses_without_a_body_ignore_content_length(status: int, tunnel: bool, has_body: bool) -> None:
+    response, body = read(b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\nhello" % status, tunnel=tunnel)
+    assert response.done
+    assert (body, response.rest) == ((b"hello", b"") if has_body else (b"", b"hello"))
+    assert response.keeps == has_body, "the connection has unexpected data, so it cannot be reused"
 
 
-def test_only_100_to_199_but_101_come_before_the_answer() -> None:
+def test_statuses_100_to_199_except_101_precede_the_response() -> None:
     with pytest.raises(MalformedResponseError, match="protocol"):
         read(b"HTTP/1.1 101 Switching Protocols\r\n\r\n")
     for status in (100, 102, 199):
-        answer, _ = read(b"HTTP/1.1 %d X\r\n\r\n" % status)
-        assert (answer.head, answer.done, answer.keeps) == (None, False, False)
-        answer.feed(LENGTH)
-        assert answer.head
-        assert (answer.head.status, answer.done, answer.keeps) == (200, True, True)
+        response, _ = read(b"HTTP/1.1 %d X\r\n\r\n" % status)
+        assert (response.head, response.done, response.keeps) == (None, False, False)
+        response.feed(LENGTH)
+        assert response.head
+        assert (response.head.status, response.done, response.keeps) == (200, True, True)
 
 
 @pytest.mark.parametrize("field", [b"X: a\nb", b"X: a\rb", b"X: \0", b"X: \x7f", b"X", b": a", b"X : a", b"\nX: a"])
 @pytest.mark.parametrize("trailer", [False, True])
-def test_our_parser_rejects_malformed_headers_and_trailers(field: bytes, trailer: bool) -> None:
+def test_the_parser_rejects_malformed_headers_and_trailers(field: bytes, trailer: bool) -> None:
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
     data = head + b"\r\n0\r\nY: 1\r\n" + field if trailer else head + field
     with pytest.raises(MalformedResponseError):
@@ -189,21 +189,21 @@ def test_our_parser_rejects_malformed_headers_and_trailers(field: bytes, trailer
     read(data.replace(field, b"X: a\tb") + b"\r\n\r\n")
 
 
-def test_headers_that_come_more_than_once_are_joined_and_equal_lengths_are_one() -> None:
-    answer, body = read(
+def test_repeated_headers_are_joined_and_equal_content_lengths_are_accepted() -> None:
+    response, body = read(
         b"HTTP/1.1 200 OK\r\nA: 1\r\nContent-Length: 1\r\nCONTENT-length: 1\r\na: 1\r\nA:\t2 \r\nB: x\r\n\r\ny"
     )
-    assert answer.head
-    assert (answer.head.headers, body) == ({b"a": b"1, 1, 2", b"content-length": b"1", b"b": b"x"}, b"y")
-    assert (answer.head.header(b"b"), answer.head.header(b"c")) == ("x", "")
+    assert response.head
+    assert (response.head.headers, body) == ({b"a": b"1, 1, 2", b"content-length": b"1", b"b": b"x"}, b"y")
+    assert (response.head.header(b"b"), response.head.header(b"c")) == ("x", "")
 
 
 @pytest.mark.parametrize("size", [1, 9, 10, 15, 16, 17, 255, 256, 4097])
-def test_a_chunk_s_size_is_hexadecimal(size: int) -> None:
-    answer, body = read(
+def test_the_size_of_a_chunk_is_hexadecimal(size: int) -> None:
+    response, body = read(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (size, b"z" * size)
     )
-    assert (answer.done, answer.rest, body) == (True, b"", b"z" * size)
+    assert (response.done, response.rest, body) == (True, b"", b"z" * size)
 
 
 @pytest.mark.parametrize(
@@ -211,21 +211,21 @@ def test_a_chunk_s_size_is_hexadecimal(size: int) -> None:
     [("GET", b"", ""), ("DELETE", b"", ""), ("DELETE", b"{}", "2")]
     + [(m, b, str(len(b))) for m in ("POST", "PUT", "PATCH") for b in (b"", b"{}")],
 )
-def test_a_request_reports_how_long_its_body_is_where_it_may_have_one(method: str, body: bytes, length: str) -> None:
+def test_a_request_has_a_content_length_if_its_method_allows_a_body(method: str, body: bytes, length: str) -> None:
     length_header = f"Content-Length: {length}\r\n" if length else ""
     sent = request_bytes(method, "/a", header_block({"Host": "x"}), body)
     assert sent == f"{method} /a HTTP/1.1\r\n{length_header}Host: x\r\n\r\n".encode() + body
 
 
 @pytest.mark.parametrize("text", ["a\r\nX: y", "a\nb", "ä", "\0", "\ud800"])
-def test_text_that_would_forge_a_request_is_refused(text: str) -> None:
+def test_text_that_would_inject_a_request_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="header"):
         header_block({"Authorization": text})
     with pytest.raises(ValueError, match="target"):
         request_bytes("GET", f"/{text}", b"", b"")
 
 
-def test_a_general_parser_reads_our_requests() -> None:
+def test_h11_reads_the_requests() -> None:
     block = header_block({"Host": "x", "Accept": "a/b"})
     for method, body in (("GET", b""), ("POST", b"{}"), ("PUT", b""), ("DELETE", b"{}")):
         connection = h11.Connection(h11.SERVER)

@@ -1,5 +1,7 @@
-"""What a server, a proxy or a user's object may send: deep, large, endless or slow. Each ends in our error, in time, and is retried
-with pauses; a user's deeply nested parameters stop no command."""
+"""Tests deep, large, endless and slow responses: each ends with an API error within the timeout, and is retried with pauses.
+
+Deeply nested parameters of a user must not make a command fail.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from dra_kubeletplugin.kube.paging import as_json, read_all
 from dra_kubeletplugin.kube.resource import NODES
 from dra_kubeletplugin.resourceapi.conversion import convert
 from dra_kubeletplugin.resourceapi.encoded import TOO_DEEP, flattened, from_json
-from tests.cli.test_cli_hostile_text import HOSTILE, Server, cluster, is_clean
+from tests.cli.test_cli_hostile_text import HOSTILE, Server, assert_clean, cluster
 from tests.helpers.raw_server import RawServer, http_response
 
 JSON = dict[str, Any]
@@ -36,7 +38,7 @@ MIB = 1 << 20
 
 
 def item(more: bytes) -> bytes:
-    """A list of one object that has ``more`` in it."""
+    """Returns the JSON of an object that contains ``more``."""
     head = b'{"metadata":{"name":"n","uid":"u","resourceVersion":"1"},"x":'
     return b'{"metadata":{"resourceVersion":"1"},"items":[' + head + more + b"}]}"
 
@@ -53,7 +55,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-async def test_a_body_that_cannot_be_read_is_an_api_error_wherever_it_stands(body: bytes) -> None:
+async def test_an_unreadable_body_is_an_api_error_in_every_kind_of_response(body: bytes) -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         return http_response(item(body) if b"/nodes" in request else b'{"a":' + body + b"}")
 
@@ -63,7 +65,7 @@ async def test_a_body_that_cannot_be_read_is_an_api_error_wherever_it_stands(bod
             with pytest.raises(ApiError) as e:
                 await question
             assert e.value.status == 0
-            is_clean(str(e.value), "the message")
+            assert_clean(str(e.value), "the message")
             assert len(str(e.value)) < 1000
         assert time.process_time() - started < 5
 
@@ -78,7 +80,7 @@ async def test_an_unrequested_compressed_response_is_not_json() -> None:
             await client.call("GET", "/x")
 
 
-async def test_of_a_key_that_stands_twice_the_last_counts_as_in_go() -> None:
+async def test_the_last_of_two_equal_keys_is_used_as_in_go() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         return http_response(b'{"a": 1, "a": 2}')
 
@@ -86,7 +88,7 @@ async def test_of_a_key_that_stands_twice_the_last_counts_as_in_go() -> None:
         assert await client.call("GET", "/x") == {"a": 2}
 
 
-async def test_an_object_of_10_mib_is_read() -> None:
+async def test_the_client_reads_an_object_of_10_mib() -> None:
     async def reply(peer: RawServer, request: bytes) -> bytes:
         return http_response(item(b'"' + b"a" * (10 * MIB) + b'"'))
 
@@ -96,7 +98,7 @@ async def test_an_object_of_10_mib_is_read() -> None:
 
 
 class Endless:
-    """Writes one piece after another until the peer goes."""
+    """Writes one piece after another until the peer closes the connection."""
 
     def __init__(self, first: bytes, piece: bytes, pause: float) -> None:
         self._first, self._piece, self._pause = first, piece, pause
@@ -137,7 +139,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("first", "piece", "pause"), ENDLESS.values(), ids=ENDLESS)
-async def test_an_answer_without_an_end_takes_the_time_of_the_call_and_no_memory(
+async def test_an_endless_response_ends_at_the_timeout_and_needs_little_memory(
     first: bytes, piece: bytes, pause: float
 ) -> None:
     async with Endless(first, piece, pause) as server, KubeClient(ApiConfig(server.url), timeout=1.0) as client:
@@ -156,8 +158,8 @@ async def test_an_answer_without_an_end_takes_the_time_of_the_call_and_no_memory
 @pytest.mark.parametrize(
     "line", [b"[" * 100_000, b"9" * 1_000_000, b"\xff\xfe", b'{"type":"ADDED","object":' + b"[" * 9000]
 )
-async def test_a_watch_with_nonsense_is_begun_again_with_growing_pauses(line: bytes) -> None:
-    """The server ends each watch with a line that cannot be read, for two seconds; it is not asked all the time."""
+async def test_a_watch_with_unreadable_lines_is_restarted_with_growing_pauses(line: bytes) -> None:
+    """For two seconds, the server ends each watch with an unreadable line. The client must not send requests continuously."""
     request_count = 0
 
     async def reply(peer: RawServer, request: bytes) -> bytes:
@@ -179,14 +181,14 @@ async def test_a_watch_with_nonsense_is_begun_again_with_growing_pauses(line: by
         assert not task.done(), task.exception()
         assert (
             1 <= request_count <= 20
-        )  # 0.05 s doubled each time makes 6 in two seconds; without pauses it would be hundreds
+        )  # with pauses that double from 0.05 s, about 6 requests in two seconds; without pauses, hundreds
         assert reflector.fault
-        is_clean(reflector.fault, "the fault")
+        assert_clean(reflector.fault, "the fault")
         task.cancel()
         await asyncio.wait({task})
 
 
-# --- parameters that a user nests as deep as the API server takes them ---------------------------------------
+# --- parameters with the maximum depth that the API server accepts -------------------------------------------
 
 
 def nested(depth: int) -> JSON:
@@ -198,7 +200,7 @@ def nested(depth: int) -> JSON:
 
 @pytest.mark.parametrize("depth", [40, 500, 2000])
 @pytest.mark.parametrize("wrap", [lambda v: {"a": v}, lambda v: [v], lambda v: {"token": v}, lambda v: {"env": [v]}])
-def test_a_deep_object_is_gathered_as_far_as_it_can_be_shown(depth: int, wrap: Callable[[Any], Any]) -> None:
+def test_dra_gather_writes_the_readable_part_of_a_deep_object(depth: int, wrap: Callable[[Any], Any]) -> None:
     value: Any = "end"
     for _ in range(depth):
         value = wrap(value)
@@ -210,10 +212,10 @@ COMMANDS = ["explain", "explain pod/p", "explain claim/has", "top --once", "doct
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_claim_with_deeply_nested_parameters_stops_no_command(
+def test_commands_work_with_a_claim_with_deeply_nested_parameters(
     words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """10 KiB of parameters, which the API server takes, may be 1,700 objects deep as `{"a":`; lists 5,000."""
+    """The API server accepts 10 KiB of parameters, which can contain 1,700 nested objects such as `{"a":`, or 5,000 lists."""
     objects = cluster()
     has = next(o for o in objects if o["metadata"]["name"] == "has")
     has["spec"]["devices"]["config"][0]["opaque"]["parameters"] = "DEEP"
@@ -233,7 +235,7 @@ def test_a_claim_with_deeply_nested_parameters_stops_no_command(
             assert TOO_DEEP in member.read().decode()
 
 
-# --- what the decoder refuses ----------------------------------------------------------------------------------
+# --- limits of the decoder -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("opened", [b"[", b'{"a":', b'[{"]}\\"{[":'])
@@ -260,7 +262,7 @@ def test_the_decoder_keeps_values_within_the_depth_limit(value: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [1700, 9000, 50_000])
-async def test_one_deep_object_hides_no_other_from_a_list_or_a_watch(depth: int) -> None:
+async def test_a_deep_object_does_not_hide_other_objects_of_a_list_or_watch(depth: int) -> None:
     deep, plain = (b'{"metadata":{"name":"%b","uid":"%b","resourceVersion":"1"},"x":%b}' % (n, n, x) for n, x in (
         (b"deep", b"[" * depth + b"]" * depth), (b"plain", b"1")))  # fmt: skip
 
@@ -286,7 +288,7 @@ async def _first(events: AsyncIterator[Any], number: int) -> AsyncIterator[tuple
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
-def test_a_deep_claim_is_converted(version: str) -> None:
+def test_a_deeply_nested_claim_can_be_converted(version: str) -> None:
     made = {
         "apiVersion": f"resource.k8s.io/{version}",
         "kind": "ResourceClaim",

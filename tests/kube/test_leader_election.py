@@ -1,4 +1,4 @@
-"""Leader election on a test clock: when each elector leads, and what it writes."""
+"""Tests leader election on a test clock: when an elector leads, and which requests it sends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Done(BaseException):
 
 
 class Api:
-    """Keeps one Lease, and the time. ``faults`` are raised one after the other, None for none of them."""
+    """Stores one Lease and the current time. Each call raises the next of ``faults``; None means no error."""
 
     def __init__(self, until: float, lease: JSON | None = None) -> None:
         self.until = until
@@ -37,7 +37,7 @@ class Api:
         self.writes: list[tuple[float, JSON]] = []
         self.calls: list[tuple[float, str]] = []
         self.elector: LeaderElector | None = None
-        self.at: dict[float, Any] = {}  # second → the change that another client makes then
+        self.at: dict[float, Any] = {}  # changes of other clients by second
 
     def _call(self, verb: str) -> None:
         self.calls.append((self.now, verb))
@@ -119,11 +119,15 @@ async def test_the_first_elector_creates_a_missing_lease_and_renews_it(elect: An
     assert cast(JSON, api.lease)["kind"] == "Lease"
     assert cast(JSON, api.lease)["apiVersion"] == "coordination.k8s.io/v1"
     assert (elector.holder, elector.fault) == ("me", "")
-    assert (elector.leader.is_set(), elector.lost.is_set()) == (False, True), "it ended while it led"
+    assert (elector.leader.is_set(), elector.lost.is_set()) == (False, True), (
+        "the elector ended while it was the leader"
+    )
 
 
 @pytest.mark.parametrize("chance", [0, 1])
-async def test_anothers_lease_is_waited_out_to_the_second_and_fields_of_others_stay(elect: Any, chance: int) -> None:
+async def test_the_elector_waits_for_the_end_of_anothers_lease_and_keeps_unknown_fields(
+    elect: Any, chance: int
+) -> None:
     api = Api(until=25, lease=held("other", more="kept"))
     await elect(api, chance)
     step = (2, 2.4)[chance]
@@ -139,7 +143,7 @@ async def test_anothers_lease_is_waited_out_to_the_second_and_fields_of_others_s
 
 
 @pytest.mark.parametrize("duration", [None, 0])
-async def test_a_lease_without_a_duration_lasts_the_elector_s_own_duration(elect: Any, duration: int | None) -> None:
+async def test_a_lease_without_a_duration_has_the_elector_s_own_duration(elect: Any, duration: int | None) -> None:
     api = Api(until=20, lease=held("other", leaseDurationSeconds=duration))
     await elect(api)
     assert api.writes[0][0] == 16
@@ -159,17 +163,17 @@ async def test_the_elector_takes_its_own_earlier_lease_at_once_and_keeps_it(elec
     assert (at, spec["leaseTransitions"], spec["acquireTime"]) == (0, 3, "a")
 
 
-async def test_a_lease_without_a_spec_is_anyone_s(elect: Any) -> None:
+async def test_the_elector_takes_a_lease_without_a_spec_at_once(elect: Any) -> None:
     api = Api(until=1, lease={"metadata": {"name": "driver", "resourceVersion": "1"}})
     await elect(api)
     assert api.writes[0][1]["leaseTransitions"] == 1
 
 
-async def test_each_change_of_the_record_is_a_sign_of_life(elect: Any) -> None:
+async def test_each_change_of_the_lease_restarts_the_wait(elect: Any) -> None:
     api = Api(until=40, lease=held("other"))
     api.at[9] = renewed(api, "other", renewTime="later")
     await elect(api)
-    assert api.writes[0][0] == 30, "seen at 10, and 20 s after that"
+    assert api.writes[0][0] == 30, "20 s after the change, which the elector sees at 10 s"
 
 
 async def test_a_leader_that_cannot_renew_stops_at_the_deadline_after_its_last_renewal(elect: Any) -> None:
@@ -196,12 +200,12 @@ async def test_a_leader_frozen_past_its_deadline_stops_before_any_check(elect: A
     api = Api(until=30)
     seen: list[tuple[bool, bool]] = []
 
-    def look() -> None:
+    def jump() -> None:
         elector = cast(LeaderElector, api.elector)
         before, api.now = elector.leads, api.now + 10
         seen.append((before, elector.leads))
 
-    api.at[5] = look
+    api.at[5] = jump
     await elect(api)
     assert seen == [(True, False)]
 
@@ -215,7 +219,7 @@ async def test_the_leader_creates_a_deleted_lease_again(elect: Any) -> None:
 
     api.at[5] = delete
     elector = await elect(api)
-    assert api.now > 30, "it led until the test was over"
+    assert api.now > 30, "the elector led until the end of the test"
     assert (elector.fault, elector.holder) == ("", "me")
     assert [(at, verb) for at, verb in api.calls if at in {6, 8}] == [
         (6, "update"), (6, "get"), (6, "create"), (8, "update"),
@@ -231,11 +235,11 @@ async def test_an_elector_that_saw_the_holder_waits_after_the_lease_is_deleted(e
 
     api.at[9] = delete
     await elect(api)
-    assert api.writes[0][0] == 28, "seen at 8, and 20 s after that"
+    assert api.writes[0][0] == 28, "20 s after the change, which the elector sees at 8 s"
     assert {verb for at, verb in api.calls if at < 28} == {"get"}
 
 
-async def test_a_deleted_lease_is_made_at_once_by_who_saw_it_given_back_and_not_by_who_did_not(elect: Any) -> None:
+async def test_a_deleted_lease_is_created_at_once_only_if_the_elector_saw_its_release(elect: Any) -> None:
     api = Api(until=8, lease=held("other"))
     api.at[3] = renewed(api, "")
     api.at[3.5] = lambda: setattr(api, "lease", None)
@@ -250,7 +254,7 @@ async def test_a_deleted_lease_is_made_at_once_by_who_saw_it_given_back_and_not_
     assert api.writes[0][0] == 6
 
 
-async def test_the_last_second_before_the_deadline_is_used(elect: Any) -> None:
+async def test_a_leader_retries_until_the_last_second_before_the_deadline(elect: Any) -> None:
     api = Api(until=100)
     api.faults = [None, None, None] + [ApiError("away")] * 50
     await elect(api, times=LeaseTimes(duration=15, renew_deadline=10, retry=3))
@@ -278,7 +282,7 @@ async def test_a_leader_stops_when_the_lease_names_another_holder(elect: Any) ->
     assert (elector.holder, elector.lost.is_set(), elector.leader.is_set()) == ("other", True, False)
 
 
-async def test_who_finds_its_lease_changed_and_still_its_own_reads_it_again_and_goes_on(elect: Any) -> None:
+async def test_a_leader_continues_after_another_client_changed_its_lease(elect: Any) -> None:
     api = Api(until=7)
     api.at[3] = renewed(api, "me", more="label")
     await elect(api)
@@ -317,20 +321,20 @@ async def test_the_elector_reports_a_repeated_error_once(
 
 
 @pytest.mark.parametrize("spec", [{"holderIdentity": 7}, [1], "x"])
-async def test_what_is_no_lease_is_a_fault_and_is_not_written_over(elect: Any, spec: Any) -> None:
+async def test_a_malformed_lease_is_reported_and_not_overwritten(elect: Any, spec: Any) -> None:
     api = Api(until=5, lease={"metadata": {"name": "driver", "resourceVersion": "1"}, "spec": spec})
     elector = await elect(api)
     assert api.writes == []
     assert "is not a Lease" in elector.fault
 
 
-# --- giving back --------------------------------------------------------------------------------------------
+# --- release ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("now", "written"), [(5, True), (11.9, True), (12, False), (13, False)], ids=["soon", "at the end", "then", "late"]
 )
-async def test_a_lease_is_given_back_while_it_is_ours(elect: Any, now: float, written: bool) -> None:
+async def test_a_leader_releases_its_lease_until_the_renew_deadline(elect: Any, now: float, written: bool) -> None:
     api = Api(until=3)
     elector = await elect(api)
     assert [at for at, _ in api.writes] == [0, 0, 2]
@@ -343,11 +347,11 @@ async def test_a_lease_is_given_back_while_it_is_ours(elect: Any, now: float, wr
         assert last["acquireTime"] != api.writes[2][1]["acquireTime"]
         assert elector.holder == ""
         await elector.release()
-        assert len(api.writes) == 4, "once"
+        assert len(api.writes) == 4, "a second release writes nothing"
 
 
 @pytest.mark.parametrize("fault", [ApiError("away"), TimeoutError()])
-async def test_a_lease_that_cannot_be_given_back_ends_by_itself(elect: Any, fault: Exception) -> None:
+async def test_a_failed_release_raises_no_error(elect: Any, fault: Exception) -> None:
     api = Api(until=3)
     elector = await elect(api)
     api.faults = [fault]
@@ -381,7 +385,7 @@ async def test_an_elector_that_never_led_releases_no_lease(elect: Any) -> None:
         ((15, 10, -1), False),
     ],
 )
-def test_times_leave_room_between_one_leader_and_the_next(times: tuple[float, float, float], good: bool) -> None:
+def test_lease_times_must_leave_time_between_two_leaders(times: tuple[float, float, float], good: bool) -> None:
     if good:
         assert LeaseTimes(*times).slack == pytest.approx(times[0] - times[1])
     else:

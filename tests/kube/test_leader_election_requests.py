@@ -87,7 +87,7 @@ async def test_the_next_elector_leads_only_after_the_lease_of_a_killed_leader_en
     await within(30, second.leader.wait())
     taken = (await client.get(LEASES, "driver", "default"))["spec"]
     assert (left["holderIdentity"], taken["holderIdentity"]) == ("first", "second")
-    # Both wrote by the same clock. The time at which the second saw the last renewal does not matter.
+    # Both electors used the same clock, so the time at which the second saw the last renewal does not matter.
     passed = datetime.fromisoformat(taken["acquireTime"]) - datetime.fromisoformat(left["renewTime"])
     assert passed.total_seconds() >= QUICK.duration
 

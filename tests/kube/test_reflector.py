@@ -1,4 +1,4 @@
-"""The reflector with a stub server, clock and random source: which request it sends next, and how long it waits."""
+"""Tests with a stub server, clock and random source which request the reflector sends next, and how long it waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self, *script: Any, versions: Sequence[str | ApiError] = (), chance: int = 1) -> None:
         self.script = list(script)
-        self.chance = chance  # the random value: from 0, the least, to 1, the most
+        self.chance = chance  # the random value, from 0 to 1
         self.versions = list(versions)
         self.asked: list[Any] = []
         self.slept: list[float] = []
@@ -129,7 +129,7 @@ def request_log(server: Server) -> list[str]:
     return [a if isinstance(a, str) else " ".join([a[0], a[2]] if a[0] == "watch" else [a[0]]) for a in server.asked]
 
 
-async def test_a_list_is_followed_by_a_watch_from_where_it_ends(follow: Any) -> None:
+async def test_a_watch_begins_at_the_resource_version_of_the_list(follow: Any) -> None:
     server = Server(listing(obj("a")), ([line("DELETED", obj("a", "8")), line("ADDED", obj("b", "8"))], 0))
     reflector, seen = await follow(server, NODES, "ns", "f=1")
     assert seen == [("ADDED", "a"), SYNCED, ("DELETED", "a"), ("ADDED", "b")]
@@ -144,7 +144,7 @@ async def test_a_list_is_followed_by_a_watch_from_where_it_ends(follow: Any) -> 
     assert reflector.items == {"u-b": obj("b", "8")}
 
 
-async def test_an_empty_selector_is_not_sent_and_silence_is_75_seconds(follow: Any) -> None:
+async def test_an_empty_selector_is_not_sent_and_the_silence_timeout_is_75_seconds(follow: Any) -> None:
     server = Server(listing(), ([], 0))
     await follow(server)
     assert server.asked[0] == ("list", "v1", "", "", 500, "")
@@ -152,7 +152,7 @@ async def test_an_empty_selector_is_not_sent_and_silence_is_75_seconds(follow: A
     assert server.silence == 75.0
 
 
-async def test_a_list_is_read_to_its_last_page_and_reports_what_came_changed_and_went(follow: Any) -> None:
+async def test_a_list_is_read_to_its_last_page_and_reports_additions_changes_and_deletions(follow: Any) -> None:
     first = [listing(obj("a"), more="c1"), listing(obj("b"), more="c2"), listing(obj("c"), version="9")]
     server = Server(*first, GoneError("gone"), listing(obj("b", "2"), obj("c"), obj("d"), version="20"))
     reflector, seen = await follow(server)
@@ -182,7 +182,7 @@ async def test_the_reflector_reports_a_resumed_watch_once(follow: Any, ends: lis
     assert len(told) == calls
 
 
-async def test_the_next_list_knows_the_objects_of_the_watch(follow: Any) -> None:
+async def test_the_next_list_does_not_report_objects_of_the_watch_again(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8")), line("MODIFIED", obj("a", "9")), line("DELETED", obj("c", "10"))]
     server = Server(listing(obj("a"), obj("c")), (events, 9), GoneError("gone"), listing(obj("a", "9"), obj("b", "8")))
     _, seen = await follow(server)
@@ -206,23 +206,23 @@ async def test_a_cut_watch_restarts_within_a_second_and_a_short_watch_after_a_gr
     assert request_log(server) == ["list"] + ["watch 7"] * 8
 
 
-async def test_a_short_watch_that_reported_something_is_the_first_failure_again(follow: Any) -> None:
+async def test_a_short_watch_with_an_event_resets_the_number_of_failures(follow: Any) -> None:
     server = Server(listing(), ([], 0), ([], 0), ([line("ADDED", obj("a"))], 0), ([], 0))
     await follow(server)
     assert server.slept == [0.1, 0.2, 0.1, 0.2]
 
 
-async def test_pauses_grow_to_half_a_minute_and_no_further(follow: Any) -> None:
+async def test_pauses_grow_to_at_most_half_a_minute(follow: Any) -> None:
     server = Server(*[ApiError("away")] * 14)
     await follow(server)
     assert server.slept == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6] + [30.0] * 5
 
 
 @pytest.mark.parametrize("away", [0, 12], ids=["another answers", "away for 12 tries"])
-async def test_a_fleet_whose_watches_are_cut_at_once_comes_back_spread_over_seconds(
+async def test_plugins_whose_watches_end_together_reconnect_spread_over_seconds(
     away: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrivals: list[list[float]] = [[] for _ in range(away + 1)]  # of each try, seconds after the cut
+    arrivals: list[list[float]] = [[] for _ in range(away + 1)]  # seconds from the end of the watches to each attempt
     for _ in range(400):
         server = Server(listing(), ([], 60), *[ApiError("refused")] * away)
         cut = server.now + 60
@@ -246,20 +246,18 @@ async def test_a_fleet_whose_watches_are_cut_at_once_comes_back_spread_over_seco
                 pass
     for times in filter(None, arrivals):
         busiest = max(sum(start <= t < start + 0.1 for t in times) for start in times)
-        assert busiest < 0.25 * len(times), "no tenth of a second has a quarter of the fleet"
+        assert busiest < 0.25 * len(times), "in no tenth of a second, a quarter of the plugins reconnects"
     assert len(arrivals[0]) == 400
 
 
-async def test_pauses_of_many_differ_by_half(follow: Any) -> None:
+async def test_pauses_vary_by_half(follow: Any) -> None:
     server = Server(ApiError("away"), ApiError("away"), chance=0)
     await follow(server)
     assert server.slept == [0.05, 0.1]
 
 
 @pytest.mark.parametrize("status", [0, 429, 500, 503])
-async def test_a_server_that_is_away_is_asked_for_the_watch_again_and_for_a_list_the_third_time(
-    status: int, follow: Any
-) -> None:
+async def test_the_reflector_retries_a_failed_watch_and_lists_at_the_third_attempt(status: int, follow: Any) -> None:
     away = api_error("away", status)
     server = Server(listing(), away, away, away, listing(version="8"), away, away, away)
     await follow(server)
@@ -268,11 +266,11 @@ async def test_a_server_that_is_away_is_asked_for_the_watch_again_and_for_a_list
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 410])
-async def test_a_refused_watch_is_begun_again_with_a_list(status: int, follow: Any) -> None:
+async def test_a_refused_watch_is_followed_by_a_list(status: int, follow: Any) -> None:
     server = Server(listing(), api_error("no", status), listing(version="8"))
     reflector, _ = await follow(server)
     assert request_log(server) == ["list", "watch 7", "list", "watch 8"]
-    assert reflector.fault == "", "the list was answered"
+    assert reflector.fault == "", "the list succeeded"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +296,7 @@ async def test_an_error_in_a_watch_keeps_the_events_before_it(
     assert list(reflector.items) == ["u-a"]
 
 
-async def test_a_fault_keeps_its_class_and_nothing_of_the_list_that_failed(follow: Any) -> None:
+async def test_an_error_keeps_its_class_and_a_failed_list_reports_no_objects(follow: Any) -> None:
     refused = api_error("no", 403)
     reflector, _ = await follow(Server(listing(obj("a"), more="next"), refused))
     assert isinstance(reflector.error, ForbiddenError)
@@ -306,19 +304,19 @@ async def test_a_fault_keeps_its_class_and_nothing_of_the_list_that_failed(follo
     assert reflector.error.__traceback__ is None
 
 
-async def test_heard_and_fault_report_the_reflector_s_state(follow: Any) -> None:
+async def test_last_message_and_error_describe_the_reflector_s_state(follow: Any) -> None:
     away = Server(ApiError("away"))
     reflector, _ = await follow(away)
     assert (reflector.last_message, reflector.fault) == (0.0, "away")
     server = Server(listing(), ([], 9), ([], 20))
     reflector, _ = await follow(server)
-    assert (reflector.last_message, reflector.fault) == (1009.0, ""), "when the last watch was granted"
+    assert (reflector.last_message, reflector.fault) == (1009.0, ""), "the time at which the last watch was accepted"
     server = Server(listing(), ([line("ADDED", obj(n)) for n in "abc"], 0))
     reflector, _ = await follow(server)
-    assert reflector.last_message == 1001.5, "when the last line came"
+    assert reflector.last_message == 1001.5, "the time at which the last line arrived"
 
 
-async def test_without_copies_only_what_distinguishes_objects_is_kept(follow: Any) -> None:
+async def test_without_copies_the_reflector_keeps_only_the_identity_of_objects(follow: Any) -> None:
     events = [line("ADDED", obj("b", "8", spec=1)), line("DELETED", obj("a", "9", spec=1))]
     server = Server(listing(obj("a", spec=1), obj("c")), (events, 9), GoneError(""), listing(obj("b", "8")))
     reflector, seen = await follow(server, copies=False)
@@ -329,9 +327,7 @@ async def test_without_copies_only_what_distinguishes_objects_is_kept(follow: An
 
 
 @pytest.mark.parametrize("copies", [True, False])
-async def test_an_error_is_reported_with_the_server_s_words_as_far_as_they_make_sense(
-    copies: bool, follow: Any
-) -> None:
+async def test_an_error_contains_the_readable_part_of_the_server_s_message(copies: bool, follow: Any) -> None:
     fault = line("ERROR", {"code": 500, "message": "etcd " + "x" * 1000})
     server = Server(listing(), ([fault], 0))
     reflector, _ = await follow(server, copies=copies)
@@ -339,7 +335,7 @@ async def test_an_error_is_reported_with_the_server_s_words_as_far_as_they_make_
     assert len(reflector.fault) == len("watch nodes: ") + 300
 
 
-async def test_failures_are_reported_at_the_first_the_fifth_and_every_twentieth(
+async def test_the_first_the_fifth_and_every_twentieth_failure_are_logged(
     follow: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -351,7 +347,7 @@ async def test_failures_are_reported_at_the_first_the_fifth_and_every_twentieth(
 # --- versions -----------------------------------------------------------------------------------------------
 
 
-async def test_the_version_is_requested_after_a_watch_that_was_cut_and_another_one_begins_with_a_list(
+async def test_the_version_is_requested_after_a_cut_watch_and_a_new_version_causes_a_list(
     follow: Any,
 ) -> None:
     server = Server(listing(), ([], 9), ([], 9), listing(), versions=["v1beta1", "v1beta1", "v1", "v1", "v1"])
@@ -363,13 +359,13 @@ async def test_the_version_is_requested_after_a_watch_that_was_cut_and_another_o
     assert reflector.plural == "resourceslices"
 
 
-async def test_a_watch_that_ended_in_time_costs_no_request_for_the_version(follow: Any) -> None:
+async def test_a_watch_that_ended_at_its_timeout_causes_no_version_request(follow: Any) -> None:
     server = Server(listing(), ([], 290), ([], 290), ([], 9), NotFoundError("gone"), versions=["v1"] * 5)
     await follow(server, "resourceslices")
     assert request_log(server)[:7] == ["list", "watch 7", "watch 7", "watch 7", "version", "watch 7", "version"]
 
 
-async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(follow: Any) -> None:
+async def test_the_reflector_keeps_the_version_if_the_version_request_fails(follow: Any) -> None:
     versions = ["v1", ApiError("away"), api_error("slow", 500), "v1"]
     server = Server(listing(), ([], 9), ([], 9), ([], 9), versions=versions)
     _, seen = await follow(server, "resourceslices")
@@ -377,14 +373,14 @@ async def test_a_server_that_cannot_state_its_versions_is_taken_to_be_as_before(
     assert request_log(server)[:7] == ["list", "watch 7", "version", "watch 7", "version", "watch 7", "version"]
 
 
-async def test_a_server_without_any_version_is_a_fault_also_where_it_had_one(follow: Any) -> None:
+async def test_a_server_without_a_supported_version_is_an_error_after_it_had_one(follow: Any) -> None:
     fault = NotFoundError("no version")
     server = Server(listing(), ([], 9), versions=["v1", fault])
     reflector, seen = await follow(server, "resourceslices")
     assert (seen, reflector.fault, server.slept) == ([SYNCED], "no version", [1.0, 0.1])
 
 
-async def test_versions_that_were_never_reported_are_waited_for(follow: Any) -> None:
+async def test_the_reflector_waits_until_the_versions_are_known(follow: Any) -> None:
     class Late(Server):
         async def dra(self, plural: str) -> Resource:
             if len(self.slept) < 2:

@@ -1,4 +1,4 @@
-"""TLS contexts: which certificates they trust, when files are read again, and which protocols they offer."""
+"""Tests TLS contexts: the certificates that they trust, when files are read again, and the protocols that they offer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_both_sides_select_http_1_1(ca: Pair, tmp_path: Path) -> None:
     assert protocol(Tls(TlsFiles(ca=ca.cert)).context(), server) == "http/1.1"
 
 
-def test_the_system_s_certificates_are_loaded_when_no_ca_is_configured_and_one_is_needed(
+def test_system_certificates_are_loaded_only_if_tls_is_used_without_a_configured_ca(
     ca: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[int] = []
@@ -72,7 +72,7 @@ def test_files_are_read_again_after_a_minute_and_at_once_when_changed_or_rejecte
     now += 59.9
     assert tls.context() is context
     tls.use(TlsFiles(ca=first))
-    assert tls.context() is context, "the same files"
+    assert tls.context() is context, "the files have not changed"
     now += 0.1
     changed = tls.context()
     assert changed is not context

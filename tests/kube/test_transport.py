@@ -1,4 +1,4 @@
-"""Which connection a request uses, with stub wires: the transport loses, duplicates and exceeds no connection."""
+"""Tests with stub wires which connection a request uses, and that the transport never loses or exceeds connections."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Line(Wire):
         super().write(data)
         self.network.order.append((self.number, bytes(data).split(b" ")[1].decode()))
         if self.replies:
-            self.answer(self.replies.pop(0))
+            self.reply(self.replies.pop(0))
         elif self.network.replies is not None:
-            self.answer(self.network.replies)
+            self.reply(self.network.replies)
 
-    def answer(self, reply: bytes | None) -> None:
+    def reply(self, data: bytes | None) -> None:
         loop = asyncio.get_running_loop()
-        if reply is None:
+        if data is None:
             loop.call_soon(self.abort)
         else:
-            loop.call_soon(self.connection.data_received, reply)
+            loop.call_soon(self.connection.data_received, data)
 
     def close(self) -> None:
         was, self.ended = self.ended, self.ended or "closed"
@@ -69,7 +69,7 @@ class Line(Wire):
 
 
 class Network:
-    """Makes lines. ``replies`` is what every one answers where it has nothing else to say; None for nothing."""
+    """Creates lines. ``replies`` is the reply of each line without its own replies; None for no reply."""
 
     def __init__(self) -> None:
         self.lines: list[Line] = []
@@ -119,10 +119,10 @@ async def collect_results(tasks: list[asyncio.Task[Any]]) -> list[str]:
     return out
 
 
-# --- how many -----------------------------------------------------------------------------------------------
+# --- number of connections ------------------------------------------------------------------------------------------
 
 
-async def test_eight_are_in_flight_and_the_others_wait_in_order(network: Network) -> None:
+async def test_eight_requests_are_in_flight_and_others_wait_in_order(network: Network) -> None:
     network.replies = None
     transport = Transport("http://x")
     tasks = start_requests(transport, *"abcdefghijk")
@@ -130,20 +130,20 @@ async def test_eight_are_in_flight_and_the_others_wait_in_order(network: Network
     assert len(network.lines) == 8
     assert transport.load == "8 of 8 connections in use, 3 requests waiting"
     for number in (5, 2):
-        network.lines[number].answer(GOOD)
+        network.lines[number].reply(GOOD)
         await run_pending_tasks()
     assert network.order[8:] == [(5, "/i"), (2, "/j")]
     assert transport.load == "8 of 8 connections in use, 1 requests waiting"
     network.replies = GOOD
     for line in network.lines:
-        line.answer(GOOD)
+        line.reply(GOOD)
     assert await collect_results(tasks) == ["200"] * 11
     assert (transport.load, len(network.lines)) == ("0 of 8 connections in use, 0 requests waiting", 8)
     await transport.close()
     assert [line.ended for line in network.lines] == ["closed"] * 8
 
 
-async def test_the_connection_that_was_used_last_is_used_next(network: Network) -> None:
+async def test_the_most_recently_used_connection_is_used_next(network: Network) -> None:
     transport = Transport("http://x", connections=3)
     await collect_results(start_requests(transport, *"abc"))
     await collect_results(start_requests(transport, "d"))
@@ -152,7 +152,7 @@ async def test_the_connection_that_was_used_last_is_used_next(network: Network) 
     await transport.close()
 
 
-async def test_idle_connections_that_are_lost_give_their_places_back_once(network: Network) -> None:
+async def test_lost_idle_connections_release_their_slots_once(network: Network) -> None:
     transport = Transport("http://x", connections=2)
     await collect_results(start_requests(transport, *"ab"))
     for line in network.lines:
@@ -165,7 +165,7 @@ async def test_idle_connections_that_are_lost_give_their_places_back_once(networ
     assert len(network.lines) == 4
     network.replies = GOOD
     for line in network.lines[2:]:
-        line.answer(GOOD)
+        line.reply(GOOD)
     assert await collect_results(tasks) == ["200"] * 5
     await transport.close()
     assert [line.ended for line in network.lines] == ["", "", "closed", "closed"], (
@@ -173,7 +173,7 @@ async def test_idle_connections_that_are_lost_give_their_places_back_once(networ
     )
 
 
-async def test_a_connection_that_cannot_be_made_gives_its_place_back(network: Network) -> None:
+async def test_a_failed_connection_attempt_releases_its_slot(network: Network) -> None:
     transport = Transport("http://x", connections=1)
     network.faults = [OSError("no route"), None]
     assert await collect_results(start_requests(transport, "a")) == ["OSError"]
@@ -192,7 +192,7 @@ async def test_a_connection_that_closes_passes_its_slot_to_a_waiting_request(net
     await transport.close()
 
 
-# --- what is sent again -------------------------------------------------------------------------------------
+# --- retries ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ async def test_a_connection_that_closes_passes_its_slot_to_a_waiting_request(net
         ("GET", [b"SSH"], "MalformedResponseError", 1),
     ],
 )
-async def test_what_a_kept_connection_never_answered_is_sent_again_if_it_changes_nothing(
+async def test_only_reading_requests_without_a_response_on_a_reused_connection_are_sent_again(
     method: str, replies: list[bytes | None], outcome: str, sent: int, network: Network
 ) -> None:
     transport = Transport("http://x", connections=1)
@@ -226,52 +226,50 @@ async def test_a_request_without_a_response_on_a_new_connection_fails(network: N
     tasks = start_requests(transport, "a")
     network.replies = None
     await run_pending_tasks()
-    network.lines[0].answer(None)
+    network.lines[0].reply(None)
     assert await collect_results(tasks) == ["ConnectionResetError"]
     assert len(network.lines) == 1
     await transport.close()
 
 
-async def test_a_connection_that_is_handed_on_counts_as_kept(network: Network) -> None:
+async def test_a_connection_that_is_passed_to_a_waiting_request_counts_as_reused(network: Network) -> None:
     network.replies = None
     transport = Transport("http://x", connections=1)
     tasks = start_requests(transport, *"ab")
     await run_pending_tasks()
     network.lines[0].replies = [None]
     network.replies = GOOD
-    network.lines[0].answer(GOOD)
+    network.lines[0].reply(GOOD)
     assert await collect_results(tasks) == ["200", "200"]
     assert network.order == [(0, "/a"), (0, "/b"), (1, "/b")]
     await transport.close()
 
 
-@pytest.mark.parametrize("fault", ["loss", "cancelled without a word", "cancelled in an answer"])
-async def test_a_fault_ends_the_idle_connections_too_unless_the_server_was_answering(
-    fault: str, network: Network
-) -> None:
+@pytest.mark.parametrize("fault", ["loss", "cancelled before a response", "cancelled during a response"])
+async def test_a_failed_request_ends_idle_connections_unless_a_response_had_begun(fault: str, network: Network) -> None:
     transport = Transport("http://x", connections=3)
     await collect_results(start_requests(transport, *"abc"))
     network.replies = None
     (task,) = start_requests(transport, "d", method="POST")
     await run_pending_tasks()
     if fault == "loss":
-        network.lines[2].answer(None)
+        network.lines[2].reply(None)
     else:
-        if fault == "cancelled in an answer":
-            network.lines[2].answer(GOOD[:10])
+        if fault == "cancelled during a response":
+            network.lines[2].reply(GOOD[:10])
             await run_pending_tasks()
         task.cancel()
     await run_pending_tasks()
     assert task.done()
-    assert network.open() == ([0, 1] if fault == "cancelled in an answer" else [])
+    assert network.open() == ([0, 1] if fault == "cancelled during a response" else [])
     assert transport.load == "0 of 3 connections in use, 0 requests waiting"
     await transport.close()
 
 
-# --- what lies in the kernel --------------------------------------------------------------------------------
+# --- unread data in the kernel ------------------------------------------------------------------------------
 
 
-async def test_an_idle_connection_that_ended_unseen_is_not_used(network: Network) -> None:
+async def test_an_idle_connection_that_the_peer_closed_is_not_used(network: Network) -> None:
     transport = Transport("http://x", connections=1)
     await collect_results(start_requests(transport, "a"))
     network.lines[0].far.close()
@@ -282,8 +280,8 @@ async def test_an_idle_connection_that_ended_unseen_is_not_used(network: Network
     await transport.close()
 
 
-async def test_what_the_loop_reads_from_an_idle_connection_does_not_end_it(network: Network) -> None:
-    """For example a TLS session ticket, which the TLS layer consumes."""
+async def test_data_that_the_event_loop_reads_does_not_end_an_idle_connection(network: Network) -> None:
+    """An example is a TLS session ticket, which the TLS layer consumes."""
     transport = Transport("http://x", connections=1)
     await collect_results(start_requests(transport, "a"))
     line = network.lines[0]
@@ -297,7 +295,7 @@ async def test_what_the_loop_reads_from_an_idle_connection_does_not_end_it(netwo
     await transport.close()
 
 
-async def test_a_request_that_is_cancelled_while_a_connection_is_looked_at_gives_it_back(network: Network) -> None:
+async def test_a_request_cancelled_during_the_check_of_a_connection_releases_it(network: Network) -> None:
     transport = Transport("http://x", connections=1)
     await collect_results(start_requests(transport, "a"))
     line = network.lines[0]
@@ -314,7 +312,7 @@ async def test_a_request_that_is_cancelled_while_a_connection_is_looked_at_gives
     await transport.close()
 
 
-# --- who waits ----------------------------------------------------------------------------------------------
+# --- waiting requests ---------------------------------------------------------------------------------------
 
 
 async def test_a_request_cancelled_while_waiting_is_skipped(network: Network) -> None:
@@ -326,19 +324,19 @@ async def test_a_request_cancelled_while_waiting_is_skipped(network: Network) ->
     await run_pending_tasks()
     assert transport.load == "1 of 1 connections in use, 2 requests waiting"
     network.replies = GOOD
-    network.lines[0].answer(GOOD)
+    network.lines[0].reply(GOOD)
     assert await collect_results(tasks) == ["200", "cancelled", "200", "200"]
     await transport.close()
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["a connection", "the right to make one"])
+@pytest.mark.parametrize("kept", [True, False], ids=["a connection", "a slot"])
 async def test_a_connection_passed_to_a_cancelled_request_goes_to_the_next(kept: bool, network: Network) -> None:
     network.replies = None
     transport = Transport("http://x", connections=1)
     tasks = start_requests(transport, *"abc")
     await run_pending_tasks()
     network.replies = GOOD
-    # In one step: the answer, the end of the first request, and the second one's end before it wakes up.
+    # One step contains the response, the end of the first request, and the cancellation of the second before it wakes up.
     if kept:
         network.lines[0].connection.data_received(GOOD)
     else:
@@ -350,10 +348,10 @@ async def test_a_connection_passed_to_a_cancelled_request_goes_to_the_next(kept:
     await transport.close()
 
 
-# --- streams, and the end -----------------------------------------------------------------------------------
+# --- streams and close --------------------------------------------------------------------------------------
 
 
-async def test_a_stream_has_a_connection_of_its_own_that_ends_with_it(network: Network) -> None:
+async def test_a_stream_has_its_own_connection_that_ends_with_the_stream(network: Network) -> None:
     transport = Transport("http://x/prefix/", connections=1)
     async with transport.stream("/w", {"A": "1"}) as (head, _):
         assert head.status == 200
@@ -390,7 +388,7 @@ class Clock:
         self.now = at
 
 
-async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
+async def test_all_unused_connections_except_one_are_closed_after_their_idle_time(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
@@ -399,10 +397,12 @@ async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
     tasks = start_requests(transport, *"abcd")
     await run_pending_tasks()
     for number in (0, 1, 2, 3):  # at 1000, 1010, 1020, 1030
-        network.lines[number].answer(GOOD)
+        network.lines[number].reply(GOOD)
         await run_pending_tasks()
         clock.now += 10
-        assert [at for at, _ in clock.timers] == ([] if number == 0 else [1100]), "one timer, from two connections on"
+        assert [at for at, _ in clock.timers] == ([] if number == 0 else [1100]), (
+            "one timer, if there are at least two connections"
+        )
     assert await collect_results(tasks) == ["200"] * 4
     for at, opened in ((1099.9, [0, 1, 2, 3]), (1100, [2, 3]), (1109.9, [2, 3]), (1110, [3]), (2000, [3])):
         await clock.until(at)
@@ -414,10 +414,10 @@ async def test_unused_connections_are_closed_but_for_one_each_at_its_time(
     assert await collect_results(start_requests(transport, *"abcdefg")) == ["200"] * 7
     assert len(clock.timers) == 1
     await transport.close()
-    assert clock.timers == [], "nothing is left to happen after a close"
+    assert clock.timers == [], "no timer remains after the close"
 
 
-async def test_a_connection_that_is_used_meanwhile_is_kept(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_is_used_again_stays_open(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     transport = Transport("http://x", connections=2, idle_seconds=90)
     await collect_results(start_requests(transport, *"ab"))
@@ -431,7 +431,7 @@ async def test_a_connection_that_is_used_meanwhile_is_kept(network: Network, mon
     await transport.close()
 
 
-async def test_a_close_waits_for_a_peer_and_not_for_ever(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_waits_for_peers_for_a_limited_time(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CLOSING", 0.01)
     transport = Transport("http://x", connections=2)
     await collect_results(start_requests(transport, *"ab"))
@@ -442,7 +442,7 @@ async def test_a_close_waits_for_a_peer_and_not_for_ever(network: Network, monke
     await Transport("http://x").close()
 
 
-async def test_each_set_of_headers_is_sent_as_it_is(network: Network) -> None:
+async def test_requests_send_their_own_headers(network: Network) -> None:
     transport = Transport("http://[::1]:7/")
     for headers in ({"A": "1"}, {"B": "2"}):
         for _ in range(2):
@@ -458,7 +458,7 @@ async def test_each_set_of_headers_is_sent_as_it_is(network: Network) -> None:
 
 
 class Files:
-    """Certificates whose content changes when somebody says that they were refused."""
+    """Certificate files whose content changes after a rejection."""
 
     server_name = "name"
 
@@ -485,7 +485,7 @@ async def test_a_rejected_certificate_is_retried_when_the_file_has_changed(
     await transport.close()
 
 
-async def test_without_tls_there_are_no_certificates_to_look_at(network: Network) -> None:
+async def test_without_tls_no_certificates_are_read(network: Network) -> None:
     transport = Transport("http://x", cast(Tls, Files("old", "new")))
     network.faults = [ssl.SSLError("odd")]
     assert await collect_results(start_requests(transport, "a")) == ["SSLError"]
@@ -509,7 +509,7 @@ async def test_without_tls_there_are_no_certificates_to_look_at(network: Network
         ("", None),
     ],
 )
-def test_which_urls_lead_to_a_server(server: str, parts: Any) -> None:
+def test_only_http_urls_with_host_and_valid_port_are_accepted(server: str, parts: Any) -> None:
     if parts is None:
         with pytest.raises(SettingsError, match="is not the URL of an API server"):
             split_server(server)

@@ -490,7 +490,7 @@ async def test_the_client_rejects_a_response_over_the_limit_before_it_fills_memo
         await transport.close()
 
 
-async def test_text_that_is_invalid_in_a_header_is_an_api_error(tmp_path: Path) -> None:
+async def test_a_token_that_is_invalid_in_a_header_is_an_api_error(tmp_path: Path) -> None:
     from dra_kubeletplugin.kube.credentials import TokenFile
 
     token = tmp_path / "token"

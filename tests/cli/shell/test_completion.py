@@ -1,4 +1,4 @@
-"""``dra completion``: what a shell makes of a tab, each asked as a user does: in a terminal."""
+"""Tests ``dra completion`` in a terminal of each shell, as a user does."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _QUIET = {
     "zsh": ["zsh", "-f", "-i"],
 }
 _COMPINIT = "unset zle_bracketed_paste; autoload -U compinit"
-_WAYS = {
+_LOADING = {
     "bash": {"source": "source ./script", "eval": 'eval "$(cat ./script)"'},
     "zsh": {
         "source": f"{_COMPINIT}; compinit -u -D; source ./script",
         "eval": f'{_COMPINIT}; compinit -u -D; eval "$(cat ./script)"',
-        "where zsh looks for such": f"{_COMPINIT}; mkdir f; cp script f/_dra; fpath+=($PWD/f); compinit -u -D",
+        "folder in fpath": f"{_COMPINIT}; mkdir f; cp script f/_dra; fpath+=($PWD/f); compinit -u -D",
     },
     "fish": {
         "source": "source ./script",
-        "where fish looks for such": "cp script $PWD/dra.fish; set -p fish_complete_path $PWD",
+        "folder in fish_complete_path": "cp script $PWD/dra.fish; set -p fish_complete_path $PWD",
     },
 }
-_WITHIN = 60.0  # seconds
+_TIMEOUT = 60.0  # seconds
 
 
 def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
-    """What the line is after a tab. The shell itself says it: the finished line is given to echo."""
+    """Returns the line after a press of the tab key. The shell itself prints the completed line with echo."""
     folder.mkdir(exist_ok=True)
     (folder / "script").write_text(script(shell))
     (folder / "dra").write_text(f'#!/bin/sh\nexec {sys.executable} -m dra_kubeletplugin.cli "$@"\n')
@@ -51,34 +51,36 @@ def completed(folder: Path, shell: str, line: str, way: str = "source") -> str:
         "PS1": "> ",
     }
     if shell == "fish":
-        asked = f"{_WAYS[shell][way]}; complete -C {line!r}"
+        command = f"{_LOADING[shell][way]}; complete -C {line!r}"
         found = subprocess.run(
-            ["fish", "-c", asked], cwd=folder, env=env, capture_output=True, text=True, timeout=_WITHIN, check=True
+            ["fish", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=_TIMEOUT, check=True
         )
         offers = [each.partition("\t")[0] for each in found.stdout.splitlines()]
+        if not offers:
+            return line
         assert len(offers) == 1, offers
         return f"{line.rpartition(' ')[0]} {offers[0]}"
-    ours, theirs = pty.openpty()
+    parent, child = pty.openpty()
     argv = _QUIET[shell]
     process = subprocess.Popen(
-        argv, cwd=folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        argv, cwd=folder, env=env, stdin=child, stdout=child, stderr=child, start_new_session=True
     )
-    os.close(theirs)
+    os.close(child)
     try:
-        os.write(ours, f"{_WAYS[shell][way]}; echo read''y\n".encode())
-        _until(ours, "ready\r\n")
-        os.write(ours, f"{line}\t\x01echo 'told:' \r".encode())
-        said = _until(ours, "\r\ntold:", "\r\n")
-        return said.rpartition("\r\ntold:")[2].strip()
+        os.write(parent, f"{_LOADING[shell][way]}; echo read''y\n".encode())
+        _read_until(parent, "ready\r\n")
+        os.write(parent, f"{line}\t\x01echo 'line:' \r".encode())
+        output = _read_until(parent, "\r\nline:", "\r\n")
+        return output.rpartition("\r\nline:")[2].strip()
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(parent)
 
 
-def _until(terminal: int, *parts: str) -> str:
-    """What comes until all of ``parts`` came, each after the one before it."""
-    seen, end = "", time.monotonic() + _WITHIN
+def _read_until(terminal: int, *parts: str) -> str:
+    """Reads until all of ``parts`` have appeared in this order, and returns the output up to the last part."""
+    seen, end = "", time.monotonic() + _TIMEOUT
     while True:
         assert time.monotonic() < end, seen
         seen += os.read(terminal, 4096).decode(errors="replace")
@@ -91,7 +93,7 @@ def _until(terminal: int, *parts: str) -> str:
             return seen[:at]
 
 
-def at_hand(shell: str) -> None:
+def require_shell(shell: str) -> None:
     if not shutil.which(shell):
         pytest.skip(f"needs {shell} on the PATH")
 
@@ -99,7 +101,7 @@ def at_hand(shell: str) -> None:
 @pytest.mark.cases(12)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
-    ("line", "whole"),
+    ("line", "expected"),
     [
         ("dra cont", "dra controller"),
         ("dra dev restart-k", "dra dev restart-kubelet"),
@@ -114,31 +116,31 @@ def at_hand(shell: str) -> None:
     ],
     ids=["command", "verb", "choice", "option", "form", "yaml", "driver", "driver-of-dev", "file", "uid"],
 )
-def test_a_tab_completes(tmp_path: Path, shell: str, line: str, whole: str) -> None:
-    at_hand(shell)
+def test_tab_completes_commands_options_and_values(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi" / f"k8s.gpu.example.com-claim_{UID}.json").touch()
     (tmp_path / "mydriver.py").touch()
     (tmp_path / "manifest.yaml").touch()
-    assert completed(tmp_path, shell, line) == whole
+    assert completed(tmp_path, shell, line) == expected
 
 
 @pytest.mark.cases(3)
-@pytest.mark.parametrize(("shell", "way"), [(shell, way) for shell in SHELLS for way in _WAYS[shell]])
-def test_each_way_to_load_the_script_works(tmp_path: Path, shell: str, way: str) -> None:
-    at_hand(shell)
+@pytest.mark.parametrize(("shell", "way"), [(shell, way) for shell in SHELLS for way in _LOADING[shell]])
+def test_each_method_to_load_the_script_works(tmp_path: Path, shell: str, way: str) -> None:
+    require_shell(shell)
     assert completed(tmp_path, shell, "dra expl", way) == "dra explain"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_knows_every_command_verb_and_option_and_its_shell_can_read_it(tmp_path: Path, shell: str) -> None:
+def test_the_script_contains_every_command_verb_and_option_and_its_syntax_is_valid(tmp_path: Path, shell: str) -> None:
     text = script(shell)
     assert not [name for name in (*parser().commands, *VERBS) if name not in text]
     options = {
         o for command in commands().values() for a in command._actions for o in a.option_strings if o.startswith("--")
     }
     assert not [o for o in options if o.removeprefix("--") not in text]
-    at_hand(shell)
+    require_shell(shell)
     (tmp_path / "script").write_text(text)
     subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
@@ -169,7 +171,7 @@ class Other(Driver):
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
-    ("line", "whole"),
+    ("line", "expected"),
     [
         ("dra run acme.py:Acme --acme-c", "dra run acme.py:Acme --acme-cards"),
         ("dra controller --log-level debug ./acme.py:Acme --no-acme", "dra controller --log-level debug ./acme.py:Acme --no-acme-spare"),
@@ -178,21 +180,21 @@ class Other(Driver):
         ("dra run acme.py:Acme --cdi-r", "dra run acme.py:Acme --cdi-root"),
         ("dra run two\\ words/acme.py:Acme --acme-c", "dra run two words/acme.py:Acme --acme-cards"),
     ],
-    ids=["run", "no", "home", "dev", "ours", "space"],
+    ids=["run", "no", "home", "dev", "framework option", "space"],
 )  # fmt: skip
-def test_options_of_the_driver_that_is_named_are_completed(tmp_path: Path, shell: str, line: str, whole: str) -> None:
-    at_hand(shell)
+def test_options_of_the_named_driver_are_completed(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
     (tmp_path / "two words").mkdir()
     for path in ("acme.py", "two words/acme.py"):
         (tmp_path / path).write_text(DRIVER)
     seen = completed(tmp_path, shell, line)
-    assert seen.replace("\\", "").replace(str(tmp_path), "~") == whole
+    assert seen.replace("\\", "").replace(str(tmp_path), "~") == expected
 
 
 @pytest.mark.cases(4)
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
-    ("line", "whole"),
+    ("line", "expected"),
     [
         ("dra ru", "dra run"),
         ("dra run --acme-c", "dra run --acme-c"),
@@ -201,16 +203,15 @@ def test_options_of_the_driver_that_is_named_are_completed(tmp_path: Path, shell
     ],
     ids=["command", "no driver", "no option", "another command"],
 )
-def test_no_driver_is_run_at_another_tab(tmp_path: Path, shell: str, line: str, whole: str) -> None:
-    at_hand(shell)
+def test_other_completions_do_not_load_the_driver(tmp_path: Path, shell: str, line: str, expected: str) -> None:
+    require_shell(shell)
     (tmp_path / "acme.py").write_text(DRIVER)
-    if shell != "fish" or line != whole:
-        assert completed(tmp_path, shell, line) == whole
+    assert completed(tmp_path, shell, line) == expected
     assert not (tmp_path / "loads").exists()
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_driver_that_cannot_be_loaded_leaves_the_terminal_as_it_was(tmp_path: Path, shell: str) -> None:
-    at_hand(shell)
+def test_completion_with_a_driver_that_cannot_be_loaded_prints_nothing_else(tmp_path: Path, shell: str) -> None:
+    require_shell(shell)
     (tmp_path / "acme.py").write_text("import vendor\nprint('noise')\n")
     assert completed(tmp_path, shell, "dra run acme.py --cdi-r") == "dra run acme.py --cdi-root"

@@ -1,4 +1,4 @@
-"""How commands end: at a signal in the midst of work, and without a trace on the terminal or the disk."""
+"""Tests how commands end: at a signal during their work, without a traceback and without files left behind."""
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ SIGNALS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGTERM: Exit.TERMINATED, sig
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
 @pytest.mark.parametrize("words", LONG.values(), ids=LONG)
-def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
+def test_a_signal_ends_long_work_at_once_and_leaves_no_output_and_no_files(
     tmp_path: Path, words: list[str], number: signal.Signals
 ) -> None:
-    """The server takes connections and never answers."""
+    """The server accepts connections and never responds."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with contextlib.ExitStack() as held:
@@ -137,7 +137,7 @@ def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
         (tmp_path / "config").write_text(CONFIG.replace("PORT", str(server.getsockname()[1])))
         argv = [sys.executable, "-m", "dra_kubeletplugin", *words]
         env = {**os.environ, "TMPDIR": str(temporary)}
-        process = as_from_a_terminal(argv, tmp_path, env)
+        process = start_as_from_a_terminal(argv, tmp_path, env)
         with process:
             if "config" in words:
                 held.enter_context(server.accept()[0])
@@ -151,14 +151,14 @@ def test_a_signal_ends_long_work_at_once_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
-def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -> None:
-    """A transport half made complains when it is collected; which step the signal meets is chance, so each must end well."""
+def test_a_signal_does_not_interrupt_a_step_of_the_event_loop(number: signal.Signals) -> None:
+    """The signal can arrive in any step, and each step must complete. A partly created transport warns when it is collected."""
     steps = []
 
     async def work() -> None:
         def step() -> None:
             os.kill(os.getpid(), number)
-            steps.append("whole")
+            steps.append("completed")
 
         asyncio.get_running_loop().call_soon(step)
         try:
@@ -168,7 +168,7 @@ def test_a_signal_never_tears_what_an_event_loop_is_at(number: signal.Signals) -
 
     with inherit_signals(SIGNALS):
         assert ended(lambda: asyncio.run(work()) or 0) == SIGNALS[number]
-    assert steps == ["whole", "unwound"]
+    assert steps == ["completed", "unwound"]
 
 
 SCRIPT = """
@@ -191,7 +191,9 @@ run(Own)
 @pytest.mark.cases(2)
 @pytest.mark.parametrize("doc", ['""" """', '"""Its own words."""', "pass"])
 @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
-def test_a_driver_that_is_its_own_program_ends_as_dra_run_does(tmp_path: Path, doc: str, redirected: str) -> None:
+def test_a_driver_program_ends_as_dra_run_does_if_it_cannot_write_output(
+    tmp_path: Path, doc: str, redirected: str
+) -> None:
     (tmp_path / "own.py").write_text(SCRIPT.replace("DOC", doc))
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" own.py --help {redirected}', sys.executable],
@@ -205,7 +207,7 @@ def test_a_driver_that_is_its_own_program_ends_as_dra_run_does(tmp_path: Path, d
     assert ("Its own words." if "own" in doc else "Own") in shown.stdout
 
 
-def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+def start_as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subprocess.Popen[str]:
     with inherit_signals(SIGNALS):
         return subprocess.Popen(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -222,10 +224,10 @@ def as_from_a_terminal(argv: list[str], cwd: Path, env: dict[str, str]) -> subpr
     ],
     ids=" ".join,
 )
-def test_an_account_without_a_home_is_reported_with_what_any_other_is(
+def test_an_account_without_a_home_gets_the_usual_kubeconfig_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    """As a user id of a cluster's choice in a container has none."""
+    """A container with an arbitrary user id has no home."""
     (tmp_path / "pod.yaml").write_text(POD)
     monkeypatch.chdir(tmp_path)
     for name in ("HOME", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
@@ -233,37 +235,37 @@ def test_an_account_without_a_home_is_reported_with_what_any_other_is(
     monkeypatch.setattr(os, "getuid", lambda: 123456)
     assert main(words) == (
         Exit.SUCCESS if words[0] == "doctor" else Exit.USAGE
-    )  # which knows nothing then, and says so
-    said = "".join(capsys.readouterr())
-    assert "kubeconfig" in said
-    assert "RuntimeError" not in said
+    )  # doctor reports the missing kubeconfig as a finding
+    output = "".join(capsys.readouterr())
+    assert "kubeconfig" in output
+    assert "RuntimeError" not in output
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     while not path.exists():
-        with pytest.raises(subprocess.TimeoutExpired):  # it has not ended
+        with pytest.raises(subprocess.TimeoutExpired):  # the process is still running
             process.wait(0.05)
 
 
 def on_terminal(tmp_path: Path, *words: str, **env: str) -> str:
-    """What a command says on standard error where that is a terminal of 30 columns."""
-    ours, theirs = pty.openpty()
-    whole = {**os.environ, "TERM": "xterm", "COLUMNS": "30", **env}
+    """Returns what a command writes to standard error if that is a terminal of 30 columns."""
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "30", **env}
     with subprocess.Popen(
-        [sys.executable, "-m", "dra_kubeletplugin", *words], stdout=subprocess.DEVNULL, stderr=theirs, env=whole
+        [sys.executable, "-m", "dra_kubeletplugin", *words], stdout=subprocess.DEVNULL, stderr=child, env=environment
     ):
-        os.close(theirs)
-        said = b""
+        os.close(child)
+        output = b""
         while True:
             try:
-                said += os.read(ours, 4096)
-            except OSError:  # the other end is closed
+                output += os.read(parent, 4096)
+            except OSError:  # the command has closed its end
                 break
-    os.close(ours)
-    return said.decode()
+    os.close(parent)
+    return output.decode()
 
 
-def test_long_work_reports_a_terminal_on_one_line_how_far_it_is_and_takes_it_away(tmp_path: Path) -> None:
+def test_progress_is_shown_on_one_line_of_a_terminal_and_erased_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "pod.yaml").write_text(POD)
     driver = str(Path(__file__).parents[3] / "drivers/gpu_example")
     words = [
@@ -277,15 +279,17 @@ def test_long_work_reports_a_terminal_on_one_line_how_far_it_is_and_takes_it_awa
         "-o",
         "json",
     ]
-    said = on_terminal(tmp_path, *words)
-    assert "devices of node 3 of 3" in said
-    assert "\n" not in said
-    assert max(len(line) for line in said.split("\r")) < 30, "a longer line would break, and not be rewritten"
-    assert re.search(r"\r +\r$", said), "the last thing is that it goes"
+    output = on_terminal(tmp_path, *words)
+    assert "devices of node 3 of 3" in output
+    assert "\n" not in output
+    assert max(len(line) for line in output.split("\r")) < 30, (
+        "a longer line would wrap, and a carriage return would not overwrite it"
+    )
+    assert re.search(r"\r +\r$", output), "the command erases the line at the end"
     assert on_terminal(tmp_path, *words, TERM="dumb") == ""
 
 
-def test_names_of_the_package_are_each_where_it_states() -> None:
+def test_every_public_name_of_the_package_can_be_imported() -> None:
     homes = dra_kubeletplugin._HOMES
     assert set(dra_kubeletplugin.__all__) == {*homes, "__version__", "run"}
     assert all(getattr(dra_kubeletplugin, name) is not None for name in homes)
@@ -294,7 +298,7 @@ def test_names_of_the_package_are_each_where_it_states() -> None:
         dra_kubeletplugin.Divice  # noqa: B018
 
 
-def test_the_version_is_reported_without_what_a_driver_needs() -> None:
+def test_the_version_is_printed_without_modules_that_only_drivers_need() -> None:
     code = "import sys; from dra_kubeletplugin.cli import main; main(['--version']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.split())

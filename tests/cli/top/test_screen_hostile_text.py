@@ -1,4 +1,4 @@
-"""The screen of `dra top` draws hostile text as text: no control characters reach the terminal, and no markup of rich or Textual acts."""
+"""The screen of `dra top` draws hostile text as text: no control characters reach the terminal, and markup of rich or Textual has no effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dra_kubeletplugin.analysis import Snapshot, explain
 from dra_kubeletplugin.analysis.explanation.explain import Explanation
 from dra_kubeletplugin.analysis.top.overview import overview
 from dra_kubeletplugin.resourceapi.usage.rows import Overview, PodRow
-from tests.cli.test_cli_hostile_text import cluster, hostile, is_clean
+from tests.cli.test_cli_hostile_text import assert_clean, cluster, hostile
 
 pytest.importorskip("textual", reason="textual is not installed: pip install 'dra-kubeletplugin[top]'")
 from textual.pilot import Pilot
@@ -19,7 +19,7 @@ from dra_kubeletplugin.cli.top.screen import Sheet, Top
 
 
 class Reasons:
-    """Explains each pod at once."""
+    """Explains each pod immediately."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -30,8 +30,8 @@ class Reasons:
         return explain(self._snapshot, f"pod/{pod.name}", pod.namespace)
 
 
-class Still:
-    """A cluster in which nothing happens."""
+class StaticOverview:
+    """An overview of a cluster that does not change."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.reasons = Reasons(snapshot)
@@ -41,11 +41,11 @@ class Still:
         return self._found
 
     def rest(self, used: float) -> None:
-        """Nothing is computed, so there is nothing to delay."""
+        """Does not delay, because nothing is computed."""
 
 
 def drawn(app: Top) -> str:
-    """All that is on the screen, in the texts that are written to the terminal."""
+    """Returns the texts of the screen as they are written to the terminal."""
     strips = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in strips)
 
@@ -53,18 +53,18 @@ def drawn(app: Top) -> str:
 async def settled(app: Top, pilot: Pilot[None], where: str) -> str:
     await pilot.pause()
     text = drawn(app)
-    is_clean(text, where)
+    assert_clean(text, where)
     return text
 
 
 @pytest.mark.cases(1)
 @pytest.mark.parametrize("everything", [False, True], ids=["free text", "everything"])
-async def test_each_row_and_each_sheet_is_drawn_as_text(everything: bool) -> None:
+async def test_hostile_text_in_rows_and_details_is_drawn_as_text(everything: bool) -> None:
     snapshot = Snapshot.of(hostile(cluster(), everything))
-    app = Top(Still(snapshot), "here\x1b[2J[red]")  # type: ignore[arg-type]
+    app = Top(StaticOverview(snapshot), "here\x1b[2J[red]")  # type: ignore[arg-type]
     async with app.run_test(size=(200, 50)) as pilot:
         text = await settled(app, pilot, "rows")
-        assert "[red]" in text, "markup is shown, and not obeyed"
+        assert "[red]" in text, "markup is shown as text"
         assert app.shown is not None
         rows = len(app.shown.devices) + 1
         seen = 0
@@ -74,7 +74,7 @@ async def test_each_row_and_each_sheet_is_drawn_as_text(everything: bool) -> Non
             if isinstance(app.screen, Sheet):
                 seen += "[red]" in await settled(app, pilot, "details of a device")
                 await pilot.press("escape")
-        assert seen, "no device's details were opened"
+        assert seen, "the test opened no details of a device"
         await pilot.press("tab")
         for _ in app.shown.waiting:
             await pilot.press("enter")

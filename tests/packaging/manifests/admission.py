@@ -15,7 +15,10 @@ from tests.packaging.manifests.rendering import JSON, LEAST, plain
 
 EVERY_POLICY: JSON = {"features": {"controller": True, "deviceStatus": True, "events": True}}
 _CHECK = cel.Type.Map(cel.Type.STRING, cel.Type.STRING)
-"""Stands for the API server's ``authorizer`` and its checks: what is asked, and for whom under ``user``."""
+"""The type of the API server's ``authorizer`` and its checks: a mapping with the parts of the check.
+
+``may`` names the policies that the user may change.
+"""
 
 
 def _member(name: str, returns: Any, implementation: Callable[..., Any], *parameters: Any) -> Any:
@@ -23,29 +26,29 @@ def _member(name: str, returns: Any, implementation: Callable[..., Any], *parame
     return cel.FunctionDecl(name, [overload])
 
 
-def _asks(name: str) -> Any:
-    return _member(name, _CHECK, lambda asked, value: {**asked, name: value}, cel.Type.STRING)
+def _check_part(name: str) -> Any:
+    return _member(name, _CHECK, lambda check, value: {**check, name: value}, cel.Type.STRING)
 
 
-def _may(asked: dict[str, str]) -> bool:
-    """Whether a user may change the policy: those in ``asked`` of which the test says so."""
-    question = asked["group"], asked["resource"], asked["check"]
-    assert question == ("admissionregistration.k8s.io", "validatingadmissionpolicies", "patch"), asked
-    return asked["name"] in asked["may"].split()
+def _is_allowed(check: dict[str, str]) -> bool:
+    """Returns whether the user may change the policy: whether ``may`` contains its name."""
+    target = check["group"], check["resource"], check["check"]
+    assert target == ("admissionregistration.k8s.io", "validatingadmissionpolicies", "patch"), check
+    return check["name"] in check["may"].split()
 
 
 ENV = cel.NewEnv(
     variables=dict.fromkeys(("request", "object", "oldObject", "variables"), cel.Type.DYN) | {"authorizer": _CHECK},
     extensions=[ext_optional.ExtOptional()],
     functions=[
-        *(_asks(name) for name in ("group", "resource", "name", "check")),
-        _member("allowed", cel.Type.BOOL, _may),
+        *(_check_part(name) for name in ("group", "resource", "name", "check")),
+        _member("allowed", cel.Type.BOOL, _is_allowed),
     ],
 )
 
 
 def policies(*drivers: JSON) -> list[JSON]:
-    """The policies of drivers with these values on top of the least; each has a binding that denies."""
+    """Returns the policies of drivers with these values, which override :data:`LEAST`. Each policy has a binding that denies."""
     return _policies(json.dumps(drivers))
 
 
@@ -72,8 +75,8 @@ def denials(policies: list[JSON], resource: str, request: JSON) -> list[str]:
     """Returns the message of each policy that denies a request on ``resource``.
 
     Args:
-        request: ``operation``, ``userInfo``, ``object`` and ``oldObject`` as admission has them, and ``may``: names of policies that
-            RBAC lets the user change, separated by spaces.
+        request: ``operation``, ``userInfo``, ``object`` and ``oldObject`` of an admission request, and ``may``: the names of the policies
+            that RBAC allows the user to change, separated by spaces.
     """
     out = []
     for policy in policies:

@@ -1,4 +1,4 @@
-"""Manifests of a driver on a local cluster: tokens of its pods, and an audit of what they ask for."""
+"""Applies the manifests of a driver to a local cluster, creates tokens for its pods, and records their requests."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Grant = tuple[str, str, str]
 
 
 class Deployed:
-    """What was rendered for a driver, on a local cluster. Use :meth:`on`.
+    """Rendered manifests of a driver on a local cluster. Use :meth:`on`.
 
     Attributes:
-        asked: what each user was decided on, in order, with whether it was allowed.
+        requests: the user, the request and whether it was allowed, for each authorization decision in order.
     """
 
     def __init__(self, cluster: LocalCluster, objects: list[JSON]) -> None:
         self.cluster, self.objects = cluster, objects
-        self.asked: list[tuple[str, AccessRequest, bool]] = []
-        cluster.api.access.audit = self._told
+        self.requests: list[tuple[str, AccessRequest, bool]] = []
+        cluster.api.access.audit = self._record
 
-    def _told(self, user: User, question: AccessRequest, allowed: bool) -> None:
-        self.asked.append((user.name, question, allowed))
+    def _record(self, user: User, request: AccessRequest, allowed: bool) -> None:
+        self.requests.append((user.name, request, allowed))
 
     @classmethod
     async def on(cls, cluster: LocalCluster, objects: list[JSON]) -> Deployed:
@@ -44,7 +44,7 @@ class Deployed:
         return found
 
     def account(self, kind: str) -> tuple[str, str]:
-        """Namespace and name of the service account of the DaemonSet or Deployment."""
+        """Returns namespace and name of the service account of the DaemonSet or Deployment."""
         found = self._workload(kind)
         return found["metadata"]["namespace"], found["spec"]["template"]["spec"]["serviceAccountName"]
 
@@ -52,7 +52,7 @@ class Deployed:
         return "system:serviceaccount:{}:{}".format(*self.account(kind))
 
     async def pod(self, kind: str, node: str = "") -> JSON:
-        """A pod of the DaemonSet or Deployment, on one node or any, as soon as it is bound there."""
+        """Waits until a pod of the DaemonSet or Deployment is bound to the node, or to any node, and returns it."""
         namespace, labels = (w := self._workload(kind))["metadata"]["namespace"], w["spec"]["selector"]["matchLabels"]
         selector = ",".join(f"{k}={v}" for k, v in labels.items())
 
@@ -70,7 +70,7 @@ class Deployed:
     async def config(self, kind: str, pod: JSON | None) -> ApiConfig:
         return await config_of(self.cluster, self._workload(kind), pod)
 
-    # --- what is granted, and what was used -------------------------------------------------------
+    # --- granted and used permissions -------------------------------------------------------------
 
     def granted(self, kind: str) -> set[Grant]:
         namespace, account = self.account(kind)
@@ -83,11 +83,11 @@ class Deployed:
         return out
 
     def used(self, kind: str) -> set[Grant]:
-        return {(q.verb, q.group, q.full) for user, q, allowed in self.asked if allowed and user == self.user(kind)}
+        return {(q.verb, q.group, q.full) for user, q, allowed in self.requests if allowed and user == self.user(kind)}
 
     def refused(self, kind: str) -> set[Grant]:
-        """What was asked for and not granted."""
-        return {(q.verb, q.group, q.full) for user, q, ok in self.asked if not ok and user == self.user(kind)}
+        """Returns the requests that were not allowed."""
+        return {(q.verb, q.group, q.full) for user, q, ok in self.requests if not ok and user == self.user(kind)}
 
 
 def _grants(role: JSON) -> Iterator[Grant]:
@@ -99,17 +99,17 @@ def _grants(role: JSON) -> Iterator[Grant]:
 
 
 async def token_of(cluster: LocalCluster, workload: JSON, pod: JSON | None) -> str:
-    """A token of a workload's service account, bound to a pod as the kubelet asks for it, or to nothing."""
+    """Returns a token of a workload's service account. It is bound to a pod, like a token that the kubelet requests, or to none."""
     namespace, account = workload["metadata"]["namespace"], workload["spec"]["template"]["spec"]["serviceAccountName"]
     spec: JSON = {}
     if pod is not None:
         meta = pod["metadata"]
         spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": meta["name"], "uid": meta["uid"]}
     accounts = Resource("", "v1", "serviceaccounts", namespaced=True)
-    answer = await cluster.client.call("POST", accounts.path(namespace, account, "token"), {"spec": spec})
-    return str(answer["status"]["token"])
+    response = await cluster.client.call("POST", accounts.path(namespace, account, "token"), {"spec": spec})
+    return str(response["status"]["token"])
 
 
 async def config_of(cluster: LocalCluster, workload: JSON, pod: JSON | None) -> ApiConfig:
-    """The API server as a pod of the workload reaches it."""
+    """Returns the configuration with which a pod of the workload connects to the API server."""
     return ApiConfig(cluster.api.url, Tls(), Token(await token_of(cluster, workload, pod)))

@@ -1,4 +1,4 @@
-"""A chart that was written for a driver: Helm judges the driver's own options as the driver's process would."""
+"""Tests a chart that was written for a driver: Helm validates the driver's options like the driver's process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TEXTS = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With the driver and its chart."""
+    """A folder with the driver and its chart."""
     (tmp_path / "npu.py").write_text(DRIVER)
     assert main(["deploy", "--shared-dir", str(tmp_path / "build"), "--driver", str(tmp_path / "npu.py")]) == 0
     return tmp_path
@@ -72,67 +72,72 @@ def helm(folder: Path, options: dict[str, object], command: str = "template") ->
     )  # fmt: skip
 
 
-def of_its_process(folder: Path) -> dict[str, list[str]]:
-    """The texts that the driver takes, by variable."""
+def valid_texts(folder: Path) -> dict[str, list[str]]:
+    """Returns the texts that the driver accepts, by variable."""
     npu = load_driver(str(folder / "npu.py"))
     variables = [name.upper() for name in vars(npu.options)]
 
-    def taken(variable: str, text: str) -> bool:
+    def is_valid(variable: str, text: str) -> bool:
         try:
             read_options(npu, {}, {variable: text})
         except SettingsError:
             return False
         return True
 
-    return {v: [text for text in TEXTS if taken(v, text)] for v in variables}
+    return {v: [text for text in TEXTS if is_valid(v, text)] for v in variables}
 
 
-def test_the_schema_takes_the_texts_that_the_driver_takes_and_no_others(folder: Path) -> None:
-    import jsonschema  # takes a second, which a run without this test saves
+def test_the_schema_accepts_exactly_the_texts_that_the_driver_accepts(folder: Path) -> None:
+    import jsonschema  # imported here, because the import takes a second
 
-    judge = jsonschema.Draft7Validator(options_schema(load_driver(str(folder / "npu.py")), ["SHUTDOWN_GRACE_PERIOD"]))
-    taken = of_its_process(folder)
-    texts = [t for t in TEXTS if not t.endswith("\n")]  # there Python's `$`, by which this judges, is not Go's
-    assert {v: [t for t in texts if judge.is_valid({v: t})] for v in taken} == {
-        v: [t for t in taken[v] if t in texts] for v in taken
+    validator = jsonschema.Draft7Validator(
+        options_schema(load_driver(str(folder / "npu.py")), ["SHUTDOWN_GRACE_PERIOD"])
+    )
+    valid = valid_texts(folder)
+    # With a newline at the end, `$` of Python, which this library uses, differs from `$` of Go.
+    texts = [t for t in TEXTS if not t.endswith("\n")]
+    assert {v: [t for t in texts if validator.is_valid({v: t})] for v in valid} == {
+        v: [t for t in valid[v] if t in texts] for v in valid
     }
 
 
 @pytest.mark.full
 @pytest.mark.helm
-def test_helm_takes_the_texts_that_the_driver_takes_and_no_others(folder: Path) -> None:
-    taken = of_its_process(folder)
-    for i in range(max(map(len, taken.values()))):
-        done = helm(folder, {v: texts[min(i, len(texts) - 1)] for v, texts in taken.items()})
+def test_helm_accepts_exactly_the_texts_that_the_driver_accepts(folder: Path) -> None:
+    valid = valid_texts(folder)
+    for i in range(max(map(len, valid.values()))):
+        done = helm(folder, {v: texts[min(i, len(texts) - 1)] for v, texts in valid.items()})
         assert done.returncode == 0, done.stderr
-    judged = {v: [t for t in TEXTS if t not in texts] for v, texts in taken.items()}
-    for i in range(max(map(len, judged.values()))):
-        wrong = {v: texts[min(i, len(texts) - 1)] for v, texts in judged.items() if texts}
-        said = helm(folder, dict(wrong)).stderr
-        assert {v for v in wrong if f"at '/options/{v}':" in said} == wrong.keys(), said
+    invalid = {v: [t for t in TEXTS if t not in texts] for v, texts in valid.items()}
+    for i in range(max(map(len, invalid.values()))):
+        wrong = {v: texts[min(i, len(texts) - 1)] for v, texts in invalid.items() if texts}
+        errors = helm(folder, dict(wrong)).stderr
+        assert {v for v in wrong if f"at '/options/{v}':" in errors} == wrong.keys(), errors
 
 
 @pytest.mark.cases(3)
 @pytest.mark.helm
 @pytest.mark.parametrize("command", ["template", "lint"])
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         ({"NPU_MODE": "fats"}, "at '/options/NPU_MODE': value must be one of 'fast', 'safe', ''"),
         ({"NPU_COUNT": "four"}, "at '/options/NPU_COUNT': 'four' does not match pattern"),
         ({"NPU_COUNT": 4}, "at '/options/NPU_COUNT': got number, want string"),
         ({"NPU_MOD": "fast"}, "at '/options': additional properties 'NPU_MOD' not allowed"),
-        ({"NODE_NAME": "n"}, "NODE_NAME"),  # the manifests' own
+        ({"NODE_NAME": "n"}, "NODE_NAME"),  # set by the manifests themselves
     ],
 )
-def test_each_way_to_use_the_chart_judges(folder: Path, command: str, options: dict[str, object], says: str) -> None:
+def test_helm_template_and_lint_reject_invalid_options(
+    folder: Path, command: str, options: dict[str, object], expected: str
+) -> None:
     done = helm(folder, options, command)
     assert done.returncode != 0
-    assert says in done.stdout + done.stderr
+    assert expected in done.stdout + done.stderr
 
 
 @pytest.mark.helm
-def test_options_of_the_framework_stay_beside_those_of_the_driver(folder: Path) -> None:
+def test_the_chart_accepts_options_of_the_framework_and_of_the_driver_together(folder: Path) -> None:
     done = helm(folder, {"NPU_MODE": "safe", "SHUTDOWN_GRACE_PERIOD": "5s"})
     assert done.returncode == 0, done.stderr
     assert {"NPU_MODE": "safe", "SHUTDOWN_GRACE_PERIOD": "5s"} in [
@@ -140,11 +145,11 @@ def test_options_of_the_framework_stay_beside_those_of_the_driver(folder: Path) 
     ]
 
 
-def test_a_driver_without_options_and_a_chart_for_every_driver_take_any_name(tmp_path: Path) -> None:
+def test_the_chart_of_a_driver_without_options_has_the_schema_of_the_shared_chart(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(DRIVER.replace("    options = NpuOptions()\n", ""))
     assert main(["deploy", "--shared-dir", str(tmp_path), "--driver", str(tmp_path / "plain.py")]) == 0
-    made = json.loads((tmp_path / "helm/dra-driver/values.schema.json").read_text())
-    assert made == json.loads((CHART / "values.schema.json").read_text())
+    written = json.loads((tmp_path / "helm/dra-driver/values.schema.json").read_text())
+    assert written == json.loads((CHART / "values.schema.json").read_text())
 
 
 def test_a_driver_that_cannot_be_loaded_is_reported_and_nothing_is_written(
@@ -156,9 +161,9 @@ def test_a_driver_that_cannot_be_loaded_is_reported_and_nothing_is_written(
 
 
 @pytest.mark.helm
-def test_the_page_shows_what_helm_states(folder: Path) -> None:
+def test_the_page_shows_messages_that_helm_prints(folder: Path) -> None:
     page = (ROOT / "docs/deploy.md").read_text()
     shown = re.search(r'```text title="helm install"\n(.*?)```', page, re.DOTALL)
     assert shown
-    said = helm(folder, {"NPU_MODE": "fats", "NPU_MOD": "fast", "NPU_COUNT": "four"}).stderr
-    assert [line for line in shown[1].splitlines() if line not in said.splitlines()] == []
+    output = helm(folder, {"NPU_MODE": "fats", "NPU_MOD": "fast", "NPU_COUNT": "four"}).stderr
+    assert [line for line in shown[1].splitlines() if line not in output.splitlines()] == []

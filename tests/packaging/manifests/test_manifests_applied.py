@@ -1,4 +1,4 @@
-"""What is rendered, applied to the local cluster: strictly validated, twice without a change, and deleted without a trace."""
+"""Applies rendered manifests to the local cluster: with strict validation, twice without a change, and deletes all objects."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from tests.packaging.manifests.rendering import (
 
 CERT_MANAGER = Path(__file__).parent / "cert_manager.yaml"
 Kubectl = Callable[..., Awaitable[str]]
-LONGEST = 100.0  # seconds that a command may take: a machine may be busy
-TIMEOUT = "--timeout=90s"  # of a command that waits
+COMMAND_TIMEOUT = 100.0  # seconds for a command on a busy machine
+TIMEOUT = "--timeout=90s"  # for a command that waits
 NAMESPACED = "serviceaccount,configmap,daemonset,deployment,role,rolebinding,service,poddisruptionbudget"
 CLUSTER_WIDE = (
     "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding,deviceclass,namespace,"
@@ -46,14 +46,14 @@ async def run(cluster: LocalCluster, *command: str, stdin: str = "") -> str:
         capture_output=True,
         text=True,
         env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "HOME": str(cluster.state)},
-        timeout=LONGEST,
+        timeout=COMMAND_TIMEOUT,
         check=False,
     )
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout + done.stderr
 
 
-OLDER = {f"resource.k8s.io/{v}": True for v in ("v1beta1", "v1beta2")}  # what releases before 1.34 have
+OLDER = {f"resource.k8s.io/{v}": True for v in ("v1beta1", "v1beta2")}  # the versions of releases before 1.34
 
 
 @pytest.fixture
@@ -78,21 +78,21 @@ ON_NODE = with_features("probes", "hostNetwork", "namespace")
 
 @pytest.mark.full
 @pytest.mark.kubectl
-async def test_every_form_is_applied_under_strict_validation(kubectl: Kubectl) -> None:
+async def test_every_form_can_be_applied_with_strict_validation(kubectl: Kubectl) -> None:
     forms = [EVERYTHING, ON_NODE, with_features("namespace")]
     forms += [merged(EVERYTHING, d.values) for d in SOURCE.distributions.values()]
     for form in forms:
         manifests = plain(form)
-        given = text(manifests)
-        said = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=given)
-        assert said.count("serverside-applied") == len(manifests), said
-        await kubectl("delete", "--ignore-not-found", "-f", "-", stdin=given)
+        documents = text(manifests)
+        output = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=documents)
+        assert output.count("serverside-applied") == len(manifests), output
+        await kubectl("delete", "--ignore-not-found", "-f", "-", stdin=documents)
 
 
 @pytest.mark.cases(1)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("name", DRIVERS)
-async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
+async def test_the_folder_of_a_driver_can_be_applied_updated_and_deleted_completely(
     name: str, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     folder = f"{ROOT}/drivers/{name}/deploy"
@@ -107,20 +107,20 @@ async def test_a_drivers_folder_is_applied_updated_and_deleted_without_a_trace(
     assert f"daemonset.apps/{values_of(name)['name']} configured" in updated
     await kubectl("delete", "-k", folder, "--ignore-not-found", TIMEOUT)
     assert (await kubectl("get", CLUSTER_WIDE, "-o", "name")).split() == before
-    left = await kubectl("get", NAMESPACED, "-n", values_of(name)["namespace"], "-o", "name")
-    assert left == ""
+    remaining = await kubectl("get", NAMESPACED, "-n", values_of(name)["namespace"], "-o", "name")
+    assert remaining == ""
 
 
 @pytest.mark.full
 @pytest.mark.kubectl
 @pytest.mark.parametrize("features", [["rollingUpdate"], []], ids=["two-at-once", "one-after-the-other"])
-async def test_an_update_goes_through(features: list[str], tmp_path: Path) -> None:
-    """Without probes, which the local cluster does not run: it says so, and calls no such pod ready."""
+async def test_an_update_of_the_image_completes(features: list[str], tmp_path: Path) -> None:
+    """The manifests have no probes, because the local cluster does not run probes and never reports such pods as ready."""
     async with LocalCluster(("node-1",)) as cluster:
         folders = {"kubeletRoot": str(cluster.node.kubelet_root), "cdiRoot": str(cluster.node.cdi_root)}
-        given = with_features("namespace", "controller", *features, **folders)
+        driver_values = with_features("namespace", "controller", *features, **folders)
         for i, image in enumerate(("npu:1", "npu:2")):
-            kustomized(merged(given, {"image": image}), tmp_path / str(i))
+            kustomized(merged(driver_values, {"image": image}), tmp_path / str(i))
             await run(cluster, "kubectl", "apply", "-k", str(tmp_path / str(i)))
             for workload in ("daemonset/npu", "deployment/npu-controller"):
                 await run(cluster, "kubectl", "rollout", "status", workload, "-n", "npu-system", TIMEOUT)
@@ -130,11 +130,13 @@ async def test_an_update_goes_through(features: list[str], tmp_path: Path) -> No
 
 @pytest.mark.kubectl
 @pytest.mark.helm
-async def test_what_helm_makes_is_applied_under_strict_validation(kubectl: Kubectl, renderings: Renderings) -> None:
+async def test_the_output_of_helm_can_be_applied_with_strict_validation(
+    kubectl: Kubectl, renderings: Renderings
+) -> None:
     await kubectl("create", "namespace", EVERYTHING["namespace"])
     manifests = renderings.helmed(EVERYTHING)
-    said = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=text(manifests))
-    assert said.count("serverside-applied") == len(manifests), said
+    output = await kubectl("apply", "--server-side", "--validate=strict", "-f", "-", stdin=text(manifests))
+    assert output.count("serverside-applied") == len(manifests), output
 
 
 @pytest.mark.full
@@ -153,10 +155,10 @@ async def test_helm_installs_upgrades_and_uninstalls(tmp_path: Path) -> None:
             return [n for n in found.split() if "fabric" in n]
 
         await helm("install", "fabric-example", chart, *values, "--create-namespace")
-        made = await names()
-        assert "daemonset.apps/fabric-example" in made
-        assert "deviceclass.resource.k8s.io/tpu.fabric.dra-kubeletplugin.dev" in made
+        installed = await names()
+        assert "daemonset.apps/fabric-example" in installed
+        assert "deviceclass.resource.k8s.io/tpu.fabric.dra-kubeletplugin.dev" in installed
         await helm("upgrade", "fabric-example", chart, *values, "--set", "features.controller=false,options.MORE=yes")
-        assert {n for n in made if "controller" not in n} == set(await names())
+        assert {n for n in installed if "controller" not in n} == set(await names())
         await helm("uninstall", "fabric-example", TIMEOUT)
         assert await names() == []

@@ -1,4 +1,4 @@
-"""What is in the manifests: the least that the plugin and the controller need, and what an operator relies on."""
+"""Tests the contents of the manifests: minimal privileges of each workload, and settings that operators rely on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SLICES = {"list", "watch", "create", "update", "delete"}
 
 
 def options_of(kind: type[Settings]) -> set[str]:
-    """Environment variables that a role knows."""
+    """Returns the environment variables of a role."""
     return {f.metadata["env"] for f in kind.options()}
 
 
 def rules(manifests: list[JSON], account: str) -> dict[tuple[str, str, str], set[str]]:
-    """(scope, group, resource) → verbs that a service account has."""
+    """Maps (scope, group, resource) to the verbs that are granted to a service account."""
     roles = {(m["kind"], m["metadata"]["name"]): m["rules"] for m in manifests if m["kind"] in {"Role", "ClusterRole"}}
     out: dict[tuple[str, str, str], set[str]] = {}
     for binding in manifests:
@@ -33,7 +33,7 @@ def rules(manifests: list[JSON], account: str) -> dict[tuple[str, str, str], set
     return out
 
 
-def test_the_plugin_may_do_what_it_does_and_no_more() -> None:
+def test_the_plugin_has_only_the_permissions_that_it_uses() -> None:
     least = {
         ("cluster", "resource.k8s.io", "resourceclaims"): {"get"},
         ("cluster", "", "nodes"): {"get"},
@@ -47,7 +47,7 @@ def test_the_plugin_may_do_what_it_does_and_no_more() -> None:
     }
 
 
-def test_the_controller_may_do_what_it_does_and_no_more() -> None:
+def test_the_controller_has_only_the_permissions_that_it_uses() -> None:
     assert rules(NOTHING, "npu-controller") == {}
     assert rules(EVERYTHING, "npu-controller") == {
         ("cluster", "resource.k8s.io", "resourceclaims"): {"get", "list", "watch"},
@@ -71,7 +71,7 @@ WORKLOADS = pytest.mark.parametrize(
 
 
 @WORKLOADS
-def test_a_container_has_the_least_privileges_that_its_work_leaves(kind: str, name: str) -> None:
+def test_a_container_has_minimal_privileges(kind: str, name: str) -> None:
     spec = one(EVERYTHING, kind, name)["spec"]["template"]["spec"]
     context = container(one(EVERYTHING, kind, name))["securityContext"]
     assert (context["allowPrivilegeEscalation"], context["readOnlyRootFilesystem"]) == (False, True)
@@ -81,13 +81,13 @@ def test_a_container_has_the_least_privileges_that_its_work_leaves(kind: str, na
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
 
 
-def test_a_privileged_container_states_nothing_that_contradicts_it() -> None:
+def test_a_privileged_container_has_no_contradicting_settings() -> None:
     context = container(one(plain(values_of("pci")), "DaemonSet"))["securityContext"]
     assert context == {"runAsUser": 0, "privileged": True, "readOnlyRootFilesystem": True}
 
 
 @pytest.mark.parametrize(("name", "mounted"), [("npu-controller", []), ("npu-webhook", ["tls"])])
-def test_the_controller_and_the_webhook_need_nothing_of_the_host(name: str, mounted: list[str]) -> None:
+def test_the_controller_and_the_webhook_mount_no_host_paths(name: str, mounted: list[str]) -> None:
     deployment = one(EVERYTHING, "Deployment", name)
     spec = deployment["spec"]["template"]["spec"]
     assert [v["name"] for v in spec["volumes"] if "emptyDir" not in v] == mounted
@@ -95,7 +95,7 @@ def test_the_controller_and_the_webhook_need_nothing_of_the_host(name: str, moun
     assert container(deployment)["securityContext"]["runAsNonRoot"] is True
 
 
-def test_the_webhook_may_do_nothing_and_has_no_token() -> None:
+def test_the_webhook_has_no_permissions_and_no_token() -> None:
     assert rules(EVERYTHING, "npu-webhook") == {}
     assert (
         one(EVERYTHING, "Deployment", "npu-webhook")["spec"]["template"]["spec"]["automountServiceAccountToken"]
@@ -103,30 +103,33 @@ def test_the_webhook_may_do_nothing_and_has_no_token() -> None:
     )
 
 
-def test_what_the_api_server_is_reported_the_webhook_leads_to_its_pods() -> None:
+def test_the_webhook_configuration_leads_to_the_pods_of_the_webhook() -> None:
     service, deployment = one(EVERYTHING, "Service"), one(EVERYTHING, "Deployment", "npu-webhook")
     (hook,) = one(EVERYTHING, "ValidatingWebhookConfiguration")["webhooks"]
-    where = hook["clientConfig"]["service"]
-    assert (where["namespace"], where["name"]) == (service["metadata"]["namespace"], service["metadata"]["name"])
+    reference = hook["clientConfig"]["service"]
+    assert (reference["namespace"], reference["name"]) == (
+        service["metadata"]["namespace"],
+        service["metadata"]["name"],
+    )
     (port,) = service["spec"]["ports"]
-    assert where["port"] == port["port"]
+    assert reference["port"] == port["port"]
     assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
     env = {e["name"]: e["value"] for e in container(deployment)["env"]}
     (named,) = container(deployment)["ports"]
     assert (port["targetPort"], f":{named['containerPort']}") == (named["name"], env["WEBHOOK_ADDRESS"])
     certificate = one(EVERYTHING, "Certificate")["spec"]
-    assert certificate["dnsNames"] == [f"{where['name']}.{where['namespace']}.svc"]
+    assert certificate["dnsNames"] == [f"{reference['name']}.{reference['namespace']}.svc"]
     (tls,) = (v["secret"]["secretName"] for v in deployment["spec"]["template"]["spec"]["volumes"] if "secret" in v)
     assert certificate["secretName"] == tls
     budget = one(EVERYTHING, "PodDisruptionBudget")["spec"]
     assert budget["selector"]["matchLabels"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_the_plugin_sees_of_the_host_what_it_uses() -> None:
+def test_the_plugin_mounts_only_the_host_paths_that_it_uses() -> None:
     spec = one(EVERYTHING, "DaemonSet", "npu")["spec"]["template"]["spec"]
     host = {v["hostPath"]["path"]: v["hostPath"]["type"] for v in spec["volumes"] if "hostPath" in v}
     assert host == {
-        # Directory: made by the kubelet, so that another --root-dir is a pod that says so.
+        # Directory: the kubelet creates these folders. With another --root-dir, the pod fails with an error that shows it.
         "/var/lib/kubelet/plugins_registry": "Directory",
         "/var/lib/kubelet/plugins": "Directory",
         "/var/run/cdi": "DirectoryOrCreate",
@@ -134,10 +137,12 @@ def test_the_plugin_sees_of_the_host_what_it_uses() -> None:
     }
     mounts = {m["name"]: m for m in container(one(EVERYTHING, "DaemonSet", "npu"))["volumeMounts"]}
     assert mounts["dev"]["readOnly"] is True
-    assert not [m for m in mounts.values() if "mountPropagation" in m]  # sockets and files, no mounts
+    assert not [
+        m for m in mounts.values() if "mountPropagation" in m
+    ]  # the plugin shares sockets and files, not mounts
 
 
-def test_the_supervisor_serves_where_the_plugin_looks_and_an_update_does_not_replace_it() -> None:
+def test_the_supervisor_serves_the_socket_of_the_plugin_and_updates_do_not_replace_it() -> None:
     supervisor = one(EVERYTHING, "DaemonSet", "npu-supervisor")
     assert supervisor["spec"]["updateStrategy"] == {"type": "OnDelete"}
     spec = supervisor["spec"]["template"]["spec"]
@@ -159,7 +164,7 @@ def test_the_supervisor_serves_where_the_plugin_looks_and_an_update_does_not_rep
     assert "PROCESS_SUPERVISOR" not in without
 
 
-def test_a_pod_of_the_plugin_runs_on_every_node_until_the_last() -> None:
+def test_pods_of_the_plugin_tolerate_all_taints_and_are_not_preempted() -> None:
     spec = one(EVERYTHING, "DaemonSet", "npu")["spec"]["template"]["spec"]
     assert spec["priorityClassName"] == "system-node-critical"
     assert spec["tolerations"] == [{"operator": "Exists"}]
@@ -186,12 +191,12 @@ def test_a_pod_of_the_plugin_runs_on_every_node_until_the_last() -> None:
         ),
     ],
 )
-def test_every_variable_is_an_option_of_that_role(kind: str, name: str, known: set[str], needed: set[str]) -> None:
-    given = {e["name"] for e in container(one(EVERYTHING, kind, name))["env"]}
-    assert needed <= given <= known
+def test_every_variable_is_an_option_of_its_role(kind: str, name: str, known: set[str], needed: set[str]) -> None:
+    variables = {e["name"] for e in container(one(EVERYTHING, kind, name))["env"]}
+    assert needed <= variables <= known
 
 
-def test_a_token_is_mounted_where_a_pod_requests_it_and_nowhere_else() -> None:
+def test_only_pods_that_request_a_token_have_one() -> None:
     accounts = [m for m in EVERYTHING if m["kind"] == "ServiceAccount"]
     assert [a["automountServiceAccountToken"] for a in accounts] == [False, False, False]
     for kind, name in (("DaemonSet", "npu"), ("Deployment", "npu-controller")):
@@ -204,13 +209,12 @@ def test_manifests_are_objects_of_the_official_models(name: str) -> None:
 
     for manifest in plain(values_of(name)) if name else EVERYTHING:
         if manifest["apiVersion"] == "cert-manager.io/v1":
-            continue  # none of Kubernetes' own
+            continue  # not a type of Kubernetes itself
         getattr(models, f"V1{manifest['kind']}").model_validate(manifest)
 
 
 @pytest.mark.parametrize("name", DRIVERS)
-def test_a_driver_is_named_in_its_values_and_nowhere_else(name: str) -> None:
-    """What names it in the manifests comes from there."""
-    given = values_of(name)
-    text = str(plain(given | {"driverName": "other.example.com", "deviceClasses": {}, "options": {}}))
-    assert given["driverName"] not in text.replace(given["image"], "")
+def test_manifests_take_the_driver_name_from_the_values_only(name: str) -> None:
+    driver_values = values_of(name)
+    text = str(plain(driver_values | {"driverName": "other.example.com", "deviceClasses": {}, "options": {}}))
+    assert driver_values["driverName"] not in text.replace(driver_values["image"], "")

@@ -1,4 +1,4 @@
-"""One source, two forms: kustomize and Helm come to the same objects, whatever a driver wants."""
+"""Tests that kustomize and Helm produce the same objects from one source, for all kinds of values."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ FIELDS: JSON = {
     ],
 }
 """A value for each field of pods."""
-WANTED: dict[str, JSON] = {
+VALUES: dict[str, JSON] = {
     "nothing": with_features(),
     "odd-options": with_features(
         options={"A": "a=b, c", "B": "", "C": "1\n2", "D": "{{ x }} ${y} $(z)", "E": "it's: #1"}
     ),
     "everything": with_features(*ALL),
     "on-the-node's-network": with_features("probes", "hostNetwork", "controller"),
-    "a-CA-of-ones-own": with_features(*(f for f in ALL if f != "certManager"), "webhookCABundle"),
+    "own-CA": with_features(*(f for f in ALL if f != "certManager"), "webhookCABundle"),
     **{f"only-{f}": with_features(*NEEDS.get(f, (f,))) for f in FEATURES},
     **{f"all-but-{f}": with_features(*(x for x in ALL if x != f)) for f in ("probes", "privileged", "controller")},
     "every-parameter": with_features(
@@ -116,7 +116,7 @@ WANTED: dict[str, JSON] = {
     "a-field-of-one-pod": with_features(
         "probes", "controller", pods={"controller": {"resources": {"limits": {"memory": "1Gi"}}}}
     ),
-    "fields-in-place-of-a-feature-s": with_features(
+    "fields-instead-of-a-feature": with_features(
         pods={"plugin": {"affinity": FIELDS["affinity"]}, "webhook": {"env": []}}
     ),
     **{name: values_of(name) for name in DRIVERS},
@@ -125,17 +125,17 @@ WANTED: dict[str, JSON] = {
 
 @pytest.mark.cases(6)
 @pytest.mark.kubectl
-@pytest.mark.parametrize("wanted", WANTED)
-def test_kustomize_makes_of_it_what_the_source_states(wanted: str, renderings: Renderings) -> None:
-    assert by_id(renderings.kustomized(WANTED[wanted])) == by_id(plain(WANTED[wanted]))
+@pytest.mark.parametrize("name", VALUES)
+def test_kustomize_renders_the_objects_of_the_source(name: str, renderings: Renderings) -> None:
+    assert by_id(renderings.kustomized(VALUES[name])) == by_id(plain(VALUES[name]))
 
 
 @pytest.mark.cases(6)
 @pytest.mark.helm
-@pytest.mark.parametrize("wanted", WANTED)
-def test_helm_makes_of_it_what_the_source_states(wanted: str, renderings: Renderings) -> None:
-    expected = by_id(plain(merged(WANTED[wanted], {"features": {"namespace": False}})))
-    assert by_id(renderings.helmed(WANTED[wanted])) == expected
+@pytest.mark.parametrize("name", VALUES)
+def test_helm_renders_the_objects_of_the_source(name: str, renderings: Renderings) -> None:
+    expected = by_id(plain(merged(VALUES[name], {"features": {"namespace": False}})))
+    assert by_id(renderings.helmed(VALUES[name])) == expected
 
 
 @pytest.mark.cases(2)
@@ -143,17 +143,17 @@ def test_helm_makes_of_it_what_the_source_states(wanted: str, renderings: Render
 @pytest.mark.kubectl
 @pytest.mark.parametrize("distribution", SOURCE.distributions.values(), ids=lambda d: d.name)
 def test_a_distribution_is_the_same_in_both_forms(distribution: Distribution, renderings: Renderings) -> None:
-    below = merged(values_of("gpu_example"), {"features": {"namespace": False}})
-    expected = by_id(plain(merged(below, distribution.values)))
+    driver_values = merged(values_of("gpu_example"), {"features": {"namespace": False}})
+    expected = by_id(plain(merged(driver_values, distribution.values)))
     on_top = ROOT / f"deploy/helm/distributions/{distribution.name}.yaml"
-    assert by_id(renderings.helmed(below, on_top)) == expected
-    assert by_id(renderings.kustomized(merged(below, distribution.values))) == expected
+    assert by_id(renderings.helmed(driver_values, on_top)) == expected
+    assert by_id(renderings.kustomized(merged(driver_values, distribution.values))) == expected
 
 
 @pytest.mark.cases(2)
 @pytest.mark.kubectl
 @pytest.mark.parametrize("name", [d.name for d in SOURCE.distributions.values() if set(d.values) - {"features"}])
-def test_a_distribution_is_a_component_too_that_is_listed_first(name: str, tmp_path: Path) -> None:
+def test_the_component_of_a_distribution_must_be_listed_first(name: str, tmp_path: Path) -> None:
     values = SOURCE.distributions[name].values
     without = {k: v for k, v in values.items() if k != "features"}
     folder = tmp_path / "driver"
@@ -166,7 +166,7 @@ def test_a_distribution_is_a_component_too_that_is_listed_first(name: str, tmp_p
     assert by_id(built(folder)) == expected
 
 
-def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
+def test_the_committed_files_are_up_to_date_with_the_source(tmp_path: Path) -> None:
     assert main(["deploy", "--shared-dir", str(tmp_path / "deploy")]) == 0
     for name in DRIVERS:
         values = f"drivers/{name}/deploy"
@@ -196,27 +196,25 @@ def test_what_is_committed_is_what_the_source_makes(tmp_path: Path) -> None:
         assert committed[path] == text, f"{path}: run `make deploy`"
 
 
-def test_options_of_one_driver_are_refused_beside_what_all_share(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_for_one_driver_are_refused_with_shared_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["deploy", "--shared-dir", str(tmp_path / "deploy"), "-C", str(tmp_path), "--kustomize-base", "../x"]) == 2
     )
-    said = capsys.readouterr().err
-    assert "--directory is for one driver's VALUES" in said
-    assert "--kustomize-base is for one driver's VALUES" in said
+    output = capsys.readouterr().err
+    assert "--directory is for one driver's VALUES" in output
+    assert "--kustomize-base is for one driver's VALUES" in output
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.kubectl
 @pytest.mark.parametrize("name", DRIVERS)
-def test_a_committed_overlay_builds_as_its_values_state(name: str) -> None:
+def test_a_committed_overlay_renders_the_objects_of_its_values(name: str) -> None:
     assert by_id(built(ROOT / f"drivers/{name}/deploy")) == by_id(plain(values_of(name)))
 
 
 @pytest.mark.kubectl
-def test_a_base_without_parameters_is_no_valid_set_of_objects() -> None:
-    """Capitals stand where parameters belong: an API server refuses them all."""
+def test_names_in_the_base_are_invalid_until_they_are_replaced() -> None:
+    """The base contains capital letters in place of parameters, and the API server refuses such names."""
     names = {"NAME", "NAME-resourceslices", "NAME-resourceclaims"}
     assert {m["metadata"]["name"] for m in built(ROOT / "deploy/kustomize/base")} == names
 
@@ -230,23 +228,23 @@ def test_changed_options_change_the_pods(renderings: Renderings) -> None:
         assert before != after
 
 
-def test_no_overlay_patches_by_place() -> None:
-    """A list of operations names places, which move; and a second entry of a variable's name makes an update fail."""
+def test_no_overlay_patches_by_position() -> None:
+    """JSON patches use positions, which change. A second entry with the name of a variable makes an update fail."""
     for path in (ROOT / "deploy/kustomize").rglob("kustomization.yaml"):
         for change in yaml.safe_load(path.read_text()).get("patches", []):
             assert isinstance(yaml.safe_load(change["patch"]), dict), path
-    for wanted in WANTED.values():
-        for manifest in plain(wanted):
+    for values in VALUES.values():
+        for manifest in plain(values):
             if manifest["kind"] in {"DaemonSet", "Deployment"}:
                 names = [e["name"] for e in container(manifest)["env"]]
                 assert len(names) == len(set(names))
 
 
-# --- what an author gets wrong ------------------------------------------------------------------------
+# --- mistakes of authors ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("changes", "expected"),
     [
         ({"driverName": None}, "driverName: a value is required"),
         ({"driverName": "NPU"}, "driverName: 'NPU' does not match"),
@@ -358,19 +356,19 @@ def test_no_overlay_patches_by_place() -> None:
         ),
     ],
 )
-def test_wrong_values_are_reported_in_a_sentence(
-    given: JSON, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_values_are_reported_and_no_file_is_written(
+    changes: JSON, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = yaml.safe_dump({k: v for k, v in (LEAST | given).items() if v is not None})
-    (tmp_path / "values.yaml").write_text(text.replace(" 1e3", " '1e3'"))  # a number to Kubernetes, a text to PyYAML
+    text = yaml.safe_dump({k: v for k, v in (LEAST | changes).items() if v is not None})
+    (tmp_path / "values.yaml").write_text(text.replace(" 1e3", " '1e3'"))  # Kubernetes reads a number, PyYAML a text
     assert main(["deploy", str(tmp_path), "--kustomize-base", "../x"]) == 2
-    said = capsys.readouterr().err
-    assert says in said
+    output = capsys.readouterr().err
+    assert expected in output
     assert not (tmp_path / "kustomization.yaml").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("name: [", "values.yaml:2:1: not valid YAML: "),
         ("name: a\n\tnamespace: b\n", "values.yaml:2:1: not valid YAML: a tab: YAML is indented with spaces"),
@@ -380,15 +378,15 @@ def test_wrong_values_are_reported_in_a_sentence(
         ("", "values.yaml: name: a value is required"),
     ],
 )
-def test_a_file_of_values_that_cannot_be_read_is_reported_with_its_line(
-    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_unreadable_file_of_values_is_reported_with_its_line(
+    text: str, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(text)
     assert main(["deploy", str(tmp_path)]) == 2
-    assert says in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
-def test_what_is_wrong_is_reported_with_the_file_that_reports_it_last(
+def test_a_wrong_value_is_reported_with_the_file_that_sets_it_last(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"httpPort": 1}))
@@ -397,17 +395,20 @@ def test_what_is_wrong_is_reported_with_the_file_that_reports_it_last(
     assert f"{tmp_path}/more.yaml:2: httpPort: 0 is not a number" in capsys.readouterr().err
 
 
-def test_an_option_that_is_nearly_one_of_the_framework_is_warned_of_and_passed_on(
+def test_a_misspelled_option_of_the_framework_causes_a_warning_and_is_passed_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(
         yaml.safe_dump(LEAST | {"options": {"SHUTDOWN_GRACE_PERIO": "5s", "NPU_MODE": "x"}})
     )
     assert main(["deploy", str(tmp_path)]) == 0
-    said = capsys.readouterr().err
-    assert "options.SHUTDOWN_GRACE_PERIO: not an option of the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?" in said
+    output = capsys.readouterr().err
     assert (
-        "options: NPU_MODE, SHUTDOWN_GRACE_PERIO of the driver are not validated: add the driver with --driver" in said
+        "options.SHUTDOWN_GRACE_PERIO: not an option of the framework, did you mean 'SHUTDOWN_GRACE_PERIOD'?" in output
+    )
+    assert (
+        "options: NPU_MODE, SHUTDOWN_GRACE_PERIO of the driver are not validated: add the driver with --driver"
+        in output
     )
     assert "SHUTDOWN_GRACE_PERIO=5s" in (tmp_path / "kustomization.yaml").read_text()
 
@@ -437,7 +438,7 @@ class Npu(Driver):
 
 @pytest.mark.cases(3)
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected"),
     [
         ({"NPU_MODE": "fsat"}, "values.yaml:6: options.NPU_MODE: 'fsat' is not one of fast, safe, did you mean 'fast'?"),
         ({"NPU_MOD": "fast"}, "values.yaml:6: options.NPU_MOD: not an option of Npu or of the framework, did you mean 'NPU_MODE'?"),
@@ -447,51 +448,53 @@ class Npu(Driver):
         ({"NPU_COUNT": 3}, 'options.NPU_COUNT: 3 is not text: write it in quotes, "3"'),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("place", ["npu/driver.py", "npu/src/npu/driver.py", "elsewhere.py"])
-def test_a_driver_s_own_options_are_judged_by_the_driver(
-    tmp_path: Path, place: str, options: dict[str, object], says: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("place", ["npu/driver.py", "npu/src/npu/driver.py", "other.py"])
+def test_the_driver_validates_its_own_options(
+    tmp_path: Path, place: str, options: dict[str, object], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     driver, values = tmp_path / place, tmp_path / "npu/deploy/values.yaml"
     for path in (driver, values):
         path.parent.mkdir(parents=True, exist_ok=True)
     driver.write_text(NPU)
-    given = ["--driver", str(driver)] if place == "elsewhere.py" else []
+    arguments = ["--driver", str(driver)] if place == "other.py" else []
     values.write_text(yaml.safe_dump(LEAST | {"options": options}, sort_keys=False))
-    assert main(["deploy", str(values), *given]) == 2
-    assert says in capsys.readouterr().err
+    assert main(["deploy", str(values), *arguments]) == 2
+    assert expected in capsys.readouterr().err
     values.write_text(
         yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "safe", "NPU_COUNT": "", "SHUTDOWN_GRACE_PERIOD": "5s"}})
     )
-    assert main(["deploy", str(values), *given]) == 0
+    assert main(["deploy", str(values), *arguments]) == 0
     assert capsys.readouterr().err == ""
     assert "NPU_MODE=safe" in (values.parent / "kustomization.yaml").read_text()
 
 
-def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_and_that_is_reported(
+def test_options_of_a_driver_that_cannot_be_imported_are_passed_on_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "driver.py").write_text("import vendor_library\n")
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"options": {"NPU_MODE": "x"}}))
     assert main(["deploy", str(tmp_path)]) == 0
-    said = capsys.readouterr().err
-    assert "the driver of this package cannot be loaded: importing" in said
-    assert "No module named 'vendor_library'" in said
-    assert "options: NPU_MODE of the driver are not validated" in said
+    output = capsys.readouterr().err
+    assert "the driver of this package cannot be loaded: importing" in output
+    assert "No module named 'vendor_library'" in output
+    assert "options: NPU_MODE of the driver are not validated" in output
     assert "NPU_MODE=x" in (tmp_path / "kustomization.yaml").read_text()
 
 
-def test_fields_of_a_pod_that_there_is_not_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_of_a_pod_that_is_not_deployed_cause_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pods = {"controller": {"priorityClassName": "high"}, "webhook": {}, "plugin": {"priorityClassName": "high"}}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"pods": pods}))
     assert main(["deploy", str(tmp_path)]) == 0
-    said = capsys.readouterr().err
-    assert "pods.controller: features.controller is off, so there is no such pod" in said
-    assert "pods.webhook" not in said and "pods.plugin" not in said
+    output = capsys.readouterr().err
+    assert "pods.controller: features.controller is off, so there is no such pod" in output
+    assert "pods.webhook" not in output and "pods.plugin" not in output
 
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_any_typo_in_a_field_of_a_pod_names_the_one_that_was_meant(data: st.DataObject) -> None:
+def test_a_typo_in_a_field_of_a_pod_is_reported_with_the_intended_field(data: st.DataObject) -> None:
     word, pod = (
         data.draw(st.sampled_from([*FIELDS])),
         data.draw(st.sampled_from(["all", "plugin", "controller", "webhook"])),
@@ -499,21 +502,21 @@ def test_any_typo_in_a_field_of_a_pod_names_the_one_that_was_meant(data: st.Data
     at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
     typo = data.draw(st.sampled_from([word[:at] + word[at + 1 :], word[:at] + letter + word[at:]]))
     assume(typo not in FIELDS)
-    (said,) = value_errors(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
-    assert said == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
+    (message,) = value_errors(SOURCE, LEAST | {"pods": {pod: {typo: FIELDS[word]}}})
+    assert message == f"pods.{pod}.{typo}: no such field, did you mean '{word}'?"
 
 
-def test_a_class_that_selects_a_driver_of_nearly_this_name_is_warned_of(
+def test_a_device_class_with_a_misspelled_driver_name_causes_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     classes = {"npu": {"selectors": [{"cel": {"expression": 'device.driver == "npu.exmple.com"'}}]}}
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST | {"deviceClasses": classes}))
     assert main(["deploy", str(tmp_path)]) == 0
-    wanted = "deviceClasses.npu.selectors[0].cel.expression: 'npu.exmple.com' is not driverName, did you mean 'npu.example.com'?"
-    assert wanted in capsys.readouterr().err
+    expected = "deviceClasses.npu.selectors[0].cel.expression: 'npu.exmple.com' is not driverName, did you mean 'npu.example.com'?"
+    assert expected in capsys.readouterr().err
 
 
-def test_a_base_from_the_root_is_refused_with_the_path_that_kustomize_takes(
+def test_an_absolute_kustomize_base_is_refused_with_the_relative_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(LEAST))
@@ -523,7 +526,7 @@ def test_a_base_from_the_root_is_refused_with_the_path_that_kustomize_takes(
 
 @given(st.data())
 @settings(max_examples=200, deadline=None)
-def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(data: st.DataObject) -> None:
+def test_a_typo_in_a_value_or_feature_is_reported_with_the_intended_name(data: st.DataObject) -> None:
     word = data.draw(st.sampled_from([*SOURCE.parameters, *SOURCE.features]))
     at, letter = data.draw(st.integers(0, len(word) - 1)), data.draw(st.sampled_from("aeixz"))
     typo = data.draw(
@@ -537,19 +540,19 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         else {**SOURCE.parameters, "features": 1, "options": 1, "deviceClasses": 1, "pods": 1}
     )
     assume(typo not in known)
-    given = with_features(*ALL)
+    driver_values = with_features(*ALL)
     if word in SOURCE.features:
-        given["features"][typo] = True
+        driver_values["features"][typo] = True
     else:
-        given[typo] = given.pop(word, "x")
-    said = [text for text in value_errors(SOURCE, given) if f"{typo}: no such" in text]
-    assert len(said) == 1 and f"did you mean '{word}'?" in said[0], said
+        driver_values[typo] = driver_values.pop(word, "x")
+    messages = [text for text in value_errors(SOURCE, driver_values) if f"{typo}: no such" in text]
+    assert len(messages) == 1 and f"did you mean '{word}'?" in messages[0], messages
 
 
 @pytest.mark.cases(8)
 @pytest.mark.helm
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("changes", "expected"),
     [
         ({"logLevel": "inof"}, "'debug', 'info', 'warning', 'error'"),
         ({"httpPort": "8080"}, "/httpPort': got string, want integer"),
@@ -583,18 +586,18 @@ def test_any_typo_in_a_name_of_values_or_features_names_the_one_that_was_meant(d
         ),
     ],
 )
-def test_helm_refuses_wrong_values_too(given: JSON, says: str, tmp_path: Path) -> None:
+def test_helm_refuses_wrong_values(changes: JSON, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "values.yaml"
-    path.write_text(yaml.safe_dump(LEAST | given))
+    path.write_text(yaml.safe_dump(LEAST | changes))
     done = subprocess.run(
         ["helm", "template", "x", str(CHART), "-f", str(path)], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode != 0
-    assert says in done.stderr
+    assert expected in done.stderr
 
 
 @pytest.mark.helm
-def test_the_chart_passes_helms_own_lint() -> None:
+def test_the_chart_passes_helm_lint() -> None:
     values = ROOT / "drivers/pci/deploy/values.yaml"
     done = subprocess.run(
         ["helm", "lint", "--strict", str(CHART), "-f", str(values)],
@@ -606,7 +609,7 @@ def test_the_chart_passes_helms_own_lint() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# --- how it is rendered -------------------------------------------------------------------------------
+# --- rendering ----------------------------------------------------------------------------------------
 
 
 TEMPLATES = """{{- include "x" . }}
@@ -630,7 +633,7 @@ namespace: {{ .Release.Namespace | quote }}
 """
 
 
-def test_a_template_is_read_as_helm_renders_it() -> None:
+def test_the_source_reader_renders_a_template_like_helm() -> None:
     role, workload = source_reader.parse_manifests(TEMPLATES)
     assert (role.feature, role.features, workload.feature, workload.features) == ("", set(), "events", {"probes"})
     values = {"name": "n", "namespace": "1", "httpPort": 8080, "logLevel": "info"}
@@ -644,7 +647,7 @@ def test_a_condition_that_kustomize_cannot_express_is_refused() -> None:
         list(source_reader.parse_manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
 
 
-def test_the_templates_name_only_features_and_parameters_of_the_list() -> None:
+def test_templates_use_only_declared_features_and_parameters() -> None:
     values = dict.fromkeys(SOURCE.parameters, "1")
     for manifest in SOURCE.all:
         assert {manifest.feature, *manifest.features} <= {"", *SOURCE.features}

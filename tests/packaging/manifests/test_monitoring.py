@@ -1,4 +1,4 @@
-"""deploy/monitoring: what its rules and its dashboard ask is what the code measures; each alert fires for its fault, and only then."""
+"""Tests deploy/monitoring: rules and dashboard use only existing metrics, and each alert fires for its fault only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.packaging.manifests.prometheus import (
 )
 
 JSON = dict[str, Any]
-# What a scrape adds: Prometheus itself, and relabel_configs of scrape.yaml.
+# Labels that a scrape adds, by Prometheus itself or by relabel_configs of scrape.yaml.
 SCRAPED = {"job", "instance", "node", "driver", "namespace", "pod"}
 _WORDS = {
     "sum", "by", "rate", "increase", "max", "min", "min_over_time", "absent", "and", "or", "on", "without", "count", "time",
@@ -43,7 +43,7 @@ _GROUP = re.compile(r"\bby \(([^)]*)\)")
 
 
 def measured() -> dict[str, set[str]]:
-    """Labels by series, of all that the code measures."""
+    """Returns the labels of each series that the code exports."""
     out: dict[str, set[str]] = {"up": set()}
     for line in metrics.page().splitlines():
         if match := re.match(r"\| `(dra_\w+)` \| (\w+) \| (.*?) \|", line):
@@ -56,7 +56,7 @@ def measured() -> dict[str, set[str]]:
 
 
 def unknown(expression: str) -> list[str]:
-    """Names and labels of an expression that nothing has."""
+    """Returns names and labels of an expression that do not exist."""
     known, wrong = measured(), []
     text = _RANGE.sub("", expression)
     labels_of = {name: labels | SCRAPED for name, labels in known.items()}
@@ -81,43 +81,43 @@ def dashboard() -> JSON:
     return found
 
 
-def shown() -> Iterator[tuple[str, str]]:
-    """Title and expression of what the dashboard asks."""
+def dashboard_expressions() -> Iterator[tuple[str, str]]:
+    """Yields the title and the expression of each query of the dashboard."""
     for panel in dashboard()["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
 
 
 @pytest.mark.parametrize("rule", rules(), ids=lambda r: r["alert"])
-def test_a_rule_requests_what_is_measured_and_reports_what_to_do(rule: JSON) -> None:
+def test_a_rule_uses_existing_metrics_and_has_a_complete_description(rule: JSON) -> None:
     assert unknown(rule["expr"]) == []
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     notes = rule["annotations"]
     assert notes.keys() == {"summary", "description", "runbook_url"}
-    # What a summary names is left of the labels by the expression.
+    # The expression must keep the labels that the summary uses.
     if groups := _GROUP.findall(rule["expr"]):
         kept = {label.strip() for label in groups[-1].split(",")}
         assert set(re.findall(r"\$labels\.(\w+)", notes["summary"] + notes["description"])) <= kept
 
 
-def test_the_check_finds_what_nobody_measures() -> None:
+def test_the_check_finds_metrics_and_labels_that_do_not_exist() -> None:
     assert unknown("dra_device > 0") == ["dra_device"]
     assert unknown('dra_devices{healthy="x"}') == ["healthy of dra_devices"]
     assert unknown("sum by (operation) (dra_devices)") == ["operation"]
     assert unknown("sun(dra_devices)") == ["sun"]
 
 
-@pytest.mark.parametrize(("title", "expression"), list(shown()))
-def test_the_dashboard_requests_what_is_measured(title: str, expression: str) -> None:
+@pytest.mark.parametrize(("title", "expression"), list(dashboard_expressions()))
+def test_the_dashboard_uses_existing_metrics(title: str, expression: str) -> None:
     assert unknown(expression.replace("$__rate_interval", "5m")) == []
 
 
-def test_the_dashboard_shows_every_metric_and_takes_its_place_from_variables() -> None:
-    asked = " ".join(e for _, e in shown())
+def test_the_dashboard_shows_every_metric_and_filters_with_variables() -> None:
+    expressions = " ".join(e for _, e in dashboard_expressions())
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in measured()} - {"up"}
-    # Who publishes and what was dropped are steps to dra_publish_failing and dra_feature_gate_disabled, which are shown.
+    # These are details of dra_publish_failing and dra_feature_gate_disabled, which are shown.
     hidden = {"dra_discovery_hanging", "dra_publisher", "dra_dropped_fields_total", "dra_records_damaged_total"}
-    assert {f for f in families if f not in asked} == hidden
+    assert {f for f in families if f not in expressions} == hidden
     board = dashboard()
     assert board["schemaVersion"] >= 39
     assert [v["name"] for v in board["templating"]["list"]] == ["datasource", "driver", "node"]
@@ -132,7 +132,7 @@ def test_the_dashboard_shows_every_metric_and_takes_its_place_from_variables() -
     assert len({p["id"] for p in board["panels"]}) == len(places)
 
 
-def test_the_operators_files_state_the_same_as_the_plain_ones() -> None:
+def test_the_files_of_the_prometheus_operator_match_the_plain_files() -> None:
     rule = yaml.safe_load((FOLDER / "prometheusrule.yaml").read_text())
     assert rule["spec"] == yaml.safe_load((FOLDER / "alerts.yaml").read_text()), "run `make docs`"
 
@@ -143,14 +143,14 @@ def test_the_operators_files_state_the_same_as_the_plain_ones() -> None:
 
     monitor = yaml.safe_load((FOLDER / "podmonitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    ours = [plain(r) for r in endpoint["relabelings"]]
-    # What the operator does by itself: which pods and ports, their namespace and name.
-    theirs = [
+    of_operator = [plain(r) for r in endpoint["relabelings"]]
+    # The operator itself selects pods and ports, and adds the labels for their namespace and name.
+    of_scrape = [
         r
         for r in scraping()["relabel_configs"]
         if r.get("action") != "keep" and r["target_label"] not in {"namespace", "pod"}
     ]
-    assert ours == theirs
+    assert of_operator == of_scrape
 
 
 # --- promtool ---------------------------------------------------------------------------------------
@@ -163,12 +163,12 @@ def tool(*arguments: str | Path) -> None:
 
 
 @needs_promtool
-def test_prometheus_takes_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     tool("check", "rules", FOLDER / "alerts.yaml")
 
 
 @needs_promtool
-def test_each_alert_fires_and_is_quiet_when_it_should(tmp_path: Path) -> None:
+def test_each_alert_fires_in_one_case_and_does_not_fire_in_another(tmp_path: Path) -> None:
     cases = yaml.safe_load((Path(__file__).parent / "alerts.yaml").read_text())
     fires, quiet = set(), set()
     for group in cases["tests"]:
@@ -178,84 +178,84 @@ def test_each_alert_fires_and_is_quiet_when_it_should(tmp_path: Path) -> None:
     source = yaml.safe_load((FOLDER / "alerts.yaml").read_text())
     for group in source["groups"]:
         for rule in group["rules"]:
-            del rule["annotations"]  # which would have to be written again for each case
+            del rule["annotations"]  # otherwise each case would have to repeat them
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(source))
     (tmp_path / "test.yaml").write_text(yaml.safe_dump({**cases, "rule_files": ["rules.yaml"]}))
     tool("test", "rules", tmp_path / "test.yaml")
 
 
-# --- a real Prometheus beside a plugin that is broken -----------------------------------------------
+# --- a real Prometheus and a plugin with faults -----------------------------------------------------
 
 
 @needs_prometheus
 @pytest.mark.timeout(400)
-async def test_a_prometheus_that_scrapes_a_plugin_sees_each_fault_and_its_end(tmp_path: Path) -> None:
+async def test_alerts_fire_and_end_with_faults_of_a_scraped_plugin(tmp_path: Path) -> None:
     class Broken(HealthReportingDriver):
         report: ClassVar[dict[str, Health]] = {}
 
     async with node_with(Broken, http_address="127.0.0.1:0", rescan_interval=0.3, health_interval=0.2) as node:
         cluster = node.cluster
-        async with prometheus(tmp_path, [(node.plugin.http_url, {})]) as asked:
-            # scrape.yaml gives the labels that the rules use
+        async with prometheus(tmp_path, [(node.plugin.http_url, {})]) as server:
+            # scrape.yaml adds the labels that the rules use
             registered = 'dra_registered{job="dra-plugin", driver="npu", node="node-1", pod="npu-x"} == 1'
-            await selects(cluster, asked, registered)
-            for _, expression in shown():
+            await selects(cluster, server, registered)
+            for _, expression in dashboard_expressions():
                 text = expression.replace("$__rate_interval", "1m").replace("$driver", ".*").replace("$node", ".*")
-                await asked.ask(text)  # it parses
-            await selects(cluster, asked, 'sum(dra_prepared_claims{job="dra-plugin", driver=~".*", node=~".*"})')
+                await server.ask(text)  # raises an error if it does not parse
+            await selects(cluster, server, 'sum(dra_prepared_claims{job="dra-plugin", driver=~".*", node=~".*"})')
 
             async def none_fires() -> bool:
-                return not [r["alert"] for r in rules() if await asked.ask(r["expr"])]
+                return not [r["alert"] for r in rules() if await server.ask(r["expr"])]
 
-            await cluster.wait("no alert of a plugin that is well", none_fires, timeout=60)
+            await cluster.wait("no alert of a healthy plugin", none_fires, timeout=60)
 
             Broken.report = {"toy-3": Health(False, "hot")}
-            await becomes(cluster, asked, "DraDevicesUnhealthy")
+            await becomes(cluster, server, "DraDevicesUnhealthy")
             Broken.report = {}
-            await becomes(cluster, asked, "DraDevicesUnhealthy", true=False)
+            await becomes(cluster, server, "DraDevicesUnhealthy", true=False)
 
             Broken.fail = RetryableError("the board is busy")
             await node.apply_pod()
-            (found,) = await becomes(cluster, asked, "DraPrepareErrors")
+            (found,) = await becomes(cluster, server, "DraPrepareErrors")
             assert (found["node"], found["result"]) == ("node-1", "RETRYABLE")
             Broken.fail, Broken.fail_unprepare = None, RetryableError("stuck")
             await node.api.wait_running("pod")
             deleting = asyncio.create_task(node.api.delete_pod("pod", timeout=100))
-            (found,) = await becomes(cluster, asked, "DraUnprepareErrors")
+            (found,) = await becomes(cluster, server, "DraUnprepareErrors")
             assert found["result"] == "UNDO_FAILED"
             Broken.fail_unprepare = None
             await deleting
 
             async with node.api.outage():
                 Broken.report = {"toy-2": Health(False, "hot")}  # something to publish
-                await becomes(cluster, asked, "DraSlicesNotPublished")
-                await becomes(cluster, asked, "DraApiUnavailable")
+                await becomes(cluster, server, "DraSlicesNotPublished")
+                await becomes(cluster, server, "DraApiUnavailable")
             Broken.report = {}
-            await becomes(cluster, asked, "DraSlicesNotPublished", true=False)
+            await becomes(cluster, server, "DraSlicesNotPublished", true=False)
 
             node.settings.records_path.write_bytes(b"nonsense" * 1000)
-            await becomes(cluster, asked, "DraRecordsDamaged")
+            await becomes(cluster, server, "DraRecordsDamaged")
 
             await node.kubelet.stop()
             node.plugin.paths.registration.unlink()
-            await becomes(cluster, asked, "DraPluginNotRegistered")
+            await becomes(cluster, server, "DraPluginNotRegistered")
             await node.kubelet.start()
-            await becomes(cluster, asked, "DraPluginNotRegistered", true=False)
+            await becomes(cluster, server, "DraPluginNotRegistered", true=False)
 
             await node.stop()
-            await becomes(cluster, asked, "DraPluginDown")
+            await becomes(cluster, server, "DraPluginDown")
 
 
 @needs_prometheus
-async def test_a_prometheus_sees_a_plugin_that_is_killed_and_the_next_one(tmp_path: Path) -> None:
+async def test_an_alert_fires_for_a_killed_plugin_until_the_next_one_runs(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     async with (
         node_with(Toy, process=True, http_address=address) as node,
-        prometheus(tmp_path, [(f"http://{address}", {})]) as asked,
+        prometheus(tmp_path, [(f"http://{address}", {})]) as server,
     ):
-        await becomes(node.cluster, asked, "DraPluginDown", true=False)
+        await becomes(node.cluster, server, "DraPluginDown", true=False)
         await node.kill()
-        (found,) = await becomes(node.cluster, asked, "DraPluginDown")
+        (found,) = await becomes(node.cluster, server, "DraPluginDown")
         assert (found["driver"], found["node"]) == ("npu", "node-1")
         await node.start()
-        await becomes(node.cluster, asked, "DraPluginDown", true=False)
+        await becomes(node.cluster, server, "DraPluginDown", true=False)
