@@ -203,9 +203,9 @@ class Engine:
         )
 
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
-        """Returns the verified claim; or the claim's record, if it is prepared and the API server cannot be asked.
+        """Returns the verified claim, or the record of a prepared claim if the API server returns an error or is slow.
 
-        Any error of the API server counts, except that the claim does not exist.
+        The error that the claim does not exist is raised, because its record does not count then.
         """
         verifying = asyncio.create_task(self.verifier.verify(ref))
         verifying.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio must not log it

@@ -2,7 +2,8 @@
 
 The decision and the mark are one transaction, so nothing changes in between. A decision has no other side effects.
 A repeated prepare returns the recorded response if the claim was prepared in this boot with its CDI edits, and its allocation did not
-change. While the API server cannot be asked, ``engine.py`` returns the recorded response without comparing the allocation.
+change. If the API server returns an error or does not respond for ``_ANSWER_FROM_RECORD_AFTER`` seconds, ``engine.py`` returns the
+recorded response without comparing the allocation. If the API server reports that the claim does not exist, the call fails.
 """
 
 from __future__ import annotations

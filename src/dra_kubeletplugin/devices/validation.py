@@ -1,8 +1,8 @@
 """Validates a driver's pools: finds each device that the API server would reject, before it is sent.
 
 If one device of a slice is invalid, the API server rejects the entire slice, so an invalid device must never get into a slice.
-:func:`validate_device` turns each of the driver's devices into a :class:`DeviceEntry`, with a fault if the device is invalid. Devices
-with a fault are not published: see :attr:`.PoolState.rejected`.
+:func:`validate_device` turns each of the driver's devices into a :class:`DeviceEntry`, with a fault if the device is invalid. The
+devices with a fault are :attr:`.PoolState.rejected`; the others are published: see :meth:`.PoolState.publishable`.
 """
 
 from __future__ import annotations

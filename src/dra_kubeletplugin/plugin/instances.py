@@ -1,7 +1,8 @@
 """Decides which living instance of a plugin on a node publishes slices: the one that started last.
 
 A rolling update runs two instances for a while. Each instance keeps a locked file for its life, see
-:mod:`dra_kubeletplugin.claims.instance_lock`; the kernel releases the lock of an instance that was killed.
+:mod:`dra_kubeletplugin.claims.instance_lock`; the kernel releases the lock of an instance that was killed. An instance has started when
+it has this lock, which is before the driver's ``start()``.
 """
 
 from __future__ import annotations

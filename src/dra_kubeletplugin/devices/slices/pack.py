@@ -1,7 +1,7 @@
 """Packs devices into slices, as a pure function.
 
-A slice has at most 128 devices, or 64 if one of them has taints, consumed counters or list attributes (Kubernetes 1.36). If the driver
-reports health, the limit is always 64, because each device may get a taint. The size in bytes is limited too, because the largest valid
+A slice has at most 128 devices, or 64 if one of them has taints, consumed counters or list attributes, in every release. For a
+node plugin whose driver reports health, the limit is always 64, because each device may get a taint. The size in bytes is limited too, because the largest valid
 slice comes close to the limit of etcd.
 
 A device stays in its slice when other devices are added or removed, so that a change writes few objects. If all slices are written
@@ -74,7 +74,7 @@ def pack(
         devices: the devices in the author's order. Devices of one slice stay in this order.
         counter_sets: shared counters of the pool.
         before: the previous content of slices, in the order in which the allocator reads the slices.
-        slice_size: maximum number of devices in a slice: 128, or 64 if the driver reports health.
+        slice_size: maximum number of devices in a slice: 128, or 64 for a node plugin whose driver reports health.
     """
     before = before or {}
     with_sets = {k: h for k, h in before.items() if h.counter_sets}
