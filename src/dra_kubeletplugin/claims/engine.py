@@ -205,7 +205,7 @@ class Engine:
     async def _look_up(self, ref: ClaimIdentity) -> VerifiedClaim | Record:
         """Returns the verified claim, or the record of a prepared claim if the API server returns an error or is slow.
 
-        The error that the claim does not exist is raised, because its record does not count then.
+        If the API server reports that the claim does not exist, that error is raised.
         """
         verifying = asyncio.create_task(self.verifier.verify(ref))
         verifying.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio must not log it

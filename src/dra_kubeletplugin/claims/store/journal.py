@@ -6,9 +6,8 @@ replace the file: a new file gets the journal's name only when it is complete, a
 journal waits for a living instance that has a newer one.
 
 A damaged file is kept under another name. The new file has all lines that can be read, the records in flight, and the records from the
-notes beside CDI files. If records may be lost, the driver's ``recover()`` is called then,
-and no new claim is prepared before it has returned. Damage is found when the file is opened, when
-it is read on, and by a regular check.
+notes beside CDI files. If records may be lost, the driver's ``recover()`` is called then, and no new claim is prepared before it has
+returned. Damage is found when the file is opened, when it is read on, and by a regular check.
 """
 
 from __future__ import annotations

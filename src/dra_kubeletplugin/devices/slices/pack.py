@@ -1,8 +1,8 @@
 """Packs devices into slices, as a pure function.
 
-A slice has at most 128 devices, or 64 if one of them has taints, consumed counters or list attributes, in every release. For a
-node plugin whose driver reports health, the limit is always 64, because each device may get a taint. The size in bytes is limited too, because the largest valid
-slice comes close to the limit of etcd.
+A slice has at most 128 devices, or 64 if one of them has taints, consumed counters or list attributes, in every release. For a node
+plugin whose driver reports health, the limit is always 64, because each device may get a taint. The size in bytes is limited too,
+because the largest valid slice comes close to the limit of etcd.
 
 A device stays in its slice when other devices are added or removed, so that a change writes few objects. If all slices are written
 anyway, ``sync.py`` passes no previous slices, and the devices are in the author's order.
