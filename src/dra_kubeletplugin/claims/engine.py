@@ -245,6 +245,11 @@ class Engine:
     async def _prepare_fresh(
         self, record: Record, ref: ClaimIdentity, verified: VerifiedClaim
     ) -> Sequence[PreparedResult]:
+        """Calls the driver, writes the CDI file and commits. If this fails, the claim is rolled back.
+
+        There is no rollback if another instance owns the claim now, or if the record was committed after all.
+        """
+
         async def save(steps: list[dict[str, Any]]) -> None:
             record.doc["undo"] = steps
             if not await self.context.store.do(lambda records: records.update(record, fence), Mode.SYNC):

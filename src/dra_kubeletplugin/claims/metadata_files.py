@@ -71,7 +71,7 @@ def updated(record: Record, update: MetadataUpdate) -> JSON:
 def generation(record: Record, request: str) -> int:
     """Returns the generation of a request's file.
 
-    Each file has its own generation, so an update of one request's file does not wake readers of another request's file.
+    Each file has its own generation, so an update of one request's file does not change the generation of another request's file.
     """
     metadata = record.doc["metadata"]
     found: int = metadata["generation"] + (metadata.get("updates") or {}).get(base_request(request), 0)

@@ -1,5 +1,6 @@
-"""Reconciles records, CDI files and the API server's claims: at start, and every few minutes.
+"""Reconciles records, CDI files and the API server's claims: at start, and every ``reconcile_interval`` (300 s by default).
 
+A pass writes CDI files of prepared claims again if they were removed or changed; so does a repeated prepare. The folder is not watched.
 A claim that vanished from the API server is unprepared in a later pass, when its grace period is over. A pass waits a bounded time for
 each claim's work. Longer work continues in its own task, and a later pass sees its result.
 """

@@ -1,4 +1,11 @@
-"""Rolls back claims: removes the CDI file, undoes the hardware, then deletes the record.
+"""Rolls back claims. The order is always:
+
+1. Mark the record, then remove the CDI spec and the metadata files.
+2. Call ``unprepare``, then the undo steps and the ends of processes, newest first (`undo_steps.py`). All of them run, also after a failure.
+3. End the use of shared steps, newest first. The last user of a step tears its state down (`shared_steps.py`).
+4. Delete the note, then the record. The devices are then free.
+
+If one of these fails, the next one does not begin. The record keeps the devices held, and the plugin retries.
 
 It is used for the kubelet's unprepare, for failed prepares, for claims whose stale holds block another claim, and in reconcile passes.
 """

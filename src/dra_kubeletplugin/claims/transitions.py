@@ -1,6 +1,8 @@
 """Decides the next step for a claim from its record, and marks the record that is to be rolled back.
 
 The decision and the mark are one transaction, so nothing changes in between. A decision has no other side effects.
+If another claim holds a device, a prepare fails with :class:`.HeldByError`. Of two simultaneous prepares, the second transaction finds
+the record of the first.
 A repeated prepare returns the recorded response if the claim was prepared in this boot with its CDI edits, and its allocation did not
 change. If the API server returns an error or does not respond for ``_ANSWER_FROM_RECORD_AFTER`` seconds, ``engine.py`` returns the
 recorded response without comparing the allocation. If the API server reports that the claim does not exist, the call fails.

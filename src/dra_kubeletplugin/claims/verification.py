@@ -1,4 +1,7 @@
-"""Checks a claim before the hardware is touched: reads it from the API server, then validates it without side effects."""
+"""Checks a claim before the hardware is touched: reads it from the API server, then validates it without side effects.
+
+Whether another claim holds one of its devices is decided later, in `transitions.py`.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,9 @@ need only this package to read the files::
     for device in metadata.devices():
         print(device.request, device.name, device.attributes.get("model"))
 
+A driver may change a file while the container runs. No program is notified: call :func:`devices` again and compare ``generation``,
+which each change increases by 1.
+
 ``python -m dra_kubeletplugin.metadata`` prints the devices as a table; with ``-o json`` it prints JSON.
 """
 

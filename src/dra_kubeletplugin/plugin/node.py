@@ -291,7 +291,17 @@ class Plugin:
             raise NotReadyError(f"slices are not up to date after {timeout:g} s: {why}") from None
 
     async def not_ready(self) -> list[str]:
-        """Returns why the plugin is not ready now; empty if it is."""
+        """Returns why the plugin is not ready now; empty if it is. The reasons are:
+
+        * The plugin stops, or does not serve the kubelet yet.
+        * ``devices()`` or ``pools()`` failed when it was called last, or has not returned in time.
+        * A socket was removed and is not there again, or the kubelet has not registered the plugin.
+        * The slices are not as wanted, also during the pause after another writer's change, or their watch fails.
+        * A blocking check of the driver found a problem.
+        * The records or the CDI folder cannot be used, or ``recover()`` failed or runs for too long.
+
+        Unhealthy or rejected devices and failed rollbacks are notes: see :meth:`notes`.
+        """
         if self.stopping:
             return ["stopping"]
         # the driver's fault first, because the others may be its effects

@@ -1,4 +1,12 @@
-"""Sets the state and summary of an explanation from the results of nodes and from the kinds that could be read."""
+"""Sets the state and summary of an explanation from the results of nodes and from the kinds that could be read.
+
+The summary of a waiting pod, which is the headline of ``dra explain``, is the first of these that applies:
+
+1. a reason of the pod or its claims, in the scheduler's order (`cluster_reasons.py`);
+2. a reason for all nodes, such as a selector that fails (`node_feasibility.py`);
+3. the cause of most nodes among the nodes that are nearest to taking the pod (`grouping.distance`). Of two equally frequent causes, a
+   cause of devices comes before a cause of nodes.
+"""
 
 from __future__ import annotations
 

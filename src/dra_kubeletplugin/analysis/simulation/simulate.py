@@ -106,6 +106,8 @@ def simulate(
 ) -> Simulation:
     """Returns whether the pods of ``manifests`` would fit into the cluster of ``snapshot``.
 
+    If a selector cannot be evaluated for a device that the search reaches, the pod fits on no node.
+
     Args:
         manifests: pods and workloads (Deployment, StatefulSet, Job, DaemonSet ...), with claims, templates and classes
             that the cluster does not have. An object in the manifests replaces the cluster's object of the same name.

@@ -263,7 +263,7 @@ class Settings:
 
     @property
     def plugin_dir(self) -> Path:
-        """This driver's own folder: DRA socket, claim records, process locks."""
+        """This driver's own folder: DRA socket, claim records, process locks. It follows from the kubelet root and the driver's name."""
         return self.kubelet_root / "plugins" / self.driver_name
 
     @property

@@ -1,6 +1,7 @@
 """Computes the pause before slices that another writer changed are written again.
 
-The first three deletions are repaired at once, because they may be accidents. After that, the pause doubles with each conflict.
+The first three deletions are repaired at once, because they may be accidents. After that, the pause doubles with each conflict, up to
+60 s. The plugin always writes its slices again. Another instance of the same plugin is no conflict: see `leadership.py`.
 """
 
 from __future__ import annotations

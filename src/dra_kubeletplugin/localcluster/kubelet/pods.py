@@ -216,6 +216,10 @@ class PodSync:
         await self._unprepare(pod["metadata"]["uid"])
 
     async def _terminate(self, pod: JSON, state: PodState) -> None:
+        """Stops the containers of a deleted pod, unprepares its claims, and then removes the pod from the API server.
+
+        If a claim cannot be unprepared, the pod stays, and the work queue tries again.
+        """
         meta = pod["metadata"]
         self.parts.probes.follow(pod)
         grace = meta.get("deletionGracePeriodSeconds")

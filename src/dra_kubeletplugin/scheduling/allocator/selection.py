@@ -20,7 +20,10 @@ _BLOCKING_EFFECTS = {"NoSchedule", "NoExecute"}
 
 
 def accepts(claim: str, request: PickedRequest, candidate: Candidate) -> bool:
-    """Returns whether a request accepts a device. Raises :class:`AllocationError` if a selector cannot be evaluated."""
+    """Returns whether a request accepts a device.
+
+    Raises :class:`AllocationError` if a selector cannot be evaluated. The pod then fits on no node, although other devices may match.
+    """
     of_class = request.device_class["spec"].get("selectors") or []
     return (
         _match(f"class {request.device_class['metadata']['name']}", of_class, candidate)
