@@ -89,8 +89,7 @@ async def test_a_kill_during_a_repair_loses_no_claim_and_allocates_no_device_twi
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("skip", [0, 1])
-async def test_after_two_kills_during_a_repair_the_third_start_restores_every_claim(tmp_path: Path, skip: int) -> None:
+async def test_after_two_kills_during_a_repair_the_third_start_restores_every_claim(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         await hold_two(b)
         remove_bodies(journal_path(b))

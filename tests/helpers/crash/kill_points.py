@@ -1,5 +1,6 @@
-"""Kills this process at the point that the variable KILL_AT names, after it has passed the point KILL_SKIP times; wraps
-methods, so that they have such points.
+"""Adds points to methods, and kills this process at the point KILL_AT.
+
+The environment variable KILL_SKIP is the number of times that the process passes the point before it is killed.
 """
 
 from __future__ import annotations
