@@ -193,13 +193,18 @@ async def test_the_claim_of_a_finished_pod_is_deleted() -> None:
             {"apiVersion": "v1", "kind": "Pod", "name": "job", "uid": created["metadata"]["uid"], "controller": True}
         ]
         assert created_claim["metadata"]["annotations"] == {"resource.kubernetes.io/pod-claim-name": "t0"}
+
+        async def claim_names() -> list[JSON]:
+            status: JSON = (await cluster.client.get(PODS, "job", "default"))["status"]
+            return status.get("resourceClaimStatuses") or []
+
+        await cluster.wait("the name of the claim in the pod's status", claim_names)
         await cluster.client.patch(PODS, "job", {"status": {"phase": "Succeeded"}}, "default", "status")
 
         async def is_deleted() -> bool:
             return not cluster.claims()
 
         await cluster.wait("the deletion of the claim", is_deleted)
-        statuses = (await cluster.client.get(PODS, "job", "default"))["status"]["resourceClaimStatuses"]
-        assert statuses == [{"name": "t0", "resourceClaimName": created_claim["metadata"]["name"]}]
+        assert await claim_names() == [{"name": "t0", "resourceClaimName": created_claim["metadata"]["name"]}]
         with pytest.raises(ApiError):
             await cluster.client.get(CLAIMS, created_claim["metadata"]["name"], "default")

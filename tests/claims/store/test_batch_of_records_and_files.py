@@ -14,6 +14,7 @@ import pytest
 from dra_kubeletplugin import Claim, ContainerEdits, Driver, PreparedClaim, PreparedDevice
 from dra_kubeletplugin.cdi import directory
 from dra_kubeletplugin.claims import Record, State
+from dra_kubeletplugin.claims.batch_window import BatchWindow
 from dra_kubeletplugin.claims.claim_files import record_of
 from dra_kubeletplugin.claims.holders import HeldByError
 from dra_kubeletplugin.claims.record import Fence
@@ -106,7 +107,10 @@ async def test_a_follow_up_operation_runs_after_the_first_one_is_committed(tmp_p
         assert await store.all() == []
 
 
-async def test_a_prepare_takes_two_transactions_a_repetition_one_and_an_unprepare_one_or_two(tmp_path: Path) -> None:
+async def test_a_prepare_takes_two_transactions_a_repetition_one_and_an_unprepare_one_or_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BatchWindow.__init__, "__defaults__", (60.0,))  # waits for the slowest claim
     for driver, hops in ((EmptyDriver(), 1), (FileListingDriver(), 2)):
         api, folder = FakeApiServer(), tmp_path / type(driver).__name__
         refs = [api.allocate(f"c{i}", f"c{i}", f"d-{i}", DRIVER) for i in range(8)]

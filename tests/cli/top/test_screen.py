@@ -92,11 +92,30 @@ def head(app: Top) -> str:
     return " ".join(str(app.query_one(f"#{of}").render()) for of in ("head", "notes", "title"))
 
 
+async def until(pilot: Pilot[None], check: Callable[[], object]) -> None:
+    """Waits until the check is true. On a busy machine the screen may handle a key some time after ``press`` returned."""
+    async with asyncio.timeout(30):
+        while not check():
+            await pilot.pause(0.05)
+
+
 async def wait_for_text(app: Top, pilot: Pilot[None], text: str, read: Callable[[], str]) -> None:
     """Waits until ``read`` returns a part of the screen that contains the text."""
-    async with asyncio.timeout(30):
-        while text not in read():
-            await pilot.pause(0.05)
+    await until(pilot, lambda: text in read())
+
+
+async def enter_filter(app: Top, pilot: Pilot[None], text: str) -> None:
+    await pilot.press("slash")
+    await until(pilot, lambda: app.focused is app.query_one("#filter"))
+    await pilot.press(*text, "enter")
+    await wait_for_text(app, pilot, f"match {text!r}", lambda: head(app))
+    await until(pilot, lambda: app.focused is app.query_one("#devices"))
+
+
+async def sheet_text(app: Top, pilot: Pilot[None]) -> str:
+    """Waits until a sheet is open, and returns its text."""
+    await until(pilot, lambda: isinstance(app.screen, Sheet) and app.screen.query("#sheet Static"))
+    return str(app.screen.query_one("#sheet Static").render())
 
 
 def devices_of(app: Top) -> Callable[[], str]:
@@ -192,12 +211,11 @@ async def test_the_screen_has_the_lines_of_the_table_at_each_width(columns: int)
         # The table marks a cut line with an ellipsis; the terminal cuts the line of the screen.
         assert [line[: columns - 3] for line in drawn] == [line[: columns - 3] for line in printed[start:end] if line]
         assert "2.75 of 10 cards held" in head(app) and "2 pods wait for devices" in head(app)
-        await pilot.press("slash", *"fan", "enter")
-        await pilot.pause()
+        await enter_filter(app, pilot, "fan")
         assert "2 pods wait for devices, the filter hides 2" in head(app)
         assert lines(app)[1].split()[0] == CARDS[2]
         await pilot.press("down", "down", "enter")
-        assert "▲ the fan stands still" in str(app.screen.query_one("#sheet Static").render())
+        assert "▲ the fan stands still" in await sheet_text(app, pilot)
 
 
 async def test_the_screen_shows_changes_of_the_cluster(cluster: LocalCluster) -> None:
@@ -217,48 +235,53 @@ async def test_the_screen_shows_changes_of_the_cluster(cluster: LocalCluster) ->
 async def test_keys_filter_group_sort_fold_and_open_details(cluster: LocalCluster) -> None:
     async with screen(cluster) as (app, pilot):
         await wait_for_text(app, pilot, "gpu-3", devices_of(app))
-        await pilot.press("slash", *"numa=1", "enter")
+        await enter_filter(app, pilot, "numa=1")
         assert [line.split()[2] for line in lines(app)[1:]] == ["gpu-1", "gpu-3"]
         assert "2 match 'numa=1'" in head(app)
         await pilot.press("escape")
-        assert len(lines(app)) == 5
+        await until(pilot, lambda: len(lines(app)) == 5)
         titles = []
         for _ in range(4):
+            before = app.grouping
             await pilot.press("g")
+            await until(pilot, lambda before=before: app.grouping is not before)  # type: ignore[misc]
             titles.append(next(line for line in lines(app) if line.startswith("▾")).split("▕")[0].split())
         assert titles == [
             ["▾", "toy.example.com"], ["▾", "node-1", "root", "pci0000:00"], ["▾", "node-1", "NUMA", "0"],
             ["▾", "node-1", "no", "partitions"],
         ]  # fmt: skip
         await pilot.press("g", "s", "r")
+        await until(pilot, lambda: app.backwards)
         assert "gpu-0" in lines(app)[-1], "in reverse order of use, the held device is last"
         await pilot.press("r", "s", "s", "s", "c")
-        assert len(lines(app)) == 1
-        await pilot.press("enter", "end", "enter")
-        assert isinstance(app.screen, Sheet)
-        text = str(app.screen.query_one("#sheet Static").render())
+        await until(pilot, lambda: len(lines(app)) == 1)
+        await pilot.press("enter")
+        await until(pilot, lambda: len(lines(app)) == 5)
+        await pilot.press("end", "enter")
+        text = await sheet_text(app, pilot)
         assert "[red]<b>\ufffd[31m" in text, "text of a driver is shown without effect of markup and control characters"
-        await pilot.press("escape", "question_mark")
-        assert "held by a claim" in str(app.screen.query_one("#sheet Static").render())
+        await pilot.press("escape")
+        await until(pilot, lambda: not isinstance(app.screen, Sheet))
+        await pilot.press("question_mark")
+        assert "held by a claim" in await sheet_text(app, pilot)
 
 
 async def test_a_waiting_pod_has_its_reason_and_enter_shows_the_explanation(cluster: LocalCluster) -> None:
     async with screen(cluster) as (app, pilot):
         await wait_for_text(app, pilot, "on the only node", lambda: "\n".join(lines(app, "#pods")))
-        await pilot.press("tab", "end")
+        await pilot.press("tab")
         rows = app.query_one("#pods", Rows)
+        await until(pilot, lambda: app.focused is rows)
         rows.cursor = next(i for i, e in enumerate(rows.entries) if "waits" in str(e.row))
         await pilot.press("enter")
-        async with asyncio.timeout(30):
-            while not isinstance(app.screen, Sheet):
-                await pilot.pause(0.05)
-        assert "9 devices of class devices" in str(app.screen.query_one("#sheet Static").render())
+        assert "9 devices of class devices" in await sheet_text(app, pilot)
 
 
 async def test_a_paused_screen_does_not_change_until_it_continues(cluster: LocalCluster) -> None:
     async with screen(cluster) as (app, pilot):
         await wait_for_text(app, pilot, "1 of 4 held", devices_of(app))
         await pilot.press("p")
+        await wait_for_text(app, pilot, "paused at", lambda: head(app))
         before, version = lines(app), app._live.follower.version
         await cluster.apply(pod("late", templates=["t"]))
         async with asyncio.timeout(30):
@@ -396,6 +419,7 @@ async def test_only_visible_devices_are_rendered(cluster: LocalCluster) -> None:
         rows = app.query_one("#devices", Rows)
         rows._line = lambda entry: rendered.append(entry) or line(entry)  # type: ignore[func-returns-value]
         await pilot.press("c", "end")
+        await until(pilot, lambda: rows.cursor >= 30 * 129)
         assert len(rows.entries) == 30 * 129 + 5
         assert 0 < len(rendered) < 20 * rows.size.height
 

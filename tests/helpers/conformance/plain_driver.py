@@ -564,7 +564,7 @@ def main() -> None:
     register = registration_v1_pb2_grpc.add_RegistrationServicer_to_server
     registrar = serve(registration, (register, Registration(endpoint, registration)))
     if node is None:
-        time.sleep(1.5)
+        time.sleep(5.0)
         node = serve(endpoint, *services)
     publisher = Publisher(api)
     publisher.start()
