@@ -1,8 +1,8 @@
 """Kills the child processes of this process when this process ends, for any reason.
 
-A small shell script, the guard, starts before the guarded processes. It waits for the end of a pipe that the kernel
-closes when this process ends. A process that is just starting keeps the pipe open until its program runs. From then on,
-the guard finds the process by a mark in its environment.
+A shell script, the guard, starts before the guarded processes. It reads from a pipe that the kernel closes when this
+process ends, and then kills the guarded processes, which have a mark in their environment. A child that is just being
+started has no mark yet, but it still holds the pipe open, so the guard waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _POLL_INTERVAL = 0.1  # seconds between two searches for remaining processes
 _KILLING = 20.0  # seconds for killed processes to end; only a call into the kernel that hangs can take longer
 _MARK = "DRA_REAPER_ID"
 _NOW = b"now\n"
-# During exec, a process has no visible environment for some microseconds, so the guard searches twice in a row.
+# During exec, the environment of a process cannot be read for some microseconds. So the guard ends only after two searches without a match.
 _SCRIPT = """
 trap "" INT TERM HUP
 read -r line
@@ -36,10 +36,10 @@ done
 
 
 class Guard:
-    """A guard; create it with :meth:`start` before the processes that it guards.
+    """A guard. Create it with :meth:`start` before the processes that it guards.
 
-    It guards all processes with :attr:`mark` in their environment; their children inherit it. After this process has
-    ended, they have ``timeout`` seconds to end by themselves. Then the guard kills them.
+    The guard kills all processes with :attr:`mark` in their environment, which their children inherit. When this process
+    has ended, they first get ``timeout`` seconds to end by themselves.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, mark: Mapping[str, str]) -> None:
@@ -52,7 +52,7 @@ class Guard:
 
         Args:
             timeout: seconds that guarded processes have to end by themselves.
-            tidy: the body of a shell function that runs at each search. It must print a text while it has work left.
+            tidy: the body of a shell function that runs at each search. It must print a text until its work is done.
             arguments: arguments of that function.
         """
         identity = secrets.token_hex(16)

@@ -47,7 +47,7 @@ RuntimeFactory = Callable[[str, Path, Sequence[Path]], ContainerRuntime]
 
 @dataclass(frozen=True)
 class LocalNode:
-    """One node, its kubelet and runtime, and the directories that a plugin's settings need."""
+    """One node: its kubelet, its runtime, and the directories that the settings of a plugin need."""
 
     name: str
     root: Path
@@ -66,7 +66,7 @@ class SecureServing:
 
     Attributes:
         address: host and port; 0 selects a free port.
-        certificate: the files of a certificate for this address and of its key. By default, a certificate is created.
+        certificate: the file of a certificate for this address, and the file of its key. By default, a certificate is created.
     """
 
     address: str = "127.0.0.1:0"
@@ -79,18 +79,19 @@ class LocalCluster:
     Args:
         nodes: names of the nodes.
         state: the directory for all files, also for the API objects. Its path must be short, because it contains sockets.
-            By default, a temporary directory that is removed at the end.
+            By default, a temporary directory, which is removed at the end.
         serving: where the local API server listens, and with which certificate.
         kubeconfig: the kubeconfig of a running API server to use instead of a local one; see :attr:`api`.
         timers: intervals and time limits of the kubelets, the node controller and the scheduler.
         runtimes: creates a node's runtime from the node's name, a directory for the runtime, and the directories of CDI
             specs. By default, containers are simulated.
         features: the simulated Kubernetes release with its feature gates, for example
-            ``Features.of("1.37", {"GateName": True})``. By default, those in DRA_KUBERNETES_VERSION and
-            DRA_FEATURE_GATES, else 1.36.
+            ``Features.of("1.37", {"GateName": True})``. By default, the values of the environment variables
+            DRA_KUBERNETES_VERSION and DRA_FEATURE_GATES; the release 1.36 if they are not set.
 
     Raises:
         SettingsError: the release or a gate in the environment does not exist.
+        ValueError: two nodes have the same name.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class LocalCluster:
         return self
 
     def _component(self, stack: contextlib.AsyncExitStack, name: str, *groups: str) -> KubeClient:
-        """Creates an API client with the identity of a component. Returns ``client`` if the API server is not the local one."""
+        """Creates an API client with the identity of a component. If the API server is not the local one, returns ``self.client``."""
         if not self.has_own_api:
             return self.client
         token = Token(self.api.tokens.of_component(name, groups))
@@ -174,7 +175,7 @@ class LocalCluster:
         """Creates the API server.
 
         Args:
-            own: whether the user passed a certificate. The server then listens with TLS only. Else it has a second port
+            own: whether the user passed a certificate. The server then listens with TLS only. Otherwise, it has a second port
                 without TLS, for clients in this process.
         """
         tls = _server_tls(self._certificate)
@@ -228,7 +229,7 @@ class LocalCluster:
 
     @property
     def access(self) -> Mapping[str, str]:
-        """Environment variables with which a driver's process connects to the API server: those of a pod, or the kubeconfig."""
+        """Environment variables for a driver's process: with them, it connects to the API server as in a pod, or with a kubeconfig."""
         if self._given_kubeconfig:
             return {"KUBECONFIG": str(self._given_kubeconfig)}
         at = urlsplit(self.api.public_url)
@@ -278,7 +279,7 @@ class LocalCluster:
         """Waits until ``await check()`` returns a true value, and returns that value.
 
         Raises:
-            TimeoutError: the time is over; the text contains ``what``.
+            TimeoutError: there was no true value within ``timeout`` seconds. The text contains ``what``.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -340,13 +341,14 @@ class LocalCluster:
     # --- faults ---------------------------------------------------------------------------------
 
     async def reboot(self, name: str = "", sysfs: Path | None = None) -> None:
-        """Reboots a node: deletes its CDI files, ends mounts and claim processes of drivers, keeps stale socket files, changes the boot id.
+        """Reboots a node. Kill the driver before the call and start it after the call.
 
-        Kill the driver before the call and start it after the call.
+        Deletes the node's CDI files, and ends the mounts and claim processes of its drivers. Socket files stay. The boot id changes if
+        the node has a described host.
 
         Args:
             name: the node; empty for the first node.
-            sysfs: sysfs of the node's described host, which becomes as described again; None if the node uses this machine.
+            sysfs: sysfs of the node's described host, which is built again from its description; None if the node uses this machine.
         """
         node = self.nodes[name] if name else self.node
         await node.kubelet.stop()
@@ -369,12 +371,12 @@ class LocalCluster:
 
 
 def state_root() -> Path:
-    """Returns the parent of temporary state directories ``dra-*``. Ignores TMPDIR, because socket paths must be short."""
+    """Returns the parent directory of the temporary state directories ``dra-*``: not TMPDIR, because socket paths must be short."""
     return Path("/tmp") if Path("/tmp").is_dir() else Path(tempfile.gettempdir())
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """Deletes the directory, but not in a forked child of its owner."""
+    """Deletes the directory, unless this process is a forked child of the owner."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,8 +1,8 @@
-"""Records events about objects like client-go: counts repeated events, combines similar ones, and limits their rate.
+"""Records events about objects like client-go: counts repeated events, combines similar events, and limits their rate.
 
-Events are similar if they differ only in their message. From the tenth message within ten minutes, they are combined
-as "(combined from similar events)". A component may write 25 events at once about an object, and then one every five
-minutes. Source: client-go tools/record.
+Events are similar if they differ only in their message. From the tenth different message on, they are combined as
+"(combined from similar events)". The count of messages restarts after ten minutes without a similar event. A component
+may write 25 events at once about an object, and then one every five minutes. Source: client-go tools/record.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class EventRecorder:
         self._seen: dict[tuple[str, ...], _Seen] = {}
 
     def event(self, obj: Mapping[str, Any], kind: str, type: str, reason: str, message: str, api: str = "v1") -> None:
-        """Queues an event about an object of ``kind`` in version ``api``. Never raises: ignores an object without a name."""
+        """Queues an event about an object of ``kind`` in version ``api``. Ignores an object without a name. Never raises."""
         meta = obj.get("metadata")
         if not isinstance(meta, Mapping) or not meta.get("name"):
             return

@@ -1,4 +1,4 @@
-"""Watches resources for the cluster's components. Keeps copies of the objects and indexes of them, and calls handlers."""
+"""Watches resources for the cluster's components: keeps copies of the objects, indexes them, and calls handlers after changes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Index = Callable[[JSON], Iterable[Hashable]]
 
 
 class Informers:
-    """Cached copies of some resources. ``changed`` is set after each change; handlers are called for each change."""
+    """Caches of some resources. After each change, handlers are called and ``changed`` is set."""
 
     def __init__(self, client: KubeClient, resources: Mapping[Resource, str]) -> None:
         self.client = client
@@ -67,12 +67,12 @@ class Informers:
         return all(c.synced.is_set() for c in self._copies.values())
 
     async def wait_synced(self, *resources: Resource) -> None:
-        """Waits until these resources (by default all) were listed once."""
+        """Waits until these resources have been listed once. Without arguments, waits for all resources."""
         for resource in resources or self._copies:
             await self._copies[resource].synced.wait()
 
     async def wait_watching(self) -> None:
-        """Waits until all watches are open. From then on changes arrive approximately in the order in which they happen."""
+        """Waits until all watches are open. After that, changes arrive approximately in the order of the writes."""
         for copies in self._copies.values():
             while not copies.reflector.last_message:  # noqa: ASYNC110 - a reflector has no event for it
                 await asyncio.sleep(0.005)
@@ -189,9 +189,9 @@ class _Copies:
 
 
 def pod_claim_names(pod: Mapping[str, Any]) -> dict[str, str | None]:
-    """Maps the names in the pod's ``resourceClaims`` to names of ResourceClaims.
+    """Returns the names of the ResourceClaims of a pod, by the name in ``spec.resourceClaims``.
 
-    The value is None if the claim is not created yet, and empty if the entry needs no claim.
+    A value is None if the claim is not created yet, and empty if the pod needs no claim for this name.
     """
     made = {s["name"]: s.get("resourceClaimName") for s in (pod.get("status") or {}).get("resourceClaimStatuses") or []}
     out: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""Ends what a node's reboot ends beside containers: processes that drivers started, their mounts, and files in memory."""
+"""Simulates effects of a node's reboot: ends processes and mounts of drivers, and empties folders of file systems in memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-_MOUNT_POINT = 4  # the field of a line of mountinfo; source: proc(5)
+_MOUNT_POINT = 4  # index of the mount point in a line of mountinfo; source: proc(5)
 
 
 def kill_processes(environment: Mapping[str, str]) -> None:
-    """Kills each process that was started with all these variables, also a daemon in its own session."""
+    """Kills each process that was started with all these environment variables, also if it is in another session."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in environment.items()}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
@@ -23,10 +23,10 @@ def kill_processes(environment: Mapping[str, str]) -> None:
 
 
 def kill_claim_processes(plugins: Path) -> None:
-    """Kills the processes that drivers started for claims. Their output goes to files in the drivers' folders.
+    """Kills the processes that drivers started for claims. Finds them by their output, which goes to a file in a driver's folder.
 
     Args:
-        plugins: the folder with the folders of a node's drivers.
+        plugins: the folder that contains the folders of a node's drivers.
     """
     if not any(plugins.glob("*/process-logs/*")):
         return

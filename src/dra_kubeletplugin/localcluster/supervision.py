@@ -13,9 +13,9 @@ class ComponentEnded(Exception):
 
 
 class Supervisor:
-    """Owns the tasks of components. Use it with ``async with``.
+    """Runs components as tasks. Use it with ``async with``.
 
-    If a component ends by itself, the body of the block is cancelled, and the block raises :class:`ComponentEnded`.
+    If a component ends by itself, the body of the ``async with`` block is cancelled, and the block raises :class:`ComponentEnded`.
     """
 
     def __init__(self) -> None:

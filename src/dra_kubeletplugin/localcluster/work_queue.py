@@ -1,6 +1,6 @@
 """A work queue with the rules of client-go's workqueue.
 
-Each key is in the queue at most once, one worker at a time processes a key, and failed keys are retried with back-off.
+Each key is in the queue at most once. Only one worker at a time processes a key. Failed keys are retried with backoff.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WorkQueue(Generic[K]):
             self._added.set()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Adds the key after some seconds. If several times are set for a key, the earliest applies."""
+        """Adds the key after some seconds. If the key already waits for an earlier time, that time stays."""
         if seconds <= 0:
             self.add(key)
             return
@@ -70,7 +70,7 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     def retry(self, key: K) -> float:
-        """Adds the key after its pause. Returns the pause in seconds."""
+        """Adds the key again after its backoff. Returns the pause in seconds."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         pause = self.backoff.pause(failures)
@@ -78,7 +78,7 @@ class WorkQueue(Generic[K]):
         return pause
 
     def retry_now(self) -> None:
-        """Adds every key that waits for its pause, and resets all failures. Call it when the cause of failures may be gone."""
+        """Adds every waiting key at once, and resets all failures. Call it when the cause of the failures may have ended."""
         self._failures.clear()
         for key, handle in list(self._later.items()):
             handle.cancel()

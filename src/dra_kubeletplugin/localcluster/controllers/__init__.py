@@ -1,4 +1,4 @@
-"""The controllers of kube-controller-manager that pods with devices need."""
+"""The controllers of the local cluster: those of kube-controller-manager that pods with devices need."""
 
 from __future__ import annotations
 

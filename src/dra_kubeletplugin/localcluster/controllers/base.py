@@ -1,4 +1,4 @@
-"""The base of every controller: a work queue of keys, workers, and error handling for each object."""
+"""The base class of all controllers: a work queue of keys, workers, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def key_of(resource: Resource, obj: Mapping[str, Any]) -> Key:
 
 
 class RetryLater(Exception):
-    """The object cannot be processed now and an event already states the reason. The key is retried without a log entry."""
+    """The object cannot be processed now. The key is retried without a log entry, because an event states the reason."""
 
 
 class Controller(ABC):
@@ -111,7 +111,7 @@ class Controller(ABC):
 
 
 def _is_outdated(key: Key, error: ApiError) -> bool:
-    """Returns whether the object changed, was deleted or was replaced meanwhile, or its namespace is terminating."""
+    """Returns whether an error shows that the object was changed, deleted or replaced, or that its namespace is terminating."""
     about = error.details.get("details")
     about = about if isinstance(about, dict) else {}
     if isinstance(error, NotFoundError):

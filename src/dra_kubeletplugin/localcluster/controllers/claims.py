@@ -32,7 +32,7 @@ from .base import Controller, Key, RetryLater, key_of
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_MAX_PREFIX = 57  # characters; the prefix of a generated name is shortened to about this length
+_MAX_PREFIX = 57  # characters of the prefix of a generated name, approximately
 _MAX_RESERVATIONS = 256
 
 
@@ -49,12 +49,13 @@ class ClaimController(Controller):
     def __init__(self, client: KubeClient, informers: Informers, groups: Resource | None = None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, TEMPLATES, *((groups,) if groups else ())))
         self._groups = groups
-        # Claims that we created and that the informer may not have yet: (UID of the pod or group, name of its entry) → claim name
+        # Created claims that the informer may not have yet: (UID of the pod or group, name in its resourceClaims) → name of the claim
         self._created: dict[tuple[str, str], str] = {}
         self._deleted: set[str] = set()  # UIDs of deleted pods and groups
-        self._written_versions: dict[str, int] = {}  # the last version of each claim that we wrote, by UID
-        self._deallocated: set[str] = set()  # UIDs of claims that we deallocated and that still have the finalizer
-        # By UID of an allocated claim: the consumers whose reservations were removed, for example after a failed binding
+        self._written_versions: dict[str, int] = {}  # by UID of a claim: the version of this controller's last write
+        # UIDs of claims that this controller deallocated and that still have the finalizer
+        self._deallocated: set[str] = set()
+        # By UID of an allocated claim without reservations: the consumers that had reserved it, for example before a failed binding
         self._unreserved: dict[str, list[JSON]] = {}
         informers.index(PODS, "claims", _claims_of)
         informers.index(PODS, "templates", _templates_of)
@@ -93,7 +94,7 @@ class ClaimController(Controller):
         self._deleted.add(uid)
         self._created = {key: name for key, name in self._created.items() if key[0] != uid}
         if len(self._deleted) > 10_000:
-            self._deleted.clear()  # later lookups ask the server
+            self._deleted.clear()  # _still_uses then asks the API server for these consumers
 
     def _queue_claims_of(self, owner: JSON) -> None:
         for namespace, name in _claims_of(owner):
@@ -165,7 +166,7 @@ class ClaimController(Controller):
                 else:
                     name = await self._claim_for(owner, resource, entry)
             except _ClaimCreationError as e:
-                # We have not recorded a group's event from Kubernetes; the text follows a pod's event.
+                # The text for a group follows the text for a pod; it was not compared with Kubernetes.
                 text = f"{kind}ResourceClaim {entry['name']}: {e}"
                 self.events.event(owner, kind, "Warning", "FailedResourceClaimCreation", text, resource.api_version)
                 raise
@@ -190,7 +191,7 @@ class ClaimController(Controller):
         return found
 
     async def _claim_for(self, owner: JSON, resource: Resource, entry: JSON) -> str:
-        """Returns the name of the claim that was created or found for ``entry``; empty if the owner's status needs no change."""
+        """Creates or finds the claim for an entry of ``resourceClaims``. Returns its name; empty if the owner's status needs no change."""
         template_name = entry.get("resourceClaimTemplateName")
         if not template_name:
             return ""
@@ -240,7 +241,7 @@ class ClaimController(Controller):
         await self.client.patch(resource, meta["name"], body, meta["namespace"], "status")
 
     async def _reserve(self, pod: JSON) -> None:
-        """Reserves allocated claims for a pod that was bound without the scheduler. For other pods, the scheduler reserves them."""
+        """Reserves the allocated claims of a pod that was bound without the scheduler. For other pods, the scheduler does this."""
         entries, names = pod["spec"].get("resourceClaims") or [], pod_claim_names(pod)
         group = self._group_of(pod) if entries else None
         shared = {names[e["name"]] for e in entries if pod_groups.shares(group, e)}
@@ -263,7 +264,7 @@ class ClaimController(Controller):
         status = claim.get("status") or {}
         meta = claim["metadata"]
         if _version(claim) < self._written_versions.get(meta["uid"], 0):
-            return  # The informer's copy is older than our last write. The newer version will queue the claim again.
+            return  # The informer's copy is older than this controller's last write. The newer version will queue the claim again.
         reserved = reserved_for(claim)
         kept = [r for r in reserved if await self._still_uses(r, meta["namespace"])]
         protected = FINALIZER in (meta.get("finalizers") or [])
@@ -278,8 +279,8 @@ class ClaimController(Controller):
         elif protected and not kept and (meta.get("deletionTimestamp") or self._is_freed(claim)):
             await self._deallocate(claim)
         elif protected and (former := self._unreserved.get(meta["uid"])):
-            # A consumer that still exists will be scheduled with the allocated devices. If no consumer exists, only this
-            # controller can deallocate the claim.
+            # If a former consumer still needs the claim, the claim stays allocated, and the scheduler reserves it again. Otherwise, only
+            # this controller can deallocate the claim.
             if not any([await self._still_uses(r, meta["namespace"]) for r in former]):
                 await self._deallocate(claim)
         if not kept and self._owner_is_done(claim):
@@ -318,11 +319,11 @@ class ClaimController(Controller):
     async def _still_uses(self, consumer: JSON, namespace: str) -> bool:
         """Returns whether a consumer still needs the claim.
 
-        If the informer does not have the consumer, the server is asked: the consumer may be newer than the informer's state.
+        If the informer does not have the consumer, asks the API server, because the consumer may be newer than the informer's state.
         A group needs its claims until it is deleted, regardless of its pods.
 
         Raises:
-            RetryLater: The consumer is neither a pod nor a PodGroup. The claim stays as it is, as in Kubernetes, without an event.
+            RetryLater: the consumer is neither a pod nor a PodGroup. As in Kubernetes, the claim does not change and there is no event.
         """
         resource = self._groups if pod_groups.is_group(consumer) else PODS
         if resource is None or (resource is PODS and (consumer["resource"] != "pods" or consumer.get("apiGroup"))):
@@ -338,9 +339,9 @@ class ClaimController(Controller):
         return found["metadata"]["uid"] == consumer["uid"] and not (resource is PODS and _is_done(found))
 
     def _owner_is_done(self, claim: JSON) -> bool:
-        """Returns whether a claim was generated for a pod that will not run any more.
+        """Returns whether a claim was generated for a pod that no longer needs it.
 
-        A claim of an unknown pod is left to the garbage collector, because the pod may be newer than the informer's state.
+        False if the informer does not have the pod, because the pod may be newer. The garbage collector deletes such a claim later.
         """
         if claim["metadata"].get("deletionTimestamp"):
             return False
@@ -352,7 +353,9 @@ class ClaimController(Controller):
 
     async def _delete(self, claim: JSON) -> None:
         meta = claim["metadata"]
-        with contextlib.suppress(NotFoundError, ConflictError):  # it was deleted, or another claim has its name
+        with contextlib.suppress(
+            NotFoundError, ConflictError
+        ):  # the claim was already deleted, or another claim has its name
             await self.client.delete(CLAIMS, meta["name"], meta["namespace"], uid=meta["uid"])
 
 

@@ -19,7 +19,7 @@ JSON = dict[str, Any]
 _HASH = "pod-template-hash"
 _REVISION = "deployment.kubernetes.io/revision"
 _CAUSE = "kubernetes.io/change-cause"
-_INFORMER_TIMEOUT = 30.0  # seconds after which a written ReplicaSet is ignored if the informer still lacks it
+_INFORMER_TIMEOUT = 30.0  # seconds for which a written ReplicaSet is remembered while the informer lacks it
 
 
 class DeploymentController(Workload):
@@ -29,7 +29,7 @@ class DeploymentController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, REPLICA_SETS)
-        # By UID: the time of our last write of a ReplicaSet and its result, until the informer has it
+        # By UID: the last written version of a ReplicaSet with the time of the write, until the informer has it
         self._written_sets: dict[str, tuple[float, JSON]] = {}
         # By UID: the last observed state, and the time at which it began
         self._progress: dict[str, tuple[Any, float]] = {}
@@ -71,7 +71,7 @@ class DeploymentController(Workload):
         await self._update_status(obj, self._sets_of(obj), name)
 
     async def _set_revision(self, obj: JSON, newest: JSON, old: list[JSON]) -> JSON:
-        """Sets the highest revision on the newest ReplicaSet, also after a rollback; ``kubectl rollout`` reads the revisions."""
+        """Sets the highest revision on the newest ReplicaSet, also after a rollback, because ``kubectl rollout`` reads the revisions."""
         highest = max(map(_revision, old), default=0)
         wanted = {_REVISION: str(max(_revision(newest), highest + 1))}
         if cause := (obj["metadata"].get("annotations") or {}).get(_CAUSE):
@@ -88,7 +88,7 @@ class DeploymentController(Workload):
         return newest
 
     async def _forget_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
-        """After a completed rollout, deletes the oldest ReplicaSets beyond the revision history limit."""
+        """If the rollout is complete, deletes the oldest unused ReplicaSets, so that their number is within the revision history limit."""
         if (newest.get("status") or {}).get("availableReplicas", 0) < obj["spec"].get("replicas", 1):
             return
         idle = [s for s in old if not s["spec"].get("replicas") and not (s.get("status") or {}).get("replicas")]

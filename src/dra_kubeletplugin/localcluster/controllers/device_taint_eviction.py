@@ -1,4 +1,4 @@
-"""Evicts pods whose devices have a NoExecute taint, at once or when their toleration ends.
+"""Evicts pods whose devices have a NoExecute taint: at once, or when the claim's toleration ends.
 
 Source: KEP-5055; kube-controller-manager's devicetainteviction controller. DeviceTaintRules apply if the release supports them.
 """
@@ -38,7 +38,7 @@ class DeviceTaintEviction(Controller):
     def __init__(self, client: KubeClient, informers: Informers, rules: Resource | None) -> None:
         super().__init__(client, informers, (PODS, CLAIMS, SLICES))
         self._rules = rules
-        # By UID of a pod: when it is to be deleted; 0.0 after the deletion has begun
+        # By UID of a pod: the time of its deletion; 0.0 after the deletion has begun
         self._deletion_times: dict[str, float] = {}
         self._first_seen: dict[tuple[Device, str, str], float] = {}  # when a taint without timeAdded was first seen
         informers.index(CLAIMS, "devices", _devices_of)
@@ -106,7 +106,7 @@ class DeviceTaintEviction(Controller):
             yield from (c for c in self.informers.by(CLAIMS, "consumers", group) if c["metadata"]["name"] in named)
 
     def _times_of(self, pod: JSON) -> Iterable[float]:
-        """Yields a deletion time for each untolerated or temporarily tolerated taint of the pod's devices."""
+        """Yields a deletion time for each taint of the pod's devices that is not tolerated, or only for some time."""
         for claim in self._claims(pod):
             for result in results_of(claim):
                 device = (result["driver"], result["pool"], result["device"])

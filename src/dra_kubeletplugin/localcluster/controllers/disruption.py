@@ -1,4 +1,4 @@
-"""Deletes pods on behalf of a controller, with the reason in their condition DisruptionTarget (KEP-3329)."""
+"""Deletes pods for other controllers, and writes the reason into their condition DisruptionTarget (KEP-3329)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cause:
-    """Reason and message of the condition."""
+    """The reason and the message of the condition DisruptionTarget."""
 
     reason: str
     message: str

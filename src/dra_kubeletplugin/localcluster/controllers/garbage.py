@@ -1,6 +1,6 @@
 """Deletes objects that were created after their owner was deleted.
 
-When an owner is deleted, the API server itself deletes the dependents that exist at this moment.
+Dependents that exist when the owner is deleted are deleted by the local API server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEPENDENTS = (PODS, CLAIMS, REPLICA_SETS)
 
 
 class GarbageCollector(Controller):
-    """Reconciles objects with owners of known kinds: when they are created, and when an owner is deleted."""
+    """Checks objects with owners of known kinds when they are created, and when an owner is deleted."""
 
     name = "garbage-collector"
 
@@ -53,7 +53,7 @@ class GarbageCollector(Controller):
     def _owner_changed(self, change: ObjectChange) -> None:
         """Queues the dependents of a deleted owner.
 
-        A dependent that was created during the deletion must be checked again, because at its creation the informer still had the owner.
+        When such a dependent was created during the deletion, the informer still had the owner, so it must be checked again.
         """
         if change.gone:
             for resource in _DEPENDENTS:

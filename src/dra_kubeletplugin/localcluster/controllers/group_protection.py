@@ -1,4 +1,4 @@
-"""Protects PodGroups from deletion while unfinished pods refer to them, because these pods use the group's devices.
+"""Prevents the deletion of PodGroups while unfinished pods refer to them, because these pods use the group's devices.
 
 Source: kube-controller-manager's podgroup-protection-controller, on which KEP-5729 relies.
 """

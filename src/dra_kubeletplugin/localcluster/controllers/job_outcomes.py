@@ -1,4 +1,4 @@
-"""Decides the outcome of a Job from its pods that have ended. The functions make no API calls.
+"""Decides the outcome of a Job from its ended pods, as functions without API calls.
 
 Source: kubernetes, pkg/controller/job: pod_failure_policy.go, backoff_utils.go, indexed_job_utils.go, success_policy.go.
 """
@@ -15,12 +15,12 @@ from typing import Any
 
 JSON = Mapping[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
-# Seconds between a failure and the next try: doubled after each failure up to the limit
+# Seconds between a failure and the next attempt. The first value doubles with each failure, up to the second value.
 _BACKOFF, _MAX_BACKOFF = 10.0, 600.0
 
 
 class JobAction(Enum):
-    """The action of a pod failure policy's rule."""
+    """The action of a rule in a pod failure policy."""
 
     COUNT = "Count"
     IGNORE = "Ignore"
@@ -30,7 +30,7 @@ class JobAction(Enum):
 
 @dataclass(frozen=True)
 class PodEnd:
-    """A pod that has ended. ``at`` is in seconds since the epoch; ``index`` is empty unless the Job is indexed."""
+    """The end of a pod. ``at`` is its time in seconds since the epoch. ``index`` is empty unless the Job is indexed."""
 
     uid: str
     index: str
@@ -42,7 +42,7 @@ class PodEnd:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a Job ends."""
+    """The outcome of a Job, with a reason and a message."""
 
     succeeded: bool
     reason: str
@@ -75,7 +75,7 @@ def pod_end(pod: JSON, spec: JSON, *, gone: bool = False) -> PodEnd | None:
     A pod that is being deleted has ended, unless the Job replaces only failed pods.
 
     Args:
-        gone: the pod was removed from the API server.
+        gone: whether the pod was removed from the API server.
     """
     meta, status = pod["metadata"], pod.get("status") or {}
     index = (meta.get("annotations") or {}).get(INDEX, "")
@@ -121,7 +121,7 @@ def _match_of(rule: JSON, status: JSON, where: str) -> str:
 
 
 def ends_of_deleted_pods(status: JSON, found: Iterable[PodEnd]) -> Iterable[PodEnd]:
-    """Yields a PodEnd for each end that the Job's status counts but that ``found`` lacks, because the pod no longer exists."""
+    """Yields a PodEnd for each pod that the Job's status counts and that is not in ``found``, because it no longer exists."""
     found = list(found)
     succeeded = {e.index or e.uid for e in found if e.succeeded}
     if "completedIndexes" in status:
@@ -201,7 +201,7 @@ def _satisfied(rule: JSON, done: set[int]) -> bool:
 
 
 def backoff_left(failures: int, last: float) -> float:
-    """Returns the seconds until the next try. Negative values mean now.
+    """Returns the seconds until the next attempt; at most 0 if it is due.
 
     Args:
         last: the time of the last failure, in seconds since the epoch.

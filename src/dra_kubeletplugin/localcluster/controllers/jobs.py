@@ -31,7 +31,10 @@ from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_activ
 JSON = dict[str, Any]
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _ENDS = {"Complete": True, "Failed": False}
-_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}  # decided, but some pods still run
+_TARGETS = {
+    "SuccessCriteriaMet": True,
+    "FailureTarget": False,
+}  # conditions of a Job whose outcome is decided while pods still run
 _COMPLETE = JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods")
 
 
@@ -42,9 +45,9 @@ class JobController(Workload):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers)
-        # By UID of a Job: its ended pods by UID, kept because the pods may be deleted
+        # By UID of a Job: the ends of its pods, by UID of the pod; kept because a pod may be deleted after its end
         self._ended: dict[str, dict[str, PodEnd]] = {}
-        self._deleted: set[str] = set()  # UIDs of pods that we deleted; their ends do not count
+        self._deleted: set[str] = set()  # UIDs of pods that this controller deleted; their ends do not count
         self._uncounted: dict[str, list[JSON]] = {}  # by UID of a Job: pods that were deleted before they were counted
         self.watch(JOBS, self._job_changed)
 
@@ -107,13 +110,13 @@ class JobController(Workload):
         if conditions:
             fresh["conditions"] = conditions
         await self.write_status(obj, fresh)
-        # Events are sent after the write: if it fails with a conflict, the retry must not send them again.
+        # Events are sent after the write. If they were sent before, a retry after a conflict would send them again.
         self._record_changes(obj, conditions)
 
     def _count(self, obj: JSON, pods: list[JSON]) -> list[PodEnd]:
         """Returns all ended pods that the controller did not delete itself.
 
-        They include pods deleted by force, and pods that the Job's status counted before a restart of the controller.
+        These include pods that were deleted by force, and pods that the Job's status counted before a restart of the controller.
         """
         job = obj["metadata"]["uid"]
         first = job not in self._ended
@@ -130,7 +133,7 @@ class JobController(Workload):
         return list(known.values())
 
     def _end(self, spec: JSON, status: JSON, found: Tally, active: list[JSON]) -> JobOutcome | None:
-        """Returns the Job's outcome; None if the Job continues. A decision that the status already contains is final."""
+        """Returns the Job's outcome; None if the Job continues. An outcome that is already in the status is final."""
         if (target := _true_condition(status, _TARGETS)) is not None:
             return JobOutcome(_TARGETS[target["type"]], target.get("reason", ""), target.get("message", ""))
         started = status.get("startTime")
@@ -138,12 +141,12 @@ class JobController(Workload):
         if end := outcome(spec, found, sum(map(_restarts, active)), since):
             return end
         completions = spec.get("completions")
-        if completions is None:  # a work queue Job is complete after one success, when no pod is active
+        if completions is None:  # a Job without completions is complete when one pod has succeeded and no pod is active
             return _COMPLETE if found.done and not active else None
         return _COMPLETE if len(found.done) >= int(completions) else None
 
     def _ending(self, obj: JSON, status: JSON, end: JobOutcome, *, last: bool) -> list[JSON]:
-        """Returns the condition that announces the outcome. With ``last`` (the last pod has ended), also returns the final condition."""
+        """Returns the condition that announces the outcome. If ``last`` (all pods have ended), also returns the final condition."""
         names = ["SuccessCriteriaMet", "Complete"] if end.succeeded else ["FailureTarget", "Failed"]
         known = {c["type"]: c for c in status.get("conditions") or []}
         return [
@@ -203,9 +206,9 @@ class JobController(Workload):
     def _next(
         self, obj: JSON, active: list[JSON], terminating: list[JSON], found: Tally, capacity: int
     ) -> Iterator[str]:
-        """Yields the indexes that need a new pod now, at most ``capacity``. Yields empty strings unless the Job is indexed.
+        """Yields the index of each pod to create now, at most ``capacity``. The index is empty unless the Job is indexed.
 
-        If an index is in its backoff after a failure, the Job is queued again for the end of the backoff.
+        If an index is in backoff after a failure, queues the Job again for the end of the backoff.
         """
         spec, key = obj["spec"], key_of(JOBS, obj)
         by_index = spec.get("backoffLimitPerIndex") is not None

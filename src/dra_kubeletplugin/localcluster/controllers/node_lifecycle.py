@@ -1,7 +1,7 @@
-"""Taints nodes: NoSchedule if they are not ready, under pressure or cordoned; also NoExecute if they are not ready or unreachable.
+"""Adds taints to nodes: NoSchedule if they are not ready, under pressure or cordoned; NoExecute if they are not ready or unreachable.
 
 Source: kube-controller-manager's nodelifecycle controller, ``doNoScheduleTaintingPass`` and ``processTaintBaseEviction``.
-Kubernetes adds NoExecute to at most one node of a zone in ten seconds and checks every five seconds; here it happens at once.
+Kubernetes checks every five seconds and adds NoExecute to at most one node of a zone in ten seconds; this controller adds it at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BY_CONDITION = {
 _NO_SCHEDULE, _NO_EXECUTE = "NoSchedule", "NoExecute"
 _MANAGED = {(key, _NO_SCHEDULE) for key in (_UNSCHEDULABLE, *_BY_CONDITION.values())}
 _MANAGED |= {(key, _NO_EXECUTE) for key in _FAILED.values()}
-# Seconds until a taint is removed, so that the scheduler sees the tainted node for a moment, as in Kubernetes
+# Seconds before a taint is removed. As in Kubernetes, the scheduler then sees the tainted node for a short time.
 _REMOVAL_DELAY = 0.02
 
 
@@ -45,7 +45,7 @@ class NodeLifecycle(Controller):
         self.watch(NODES, self._node_changed)
 
     def _node_changed(self, change: ObjectChange) -> None:
-        """Queues the node. If its readiness changed, also queues other failed nodes, because their eviction depends on the whole zone."""
+        """Queues the node. If its readiness changed, also queues all failed nodes, because their taints depend on the whole zone."""
         self.queue.add(key_of(NODES, change.object))
         if change.gone or change.before is None or ready_of(change.before) != ready_of(change.object):
             for node in self.informers.all(NODES):

@@ -1,8 +1,8 @@
-"""Marks a node's state as unknown when its kubelet stops renewing the node's Lease.
+"""Sets the conditions of a node to unknown when its kubelet stops renewing the node's Lease.
 
 Source: kube-controller-manager's nodelifecycle controller, ``monitorNodeHealth``.
-Nodes without a Lease, such as nodes created by hand, are ignored.
-The monitor counts checks instead of seconds, so a suspended machine marks no node when it resumes, although no Lease was renewed.
+Nodes without a Lease, such as nodes that a user created, are ignored.
+The monitor counts checks instead of seconds. So the time for which the machine was suspended does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .base import Controller, Key
 JSON = dict[str, Any]
 _KUBELET_CONDITIONS = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 _NO_STATUS = {"reason": STATUS_UNKNOWN, "message": "Kubelet stopped posting node status."}
-_CHECKS = 10  # checks in one grace period, as in Kubernetes: --node-monitor-period is 5 s, a tenth of the grace period
+_CHECKS = (
+    10  # checks in one grace period, as in Kubernetes, where --node-monitor-period is 5 s and the grace period is 50 s
+)
 
 
 @dataclass
@@ -33,7 +35,7 @@ class _LeaseState:
     Attributes:
         renew_time: the last ``renewTime``.
         next: time of the next check, on the monotonic clock.
-        checks: checks since the last renewal.
+        checks: number of checks since the last renewal.
     """
 
     renew_time: str
@@ -42,10 +44,10 @@ class _LeaseState:
 
 
 class NodeMonitor(Controller):
-    """Marks nodes and their pods as not ready. Needs the index ``node`` of pods.
+    """Sets the conditions of nodes to unknown, and their pods to not ready. Needs the index ``node`` of pods.
 
     Args:
-        grace: seconds without a renewal after which a node is marked (--node-monitor-grace-period).
+        grace: seconds without a renewal until a node's conditions become unknown (--node-monitor-grace-period).
     """
 
     name = "node-controller"

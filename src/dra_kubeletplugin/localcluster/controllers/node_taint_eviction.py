@@ -1,8 +1,8 @@
-"""Evicts pods that do not tolerate a NoExecute taint of their node, at once or when their toleration ends.
+"""Evicts pods from nodes with a NoExecute taint: at once, or when the pod's toleration ends.
 
 Source: KEP-166, KEP-3902; kube-controller-manager's taint-eviction-controller. As in Kubernetes, finished pods are evicted too.
 The time of a toleration begins when this controller sees the taint, not at ``timeAdded``. Later changes of the taints
-do not move a scheduled eviction while each taint is still tolerated for some time.
+do not change the time of a scheduled eviction, as long as the pod tolerates each taint for some time.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class _Eviction:
     """The scheduled eviction of one pod.
 
     Attributes:
-        at: the time on the loop's clock.
-        event_sent: the event was sent.
-        deleted: the pod was deleted.
+        at: the time of the eviction, on the event loop's clock.
+        event_sent: whether the event was sent.
+        deleted: whether the pod was deleted.
     """
 
     uid: str
@@ -104,7 +104,7 @@ class NodeTaintEviction(Controller):
             self._record_event(key, f"Cancelling deletion of Pod {key.namespace}/{key.name}")
 
     def _record_event(self, key: Key, text: str) -> None:
-        """Sends an event without the pod's UID, as Kubernetes does. A search by UID does not find it."""
+        """Sends an event without the pod's UID, as Kubernetes does. A search for events by the pod's UID does not find it."""
         about = {"metadata": {"name": key.name, "namespace": key.namespace}}
         self.events.event(about, "Pod", "Normal", "TaintManagerEviction", text)
 
@@ -118,9 +118,9 @@ def _taints(node: JSON | None) -> list[JSON]:
 
 
 def _tolerated_seconds(taints: Iterable[JSON], tolerations: Iterable[Mapping[str, Any]]) -> float | None:
-    """Returns the seconds for which all taints are tolerated: infinite without limit, None if one taint is not tolerated.
+    """Returns the seconds for which all taints are tolerated: infinity if there is no limit; None if a taint is not tolerated.
 
-    If several tolerations match a taint, the first one counts.
+    If several tolerations match a taint, the first toleration applies.
     """
     shortest = math.inf
     for taint in taints:

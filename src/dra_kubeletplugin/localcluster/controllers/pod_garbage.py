@@ -1,7 +1,7 @@
-"""Deletes pods that no kubelet will stop: the node is gone or out of service, or the pod was deleted before it was bound.
+"""Deletes pods that no kubelet will stop: their node was deleted or is out of service, or they were deleted before they were bound.
 
-Source: kube-controller-manager's pod-garbage-collector-controller. Kubernetes checks every 20 s; here a pod is deleted
-as soon as it is due. The limit of finished pods (``--terminated-pod-gc-threshold``, 12,500) is not implemented.
+Source: kube-controller-manager's pod-garbage-collector-controller. Kubernetes checks every 20 s; this controller deletes
+a pod as soon as it is due. The limit of finished pods (``--terminated-pod-gc-threshold``, 12,500) is not implemented.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .zones import ready_of
 
 JSON = dict[str, Any]
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-QUARANTINE = 40.0  # seconds for which a node must be missing
+QUARANTINE = 40.0  # seconds for which a node must be missing before its pods are deleted
 _CAUSE = Cause("DeletionByPodGC", "PodGC: node no longer exists")
 
 
@@ -31,7 +31,7 @@ class PodGarbageCollector(Controller):
 
     def __init__(self, client: KubeClient, informers: Informers) -> None:
         super().__init__(client, informers, (PODS, NODES))
-        # By name of a missing node: the time on the loop's clock at which it was found missing
+        # By name of a missing node: when it was found missing, on the event loop's clock
         self._missing: dict[str, float] = {}
         self.watch(PODS)
         self.watch(NODES, self._node_changed)

@@ -23,7 +23,7 @@ class ReplicaSetController(Workload):
             for _ in range(min(_MAX_NEW_PODS, wanted - len(pods))):
                 pods.append(await self.make_pod(obj, obj["spec"]["template"]))
             if len(pods) > wanted:
-                # Deletes unbound pods first, then pods that are not ready
+                # The first pods are deleted: unbound pods, then pods that are not ready.
                 pods.sort(key=lambda p: (bool(p["spec"].get("nodeName")), is_ready(p)))
                 for pod in pods[: len(pods) - wanted]:
                     await self.delete_pod(obj, pod)

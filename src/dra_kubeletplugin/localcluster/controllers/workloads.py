@@ -1,4 +1,4 @@
-"""The base of workload controllers: their resources, their pods, and created pods that the informer does not have yet."""
+"""The base class of workload controllers: finds, creates and deletes an object's pods, and writes the object's status."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ DAEMON_SETS = Resource("apps", "v1", "daemonsets", namespaced=True)
 JOBS = Resource("batch", "v1", "jobs", namespaced=True)
 KINDS = {DEPLOYMENTS: "Deployment", REPLICA_SETS: "ReplicaSet", DAEMON_SETS: "DaemonSet", JOBS: "Job"}
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
-_INFORMER_TIMEOUT = 30.0  # seconds after which a created pod counts as deleted if the informer still lacks it
+_INFORMER_TIMEOUT = 30.0  # seconds for which a created pod counts as existing while the informer lacks it
 
 
 class Workload(Controller):
-    """A controller whose objects own pods. ``resource`` is the resource it reconciles."""
+    """A controller whose objects own pods. ``resource`` is the resource of these objects."""
 
     resource: Resource
 
     def __init__(self, client: KubeClient, informers: Informers, *needs: Resource) -> None:
         super().__init__(client, informers, (self.resource, PODS, *needs))
-        # By UID: created pods with the time of their creation, until the informer has them
+        # By UID: created pods that the informer does not have yet, each with the time of its creation
         self._created: dict[str, tuple[float, JSON]] = {}
         self.watch(self.resource)
         self.watch(PODS, self._pod_changed)
@@ -56,7 +56,7 @@ class Workload(Controller):
 
     @abstractmethod
     async def sync(self, obj: JSON) -> None:
-        """Brings an object's pods and status to its desired state."""
+        """Creates and deletes pods to match the object's spec, and writes the object's status."""
 
     def pods_of(self, obj: JSON) -> list[JSON]:
         """Returns all pods of an object, oldest first, including created pods that the informer does not have yet."""
@@ -73,7 +73,7 @@ class Workload(Controller):
         )
 
     async def make_pod(self, obj: JSON, template: JSON, meta: JSON | None = None, spec: JSON | None = None) -> JSON:
-        """Creates a pod. Raises :class:`RetryLater` after an event if the server rejects it.
+        """Creates a pod. If the API server rejects the pod, writes an event and raises :class:`RetryLater`.
 
         Args:
             meta, spec: fields that are added to the template's metadata and spec.
@@ -144,7 +144,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def available_in(pod: Mapping[str, Any], seconds: float) -> float | None:
-    """Returns how many seconds a pod must still be ready to count as available. None if the pod is not ready."""
+    """Returns the seconds until a ready pod counts as available. None if the pod is not ready."""
     for c in (pod.get("status") or {}).get("conditions") or []:
         if c.get("type") == "Ready" and c.get("status") == "True":
             if not seconds or not c.get("lastTransitionTime"):
@@ -163,10 +163,10 @@ _INT64_DIGITS = 19
 
 
 def share_of(value: Any, whole: int, *, up: bool) -> int:
-    """Returns ``value`` as a number. A percentage is taken of ``whole`` and rounded up, or down if ``up`` is false."""
+    """Returns ``value`` as a number. A percentage becomes this share of ``whole``, rounded up, or down if ``up`` is false."""
     if isinstance(value, str) and value.endswith("%"):
         digits = value[:-1]
-        # A longer number counts as 0, as in Kubernetes
+        # As in Kubernetes, a number with more digits counts as 0.
         exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole
         return -(-exact // 100) if up else exact // 100
     return int(value)

@@ -1,4 +1,4 @@
-"""Decides by the state of a zone whether pods are evicted from failed nodes: many failed nodes indicate a network problem.
+"""Decides from the state of a zone whether pods are evicted from failed nodes. Many failed nodes indicate a network problem.
 
 Source: kube-controller-manager's nodelifecycle controller, ``ComputeZoneState`` and ``handleDisruption``.
 """
@@ -19,7 +19,7 @@ _LARGE_ZONE = 50
 
 
 class Eviction(Enum):
-    """What happens to the NoExecute taint of a failed node."""
+    """Whether pods are evicted from a failed node, by a NoExecute taint."""
 
     ALLOWED = "the node is tainted"
     ONLY_TAINTED = "the node keeps its taint if it has one"

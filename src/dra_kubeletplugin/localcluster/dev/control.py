@@ -1,4 +1,4 @@
-"""The control socket of a running ``dra dev``, in its state directory. Only the same user and root may connect.
+"""The control socket of a running ``dra dev``, in the state directory. Only the user who started ``dra dev`` and root may connect.
 
 A client sends one request and receives one response, both in JSON.
 """
@@ -19,12 +19,14 @@ from ...base.http_server.server import stop_listening
 from .verbs import AnyVerb, VerbResult
 
 NAME = "control.sock"
-_HIDDEN = "control.bind"  # not longer than NAME, because the length of a socket path is limited
+_HIDDEN = (
+    "control.bind"  # the first name of the socket; not longer than NAME, because the length of a socket path is limited
+)
 _MAX = 1024 * 1024  # bytes of a request or a response
 
 
 class ControlError(Exception):
-    """A running ``dra dev`` cannot be reached or refuses the request. The text contains the remedy."""
+    """``dra dev`` cannot be reached or refuses the request. The text says what to do."""
 
 
 class ControlServer:
@@ -32,7 +34,7 @@ class ControlServer:
 
     Args:
         act: carries out a request and returns the response.
-        refusals: the exceptions of ``act`` whose text becomes the error in the response.
+        refusals: types of exceptions that ``act`` raises for a refused request. Their text becomes the error in the response.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Runs a driver as a separate process on one node, or as the cluster's controller. Starts, watches, kills and upgrades it.
+"""Runs a driver as a separate process on one node, or as the cluster's controller. Starts, restarts, kills and upgrades the process.
 
-The process gets all input in environment variables, as in a pod, so the driver may be written in any language.
+The process gets all input in environment variables, as in a pod, so that a driver can be written in any language.
 """
 
 from __future__ import annotations
@@ -21,20 +21,22 @@ import msgspec
 
 from ...base.signals import signal_child
 
-_KEPT_LINES = 20  # number of last lines of a process's output that an error contains
-# Seconds before a process that died is started again. The pause doubles each time, so the first pause of a new process is 2 s.
+_KEPT_LINES = 20  # lines at the end of a process's output that an error contains
+# Seconds before a dead process is started again: _MIN_PAUSE if it ran longer than _STEADY. Otherwise, the pause doubles; the first is 2 s.
 _MIN_PAUSE, _MAX_PAUSE = 1.0, 30.0
-_STEADY = 60.0  # seconds of running after which the pause is the minimum again
+_STEADY = 60.0
 _POLL_INTERVAL = 0.05  # seconds between two checks for readiness
-# The error code at the end of a driver's message. It is removed, because ``dra dev`` appends its own.
+# The error code at the end of a driver's message. It is removed, because ``dra dev`` appends its own error code.
 _CODE = re.compile(r" \[DRA-E\d+\]$")
-_USER_ERROR = 2  # exit code after errors that the user must correct; lines that begin with "dra: " contain these errors
+_USER_ERROR = (
+    2  # exit code of a driver after errors that the user must correct; it prints them in lines that begin with "dra: "
+)
 _OUTPUT_TIMEOUT = 1.0  # seconds to wait for the rest of an ended process's output
 STOP = 30.0  # seconds from SIGTERM to SIGKILL
 
 
 class DriverFailed(Exception):
-    """A driver's process ended or was not ready in time. The text contains its last output.
+    """A driver's process ended or was not ready in time. The text contains the last output of the process.
 
     Args:
         faults: one text for each driver that failed.
@@ -105,7 +107,7 @@ class DriverProcess:
         place: the node or ``controller``, for messages.
         env: environment variables for this node or the controller.
         folder: the directory for readiness files.
-        report: called with each line of output, and with a line when the process ended or cannot be restarted.
+        report: called with each line of output, and with a message when the process ended or cannot be restarted.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class DriverProcess:
             new = await self._spawn()
             try:
                 await self._until_ready(new, timeout)
-            except BaseException:  # also if cancelled, because no other code knows the new instance yet
+            except BaseException:  # also after a cancellation, because no other code would stop the new instance
                 await self._end(new)
                 if old is not None and old.alive:
                     self.phase = phase
@@ -189,7 +191,7 @@ class DriverProcess:
     # --- start and stop -----------------------------------------------------------------------------------
 
     async def keep_running(self, timeout: float) -> None:
-        """Restarts the process with growing pauses each time it dies. Never returns."""
+        """Restarts the process each time it dies, after a pause that grows. Never returns."""
         loop = asyncio.get_running_loop()
         pause = _MIN_PAUSE
         while True:
@@ -247,7 +249,7 @@ class DriverProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            process_group=0,  # so that Ctrl-C does not reach the driver; this process stops the driver in order
+            process_group=0,  # so that Ctrl-C does not end the driver; this process stops the driver in order instead
         )
         output: deque[str] = deque(maxlen=_KEPT_LINES)
         self.phase = ProcessPhase.STARTING
@@ -309,7 +311,7 @@ class DriverProcess:
 
 
 async def _drain(instance: _Instance) -> None:
-    """Waits until the output is read, for a limited time, because a child of the process may keep the output open."""
+    """Waits until all output is read. The time is limited, because a child of the process may keep the output open."""
     await asyncio.wait({instance.reading}, timeout=_OUTPUT_TIMEOUT)
 
 

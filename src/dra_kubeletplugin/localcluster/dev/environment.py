@@ -27,7 +27,7 @@ _RELOAD = 0.5  # seconds between two checks of the drivers' files
 
 
 class EnvironmentRefused(Exception):
-    """A request cannot be carried out. The text lists what is possible."""
+    """A request cannot be carried out. The text contains the reason and the possible values."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DevEnvironment:
     guard: Guard
     stop_requested: asyncio.Event = field(default_factory=asyncio.Event)
     link: Callable[[], str] = field(default=lambda: "")
-    """Creates a link to the page that shows the cluster. The link is valid for one browser; it is empty if there is no page."""
+    """Returns a new link to the page that shows the cluster. The link works in one browser. It is empty if there is no page."""
 
     # --- selection ----------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class DevEnvironment:
         return self.hosts[self.node(name).name]
 
     def processes(self, driver: str, node: str) -> list[DriverProcess]:
-        """Selects processes that ``dra dev`` started; :data:`ALL` selects every driver or node.
+        """Returns the processes that ``dra dev`` started for a driver on a node. :data:`ALL` selects every driver or node.
 
         Raises:
             EnvironmentRefused: no process matches.
@@ -96,7 +96,7 @@ class DevEnvironment:
     # --- actions ------------------------------------------------------------------------------------------
 
     def set_health(self, process: DriverProcess, device: str, override: JSON | None) -> None:
-        """Overrides the health of a device, beginning with the driver's next report. None removes the override."""
+        """Overrides the health of a device from the driver's next report on. None removes the override."""
         file, known = self._health_file(process), self.overrides(process)
         if override is None:
             known.pop(device, None)
@@ -127,13 +127,13 @@ class DevEnvironment:
         return [d["name"] for s in slices["items"] for d in s["spec"].get("devices") or []]
 
     async def reboot(self, name: str) -> None:
-        """Reboots a node: kills its drivers with their processes, and its containers, then starts the kubelet and the drivers."""
+        """Reboots a node: kills its drivers, their processes, and the node's containers; then starts the kubelet and the drivers."""
         node = self.node(name)
         own = [p for p in self.drivers if p.place == node.name]
         for process in own:
             try:
                 await process.kill(float("inf"))
-            except DriverFailed:  # it is down already; keep it down
+            except DriverFailed:  # the process does not run; stop() prevents its restart
                 await process.stop()
         kill_processes({"NODE_NAME": node.name, **self.guard.mark})
         host = self.hosts[node.name]
@@ -165,16 +165,16 @@ async def environment(
     timeout: float,
     reload: bool = True,
 ) -> AsyncIterator[DevEnvironment]:
-    """Starts drivers on each node of a running cluster, and their controllers. Inside the context, all of them are ready.
+    """Starts drivers on each node of a running cluster, and their controllers. All processes are ready when the context begins.
 
-    A process that ends is restarted.
+    An ended process is restarted.
 
     Args:
         timeout: seconds until a driver must be ready.
-        reload: whether a driver is replaced when its files change.
+        reload: whether a driver is upgraded when its files change.
 
     Raises:
-        DriverFailed: at least one driver did not become ready; the text contains the fault of each such driver.
+        DriverFailed: at least one driver did not become ready. The text contains the fault of each such driver.
     """
     health = cluster.state / "health"
     health.mkdir(exist_ok=True)
@@ -188,7 +188,7 @@ async def environment(
 
     async def start(process: DriverProcess) -> None:
         try:
-            # All drivers start at the same time and share the CPUs, so each driver adds one second to the timeout.
+            # All drivers start at the same time and share the CPUs, so the timeout is one second longer for each driver.
             await process.start(timeout + len(made.drivers))
         except DriverFailed as e:
             failed[process.name] = e

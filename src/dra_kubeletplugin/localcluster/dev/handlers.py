@@ -41,7 +41,7 @@ from .verbs import (
 
 JSON = dict[str, Any]
 REFUSALS = (EnvironmentRefused, HostError, DriverFailed)
-_MAX_SECONDS = 3600.0  # the longest time of a request, in seconds
+_MAX_SECONDS = 3600.0  # the maximum of a time in a request
 
 
 async def act(on: DevEnvironment, verb: AnyVerb) -> VerbResult:

@@ -16,7 +16,7 @@ from ...host.fake import described, kernel, schema
 
 
 class HostError(ValueError):
-    """The hardware cannot be changed as requested. The text contains the reason and what is possible."""
+    """The hardware cannot be changed as requested. The text contains the reason and the possible values."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class NodeHost:
 
     @classmethod
     def build(cls, folder: Path, description: str) -> NodeHost:
-        """Builds a described host in ``folder``. Deletes previous content.
+        """Builds a described host in ``folder``. Deletes the previous content of the folder.
 
         Raises:
             SettingsError: the description is invalid.
@@ -53,7 +53,7 @@ class NodeHost:
         """Adds a PCI function and returns its address.
 
         Args:
-            what: the address of a function that was unplugged, or a new function's description in YAML.
+            what: the address of an unplugged function, or the description of a new function in YAML.
 
         Raises:
             HostError: the function cannot be added.
@@ -82,7 +82,7 @@ class NodeHost:
             self.unplugged[address] = function
 
     def write(self, path: str, text: str) -> None:
-        """Writes to a file of sysfs, with the same effect as in the kernel.
+        """Writes to a file of the host's sysfs. Imitates the kernel's effect.
 
         Raises:
             HostError: the file is outside sysfs or cannot be written.

@@ -1,4 +1,4 @@
-"""Reads the manifests of ``--apply``. Validates all manifests before the first one is applied.
+"""Reads, validates and applies the manifests of ``--apply``. Applies no manifest if one of them is invalid.
 
 Each object gets the annotation that `kubectl apply` writes, so that a later `kubectl apply` of the same file changes nothing.
 """
@@ -26,7 +26,7 @@ _ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # as in JSON
 
 
 def read(paths: list[Path], features: Features) -> list[Manifest]:
-    """Returns the objects of all files; lists are split into their items.
+    """Returns the objects of all files. A list is split into its items.
 
     Raises:
         ManifestError: ``kubectl apply`` would refuse an object. The text contains each fault with option, file and line.
@@ -53,7 +53,7 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> None:
     """Applies the manifests in order.
 
     Raises:
-        ManifestError: the API server refused an object. The objects before it stay.
+        ManifestError: the API server refused an object. The objects that were applied before stay.
     """
     for manifest in objects:
         try:
@@ -63,7 +63,7 @@ async def apply(cluster: LocalCluster, objects: list[Manifest]) -> None:
 
 
 async def _apply(cluster: LocalCluster, value: JSON) -> None:
-    """Creates the object, or patches it; the patch also removes the fields that the last application set and this one does not."""
+    """Creates the object, or patches it. The patch also removes the fields that only the last applied manifest set."""
     resource, meta = resource_of(value), dict(value["metadata"])
     if resource.namespaced:
         meta.setdefault("namespace", "default")
@@ -80,7 +80,7 @@ async def _apply(cluster: LocalCluster, value: JSON) -> None:
 
 
 def _patch(before: Mapping[str, Any], now: Mapping[str, Any]) -> JSON:
-    """Returns ``now``, with None for each field that only ``before`` has: a merge patch removes such a field."""
+    """Returns ``now``, with the value None for each field that only ``before`` has, so that a merge patch removes this field."""
     out: JSON = dict.fromkeys(before.keys() - now.keys())
     for name, value in now.items():
         if isinstance(value, Mapping):

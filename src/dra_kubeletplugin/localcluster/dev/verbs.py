@@ -22,7 +22,7 @@ class Status(Verb, frozen=True, kw_only=True, tag="status"):
 
 
 class PrintLink(Verb, frozen=True, kw_only=True, tag="print-link"):
-    """Creates a new link to the page that shows the cluster; the link is valid once."""
+    """Creates a new link to the page that shows the cluster. The link can be used once."""
 
 
 class PlugFunction(Verb, frozen=True, kw_only=True, tag="plug-function"):
@@ -42,7 +42,7 @@ class UnplugFunction(Verb, frozen=True, kw_only=True, tag="unplug-function"):
 
 
 class WriteSysfs(Verb, frozen=True, kw_only=True, tag="write-sysfs"):
-    """Writes to a file of a described host's sysfs, with the same effect as in the kernel."""
+    """Writes to a file of a described host's sysfs. Imitates the kernel's effect."""
 
     path: str
     text: str
@@ -50,7 +50,7 @@ class WriteSysfs(Verb, frozen=True, kw_only=True, tag="write-sysfs"):
 
 
 class SetHealth(Verb, frozen=True, kw_only=True, tag="set-health"):
-    """Overrides the result of the driver's ``health()`` for a device; ``reported`` removes the override."""
+    """Overrides the result of the driver's ``health()`` for a device. The health ``reported`` removes the override."""
 
     device: str
     health: HealthWord
@@ -74,7 +74,7 @@ class RebootNode(Verb, frozen=True, kw_only=True, tag="reboot-node"):
 
 
 class KillDriver(Verb, frozen=True, kw_only=True, tag="kill-driver"):
-    """Sends SIGKILL to a driver, which is started again after ``down_for`` seconds."""
+    """Sends SIGKILL to a driver, and starts the driver again after ``down_for`` seconds."""
 
     driver: str = ""
     node: str = ""

@@ -1,6 +1,6 @@
-"""The node's kubelet: registers plugins, prepares claims, starts pods, unprepares and wipes slices.
+"""The kubelet of a node: registers plugins, prepares and unprepares claims, starts pods, and wipes slices.
 
-Its behavior follows a real kubelet 1.36.2.
+It behaves like the kubelet 1.36.2.
 """
 
 from .kubelet import LocalKubelet

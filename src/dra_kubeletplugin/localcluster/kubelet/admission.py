@@ -1,6 +1,6 @@
 """Decides whether a pod that is bound to this node may run on it.
 
-No scheduler has checked a pod that a user bound by hand, so the kubelet checks each pod.
+The kubelet checks each pod, because a user may have bound a pod without the scheduler.
 Source: pkg/kubelet/lifecycle/predicate.go.
 """
 
@@ -29,14 +29,14 @@ _SAFE_SYSCTLS = {  # pkg/kubelet/sysctl/safe_sysctls.go
 
 @dataclass(frozen=True)
 class AdmissionRefusal:
-    """The ``reason`` and ``message`` in the status of a pod that was not admitted."""
+    """The refusal of a pod. ``reason`` and ``message`` go into the pod's status."""
 
     reason: str
     message: str
 
 
 def refusal(pod: JSON, node: JSON, others: Iterable[JSON]) -> AdmissionRefusal | None:
-    """Checks whether ``node`` can run ``pod`` next to the pods that it already has.
+    """Checks whether ``node`` can run ``pod`` in addition to the pods that it already runs.
 
     Args:
         others: the pods that are already admitted to the node.
@@ -96,7 +96,7 @@ def _out_of(name: str, requested: int, used: int, capacity: int) -> AdmissionRef
 
 
 def _no_execute(pod: PodInfo, node: NodeInfo) -> Rejection | None:
-    """Checks the node's ``NoExecute`` taints only: a kubelet ignores taints that would not evict the pod."""
+    """Checks only the node's ``NoExecute`` taints, because a kubelet ignores taints that would not evict the pod."""
     return filters.taints(pod, replace(node, taints=tuple(t for t in node.taints if t["effect"] == "NoExecute")))
 
 

@@ -1,7 +1,7 @@
-"""The claim manager of the kubelet: prepares and unprepares claims, and knows which pods use them.
+"""The claim manager of the kubelet: prepares and unprepares claims, and keeps track of the pods that use them.
 
-It saves its state in a checkpoint file, which survives a restart. One call to a driver contains all claims of a pod
-that have devices of this driver.
+It saves its state in a checkpoint file, so that the state survives a restart. One call to a driver contains all claims
+of a pod that have devices of this driver.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ JSON = dict[str, Any]
 
 
 class PrepareError(Exception):
-    """Preparing or unpreparing failed. The text is a kubelet's text and becomes the pod's event."""
+    """A claim could not be prepared or unprepared. The text is the same as a real kubelet's, and becomes the pod's event."""
 
 
 @dataclass(frozen=True)
 class PreparedDevice:
-    """A driver's result for one device. Empty ``requests`` stand for all requests of the claim."""
+    """A driver's result for one device. If ``requests`` is empty, the device is for all requests of the claim."""
 
     requests: list[str]
     pool: str
@@ -52,10 +52,10 @@ class ClaimInfo:
     """A claim that at least one pod of this node uses.
 
     Attributes:
-        devices: results by driver. A result is kept also if another claim in the same call failed.
-        ready: whether every driver prepared the claim, in a call that succeeded for all of its claims.
-        skipped: by driver, the methods that none of its devices in the claim needs (KEP-5945).
-        left: UIDs of pods that no longer use the claim, while another pod still uses it.
+        devices: results by driver. A result is kept even if another claim in the same call failed.
+        ready: whether the calls to all drivers succeeded for this claim and for all other claims in the same calls.
+        skipped: by driver, the methods that all devices of the driver in this claim skip (KEP-5945).
+        left: UIDs of pods that used the claim and have ended, while another pod still uses the claim.
     """
 
     namespace: str
@@ -69,7 +69,7 @@ class ClaimInfo:
     left: list[str] = field(default_factory=list)
 
     def calls(self, method: str) -> list[str]:
-        """Returns the drivers to call with ``method``, without drivers whose devices skip it."""
+        """Returns the drivers whose ``method`` must be called: all drivers except those whose devices skip it."""
         return [d for d in self.drivers if method not in self.skipped.get(d, ())]
 
     @classmethod
@@ -87,15 +87,15 @@ class ClaimInfo:
 
 
 class ClaimManager:
-    """Prepares and unprepares claims. ``claims`` maps UIDs to the claims in use.
+    """Prepares and unprepares claims. ``claims`` contains the claims in use, by UID.
 
     Like a real kubelet, it refuses to prepare a claim while an older claim of the same name is prepared.
 
     Args:
-        timeout: seconds for one call.
-        behavior: properties of the kubelet's release.
-        named: takes a pod's UID. If the pod is still pending, returns namespace and name of each claim that the pod
-            refers to; else returns nothing.
+        timeout: time limit of a call in seconds.
+        behavior: the behavior of the simulated release's kubelet.
+        named: returns namespace and name of each claim that a pending pod refers to, from the pod's UID. For other pods,
+            returns an empty set.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ClaimManager:
             )
 
     def _save(self) -> None:
-        """Writes the checkpoint if its content changed. The check avoids writes for retries of a pod that cannot be prepared."""
+        """Writes the checkpoint if its content changed. Repeated attempts for a pod that cannot be prepared then write nothing."""
         content = msgspec.json.encode(list(self.claims.values()))
         if content == self._saved:
             return
@@ -244,9 +244,9 @@ class ClaimManager:
         return any(pod_uid in i.pods for i in self.claims.values()) or bool(self._claims_of_other_pod(pod_uid))
 
     def _claims_of_other_pod(self, pod_uid: str) -> list[ClaimInfo]:
-        """Returns claims to which this pod refers without using them, if exactly one other pod uses them.
+        """Returns the claims that this pod refers to but does not use, and that exactly one other pod uses.
 
-        Some kubelet releases unprepare such claims together with this pod, although the other pod uses them.
+        Some kubelet releases unprepare such a claim when this pod ends, although the other pod still uses it.
         """
         if not self.behavior.unprepares_in_use:
             return []

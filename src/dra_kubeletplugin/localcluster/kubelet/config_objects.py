@@ -15,7 +15,7 @@ JSON = Mapping[str, Any]
 
 
 class MissingError(Exception):
-    """A ConfigMap or Secret that a volume or an environment needs is missing. The text is a kubelet's text."""
+    """A ConfigMap or Secret that a volume or an environment needs is missing. The text is the same as a real kubelet's."""
 
 
 async def data_of(

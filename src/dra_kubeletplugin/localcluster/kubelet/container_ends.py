@@ -1,4 +1,4 @@
-"""Stops a pod's containers: writes an event, runs the preStop hook, waits for the grace period, and stops sidecars last."""
+"""Stops a pod's containers: writes events, runs preStop hooks, applies the grace period, and stops sidecars last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .pod_state import PodState
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_MIN_STOP = 2.0  # minimum seconds for a container to stop, also if its preStop hook used up the grace period
+_MIN_STOP = 2.0  # minimum seconds for a container to stop, even if its preStop hook used up the grace period
 
 
 class ContainerStopper:
@@ -35,7 +35,7 @@ class ContainerStopper:
                 async with asyncio.timeout(grace):
                     outcome = await run_hook(self.runtime, pod, container, HandlerOccasion.PRE_STOP)
             except TimeoutError:
-                outcome = None  # a hook that takes too long is abandoned without an event, as in a real kubelet
+                outcome = None  # as in a real kubelet, there is no event if the hook takes too long
             if outcome is not None and outcome.result is not ProbeResult.PASS:
                 self.events.warn(pod, "Pod", "FailedPreStopHook", "PreStopHook failed")
             grace = max(_MIN_STOP, grace - (clock() - started))

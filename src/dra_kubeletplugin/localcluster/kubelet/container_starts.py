@@ -1,4 +1,4 @@
-"""Starts a pod's containers in order, restarts them when they end, and records why a container does not start."""
+"""Starts a pod's containers in order, restarts ended containers, and records why a container does not start."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from . import image_names
 from .container_ends import ContainerStopper
 from .containers import ConfigError, config_of, requests_of, roles
 from .pod_state import Later, Parts, Pause, PodState
-from .pod_status import WaitingContainer, is_past, restarts
+from .pod_status import WaitingContainer, allows_next_start, restarts
 from .probe_targets import run_hook
 
 JSON = Mapping[str, Any]
-_STEADY = 600.0  # seconds; after a longer run, a container restarts with the shortest pause
+_STEADY = 600.0  # seconds; if a container ran longer, it restarts after the shortest pause
 _KILLED = 137
 
 
@@ -42,7 +42,7 @@ class ContainerStarter:
             Seconds until the next attempt, or None if no attempt is due.
 
         Raises:
-            Later: the pod was deleted meanwhile.
+            Later: the pod was deleted while its containers were started.
         """
         pauses: list[float] = []
         began = self.parts.runtime.statuses(state.uid)
@@ -62,7 +62,11 @@ class ContainerStarter:
                 if wait is not None:
                     pauses.append(wait)
             readiness_of = functools.partial(self.parts.probes.readiness_of, state.uid)
-            if role is not Role.MAIN and not main_began and not is_past(container, role, status, readiness_of):
+            if (
+                role is not Role.MAIN
+                and not main_began
+                and not allows_next_start(container, role, status, readiness_of)
+            ):
                 break  # the next containers wait until this init container succeeded or this sidecar started
         return min(pauses, default=None)
 
@@ -95,8 +99,8 @@ class ContainerStarter:
         """Starts a container unless it has to wait.
 
         Returns:
-            Seconds until the next attempt, or None if no attempt is due. Then the status of the container, or None if
-            it was not created.
+            The seconds until the next attempt, or None if no attempt is due; and the status of the container, or None if it
+            was not created.
         """
         name, uid = container["name"], state.uid
         if before is not None and (remaining := self._crash_pause(pod, state, name, before)) > 0:
@@ -243,7 +247,7 @@ class ContainerStarter:
         state.event_once(self.parts.events, f"Inspect {name}", "Warning", "InspectFailed", text)
         state.event_once(self.parts.events, f"Failed {name}", "Warning", "Failed", "Error: InvalidImageName")
         state.seen.waiting[name] = WaitingContainer("InvalidImageName", text)
-        # The name stays invalid until the pod's image changes, and that change triggers a sync
+        # The name stays invalid until the image in the pod changes, and this change triggers a sync.
         return self.parts.timers.crash_loop_backoff_max
 
     def _not_pulled(self, state: PodState, name: str, image: str, why: str) -> float:

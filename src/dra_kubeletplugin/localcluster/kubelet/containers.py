@@ -1,4 +1,4 @@
-"""Builds the runtime's configuration of a container: environment, mounts, devices and user."""
+"""Builds the configuration of a container for the runtime: environment, mounts, devices and user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 
 
 class ConfigError(Exception):
-    """A container cannot be configured. The text is a kubelet's text."""
+    """A container cannot be configured. The text is the same as a real kubelet's."""
 
 
 def roles(pod: JSON) -> list[tuple[JSON, Role]]:
@@ -33,7 +33,7 @@ def roles(pod: JSON) -> list[tuple[JSON, Role]]:
 
 
 def requests_of(pod: JSON, container: JSON, claims: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Returns pairs of claim and request that a container uses; an empty request stands for all requests.
+    """Returns pairs of claim and request that a container uses. An empty request means all requests of the claim.
 
     Args:
         claims: the pod's claims: the name in the pod → the name of the ResourceClaim.
@@ -107,7 +107,7 @@ def _limits(container: JSON) -> Limits:
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
-    """Replaces ``$(NAME)`` by the variable's value if it is known, and ``$$`` by one dollar sign."""
+    """Replaces each ``$(NAME)`` of a known variable with its value, and ``$$`` with one dollar sign."""
 
     def value(found: re.Match[str]) -> str:
         return "$" if found[0] == "$$" else known.get(found[1], found[0])

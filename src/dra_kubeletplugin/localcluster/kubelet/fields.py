@@ -1,4 +1,4 @@
-"""The downward API: values that a container gets from the fields of its pod."""
+"""The downward API: returns values of a pod's fields and of a container's resources, for environments and volumes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...kube.resource import NODES
 from ...resourceapi.quantity import Quantity
 
 JSON = Mapping[str, Any]
-# Resources whose missing limit is replaced by the node's allocatable
+# resources for which the node's allocatable amount replaces a missing limit
 _LIMITED = {"cpu", "memory", "ephemeral-storage"}
 NODE_ADDRESS = "127.0.0.1"
 _KEYED = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
@@ -40,12 +40,12 @@ def field_value(pod: JSON, path: str) -> str:
         case "spec.nodeName" | "spec.serviceAccountName":
             return str(spec.get(path.partition(".")[2]) or "")
         case "status.hostIP" | "status.podIP" | "status.hostIPs" | "status.podIPs":
-            return NODE_ADDRESS  # correct also for a pod with its own network namespace, because that contains a loopback device
+            return NODE_ADDRESS  # also reachable in a pod with its own network namespace, which has a loopback device
     raise FieldUnknown(f"unsupported fieldPath: {path}")
 
 
 async def allocatable_of(client: KubeClient, pod: JSON) -> JSON:
-    """Returns the allocatable resources of the pod's node, the limits of a container that sets no limits."""
+    """Returns the allocatable resources of the pod's node. They are the limits of a container that sets no limits."""
     node = await client.get(NODES, str(pod["spec"]["nodeName"]))
     found: JSON = (node.get("status") or {}).get("allocatable") or {}
     return found
@@ -54,7 +54,7 @@ async def allocatable_of(client: KubeClient, pod: JSON) -> JSON:
 def resource_value(container: JSON, ref: JSON, allocatable: JSON) -> str:
     """Returns the value of a ``resourceFieldRef`` in units of its divisor, rounded up.
 
-    A missing limit becomes the node's allocatable; a missing request is 0.
+    For a missing limit of CPU, memory or ephemeral storage, this is the node's allocatable amount. Other missing values are 0.
 
     Raises:
         FieldUnknown: the resource is unknown or a quantity is invalid.

@@ -1,4 +1,4 @@
-"""Collects the device health that plugins report, for pod status (KEP-4680)."""
+"""Collects the health of devices from plugins, for the status of pods (KEP-4680)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STREAMS: dict[str, tuple[Any, Any]] = {
     "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
 }
 _TIMEOUT = 30.0  # seconds for which a report is valid if it contains no timeout
-_MAX_MESSAGE = 1024  # characters of a message; the rest is cut
+_MAX_MESSAGE = 1024  # characters; longer messages are cut
 DeviceKey = tuple[str, str, str]  # driver, pool, device
 
 
@@ -53,10 +53,10 @@ class HealthMonitor:
     """Reads one health stream per plugin instance, in the newest version that the kubelet and the plugin support.
 
     Args:
-        behavior: properties of the kubelet's release: the supported versions of the health service, and whether the
-            kubelet also opens the stream of a plugin that does not advertise the service.
+        behavior: the behavior of the simulated release's kubelet: the supported versions of the health service, and
+            whether the kubelet also opens the stream of a plugin that does not advertise the service.
         on_change: called with the devices whose health changed.
-        retry: seconds until a stream that ended is opened again.
+        retry: seconds until an ended stream is opened again.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class HealthMonitor:
         self.retry = retry
         self.streams: dict[str, int] = {}  # number of streams opened so far, by version
         self._reports: dict[DeviceKey, Report] = {}
-        # The instance that reported a device. If an older instance ends later, reports of the newer one must stay.
+        # The instance that last reported a device. If an older instance ends, the reports of the newer instance stay.
         self._sources: dict[DeviceKey, Connection] = {}
-        self._last_reports: dict[DeviceKey, Report] = {}  # the last reports that on_change has announced
+        self._last_reports: dict[DeviceKey, Report] = {}  # the reports at the last call of on_change
         self._tasks: dict[Connection, asyncio.Task[None]] = {}
 
     def of(self, device: DeviceKey) -> Report:

@@ -1,4 +1,4 @@
-"""Validates image names like a kubelet. Source: the grammar of https://github.com/distribution/reference."""
+"""Validates the names of images like a kubelet. Source: the grammar of https://github.com/distribution/reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kubelet of one node: its Node object, its pods, restart and reboot."""
+"""The kubelet of one node: creates its parts, runs them, and restarts or reboots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .timers import Timers
 
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
-_PODS_AT_ONCE = 128  # more than a node's maximum of pods, so a plugin call that hangs delays only its own pod
+_PODS_AT_ONCE = 128  # more than a node's maximum of pods, so that a plugin call that hangs delays only its own pod
 _WIPE_AGAIN = 1.0  # seconds before the first retry of a failed wipe
 
 
@@ -41,8 +41,8 @@ class LocalKubelet:
     """The kubelet of the node ``name``. Its root directory is ``root``.
 
     Args:
-        supervisor: owns the kubelet's task.
-        features: the Kubernetes release whose behavior the kubelet has.
+        supervisor: runs the kubelet's task.
+        features: the simulated Kubernetes release with its feature gates.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LocalKubelet:
         )
         self.events = EventRecorder(self.client, "kubelet", self.name)
         self._queue: WorkQueue[str] = WorkQueue(Backoff(self.timers.pod_sync_backoff, 8 * self.timers.pod_sync_backoff))
-        # Keys are driver names; the empty key stands for all drivers that are not connected
+        # Keys are driver names. The empty key means all drivers that are not connected.
         self._wipes: WorkQueue[str] = WorkQueue(Backoff(_WIPE_AGAIN, 30.0))
         self._logged: dict[str, str] = {}
         self.probes = Probes(self.runtime, self.events, self._queue.add)
@@ -103,7 +103,7 @@ class LocalKubelet:
     # --- start and stop -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Starts the kubelet. Returns after it deleted the node's old slices, or after this first attempt failed.
+        """Starts the kubelet. Returns after the first attempt to delete the node's old slices, successful or not.
 
         Raises:
             ApiError: the Node object cannot be written.
@@ -123,7 +123,7 @@ class LocalKubelet:
             self._task = None
 
     async def restart(self) -> None:
-        """Restarts the kubelet. It loses its state in memory, wipes the node's slices, and finds plugins and pods again."""
+        """Restarts the kubelet without its state in memory. It wipes the node's slices, and finds plugins and pods again."""
         await self.stop()
         self._create_parts()
         await self.start()
@@ -171,7 +171,7 @@ class LocalKubelet:
         self._wipes.add_after(driver, self.timers.slice_wipe_delay)
 
     async def _wipe(self, driver: str) -> None:
-        """Wipes the slices of a driver that is not connected. An empty ``driver`` stands for all drivers that are not connected."""
+        """Wipes the slices of a driver if it is not connected. An empty ``driver`` means all drivers that are not connected."""
         if not driver:
             connected = {d for d in self.plugins.registered if self.plugins.is_connected(d)}
             await wipe_slices(self.client, self.name, but=connected)
@@ -198,9 +198,9 @@ class LocalKubelet:
             self._admitted.discard(uid)
 
     async def _check_admission(self, pod: JSON) -> AdmissionRefusal | None:
-        """Decides whether a pod may run here. An admitted pod stays admitted.
+        """Decides whether a pod may run on this node. Returns the reason for a refusal, or None. An admitted pod stays admitted.
 
-        A start time in the pod's status shows that a kubelet admitted it before a restart.
+        A start time in the pod's status shows that the kubelet admitted the pod before a restart.
         """
         uid = pod["metadata"]["uid"]
         if uid in self._admitted or (pod.get("status") or {}).get("startTime"):
@@ -208,7 +208,7 @@ class LocalKubelet:
         node = self.informers.find(NODES, self.name)
         if node is None or refusal(pod, node, self._others(uid)):
             try:
-                # The scheduler may have used a newer version of the Node than the cached one
+                # The scheduler may have decided with a newer version of the Node than the cached version.
                 node = await self.client.get(NODES, self.name)
             except ApiError as e:
                 raise Later(f"kubelet cannot get node info: {e}") from None
@@ -255,7 +255,7 @@ class LocalKubelet:
         return "\n".join(lines) + "\n"
 
     def _named_claims(self, uid: str) -> set[tuple[str, str]]:
-        """Returns namespace and name of each claim of a pod that is pending; empty for other pods."""
+        """Returns namespace and name of each claim of a pending pod. For other pods, returns an empty set."""
         pod = self._pod(uid) or {}
         if (pod.get("status") or {}).get("phase") != "Pending":
             return set()

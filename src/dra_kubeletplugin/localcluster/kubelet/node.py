@@ -1,4 +1,4 @@
-"""Writes the kubelet's Node, and deletes the slices of the node's drivers."""
+"""Writes the Node object of a kubelet, and deletes the slices of drivers on the node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .fields import NODE_ADDRESS
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _PODS = 110
-STATUS_UNKNOWN = "NodeStatusUnknown"  # the reason that the node controller sets if a kubelet no longer renews its Lease
+STATUS_UNKNOWN = "NodeStatusUnknown"  # the node controller sets this reason if a kubelet no longer renews its Lease
 _HEALTHY = {
     "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
     "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
@@ -30,7 +30,7 @@ _HEALTHY = {
 async def publish_node(client: KubeClient, name: str, runtime: str, version: str) -> None:
     """Creates the Node, or sets an existing Node to ready. ``version`` is the kubelet's version.
 
-    Keeps the capacity and allocatable that other clients wrote.
+    Keeps the values of ``capacity`` and ``allocatable`` that other clients wrote.
 
     Raises:
         ApiError: the Node cannot be written.
@@ -65,7 +65,7 @@ async def mark_ready(client: KubeClient, name: str) -> None:
 
 
 def _conditions(known: list[JSON]) -> list[JSON]:
-    """Returns the node's conditions: healthy ones of the kubelet, and the conditions that other clients wrote.
+    """Returns the conditions of a healthy node: those of the kubelet, and those that other clients wrote.
 
     Keeps the transition time of a condition whose status does not change.
     """

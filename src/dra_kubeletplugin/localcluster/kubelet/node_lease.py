@@ -1,4 +1,4 @@
-"""Renews the Lease that shows that the kubelet is alive. Source: KEP-589, k8s.io/component-helpers, apimachinery/lease."""
+"""Renews the Lease of a kubelet, which shows that the kubelet runs. Source: KEP-589, k8s.io/component-helpers, apimachinery/lease."""
 
 from __future__ import annotations
 

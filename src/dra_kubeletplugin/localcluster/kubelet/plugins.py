@@ -1,4 +1,4 @@
-"""The plugin watcher: finds sockets in plugins_registry, registers the plugins and monitors their connections."""
+"""The plugin watcher: finds sockets in ``plugins_registry``, registers the plugins, and monitors their connections."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SERVICES: dict[str, tuple[Any, Any]] = {
     "v1.DRAPlugin": (dra_v1_pb2, dra_v1_pb2_grpc),
     "v1beta1.DRAPlugin": (dra_v1beta1_pb2, dra_v1beta1_pb2_grpc),
 }
-_RECONNECT = 1000  # milliseconds, the longest pause between tries to reach a plugin
+_RECONNECT = 1000  # maximum milliseconds between two attempts to connect to a plugin
 
 
 def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
@@ -44,7 +44,7 @@ def dial(path: str | Path, authority: str = "localhost") -> grpc.aio.Channel:
 
 @dataclass(eq=False)
 class Connection:
-    """One registered instance of a driver. All calls use this one channel, also the calls for health."""
+    """One registered instance of a driver. All calls to the instance use ``channel``, also the calls for health."""
 
     driver: str
     socket: Path
@@ -53,7 +53,7 @@ class Connection:
     channel: grpc.aio.Channel
     order: int
     services: list[str] = field(default_factory=list)
-    connected: bool = True  # assumed until the channel reports a failure
+    connected: bool = True  # until the channel reports a failure
 
     @property
     def messages(self) -> Any:
@@ -65,12 +65,12 @@ class Connection:
 
 
 class PluginWatcher:
-    """Registers plugins. ``registered`` maps a driver to its registered instances, newest last.
+    """Registers plugins. ``registered`` contains the registered instances of each driver, the newest last.
 
     Args:
         interval: seconds between two reads of the registry directory.
-        on_gone: called with a driver's name when its last instance was removed or stopped responding.
-        on_new: called with an instance that was registered or that responds again.
+        on_gone: called with a driver's name when no instance of the driver is connected any more.
+        on_new: called with an instance after its registration, and when it responds again.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PluginWatcher:
         self._count = 0
 
     def newest(self, driver: str) -> Connection | None:
-        """Returns the newest connected instance. If no instance is connected, returns the newest; None if there is no instance."""
+        """Returns the newest connected instance. If none is connected, returns the newest instance; None if there is no instance."""
         found = self.registered.get(driver) or []
         return next((c for c in reversed(found) if c.connected), found[-1] if found else None)
 
@@ -102,7 +102,7 @@ class PluginWatcher:
         return any(c.connected for c in self.registered.get(driver) or [])
 
     async def run(self) -> None:
-        """Polls the directory. A watch would race with a rename. Never returns."""
+        """Polls the directory, because a watch could miss a rename. Never returns."""
         while True:
             await self.look()
             await asyncio.sleep(self.interval)
@@ -138,7 +138,7 @@ class PluginWatcher:
         # In parallel, because a plugin that hangs must not delay the other plugins.
         for path, registered in zip(due, await asyncio.gather(*map(self._register, due)), strict=True):
             if registered is None:
-                # A plugin that was not registered is retried with a pause that doubles. A real kubelet waits 1 s, 2 s, 4 s.
+                # After a failed registration, the pause doubles. A real kubelet waits 1 s, 2 s, 4 s.
                 pause = self._retry.get(path, (0.0, 1.0))[1]
                 self._retry[path] = (time.monotonic() + pause * self.interval * 10, pause * 2)
             else:
@@ -171,7 +171,7 @@ class PluginWatcher:
             log.exception("kubelet: monitoring of a plugin ended unexpectedly", extra={"driver": connection.driver})
 
     async def _monitor(self, connection: Connection) -> None:
-        """Keeps the connection open and notices when the plugin stops responding or responds again. Never returns."""
+        """Keeps the connection open, and reports when the plugin stops responding or responds again. Never returns."""
         channel = connection.channel
         state = channel.get_state(try_to_connect=True)
         was_ready = False

@@ -17,7 +17,7 @@ JSON = dict[str, Any]
 
 
 def claim_names(pod: Mapping[str, Any], statuses: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Maps the names in the pod's ``resourceClaims`` to names of ResourceClaims, without entries that need no claim.
+    """Returns the names of the ResourceClaims of a pod, by the name in ``spec.resourceClaims``. Leaves out entries that need no claim.
 
     Args:
         statuses: the ``resourceClaimStatuses`` of the pod.

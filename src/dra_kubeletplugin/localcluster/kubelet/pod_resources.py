@@ -37,7 +37,7 @@ class PodResources(pb_grpc.PodResourcesListerServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Starts the server. A failure is logged only, because pods do not need this service."""
+        """Starts the server. Only logs a failure, because pods do not need this service."""
         try:
             await self._start()
         except (OSError, RuntimeError) as e:
@@ -71,7 +71,7 @@ class PodResources(pb_grpc.PodResourcesListerServicer):
         return response
 
     async def GetAllocatableResources(self, request: Any, context: Any) -> Any:
-        # This call lists only devices of device plugins. Devices for claims are in slices.
+        # This call lists only devices of device plugins. Devices of DRA drivers are listed in slices.
         return pb.AllocatableResourcesResponse()
 
     async def Get(self, request: Any, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The kubelet's memory of a pod between two syncs."""
+"""The state of a pod that the kubelet keeps in memory between two syncs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .probes import Probes
 from .timers import Timers
 
 JSON = dict[str, Any]
-_LOST = 255  # the exit code that containerd sets for a container that was running when the machine stopped
+_LOST = 255  # containerd sets this exit code for a container that was running when the machine stopped
 
 
 class Later(Exception):
@@ -29,7 +29,7 @@ class Later(Exception):
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects that a kubelet needs to run pods. ``folder`` is the parent of all pods' directories."""
+    """The objects that a kubelet needs to run pods. ``folder`` contains the directories of all pods."""
 
     client: KubeClient
     manager: ClaimManager
@@ -42,7 +42,7 @@ class Parts:
 
 @dataclass
 class Pause:
-    """The pause between attempts. ``until``: its end on the event loop's clock. ``next``: seconds of the next pause."""
+    """The pause between attempts. It ends at ``until`` on the event loop's clock; ``next`` is the length of the next pause in seconds."""
 
     until: float = 0.0
     next: float = 0.0
@@ -50,14 +50,14 @@ class Pause:
 
 @dataclass
 class PodState:
-    """The state of one pod. All fields but ``pod`` may be lost when the kubelet restarts.
+    """The state of one pod. A restart of the kubelet loses it.
 
     Attributes:
         lost: containers that ended because the machine stopped, by name.
     """
 
-    pod: JSON  # the newest known version; events about a deleted pod refer to it
-    claims: list[JSON]  # the first known resourceClaimStatuses; a real kubelet does not read them again
+    pod: JSON  # the newest known version; also after the pod was deleted, for events
+    claims: list[JSON]  # resourceClaimStatuses when the pod was first seen; a real kubelet does not read them again
     prepared: bool = False
     volumes: dict[str, Mount] = field(default_factory=dict)
     mounts: dict[str, Pause] = field(default_factory=dict)  # by volume
@@ -85,7 +85,7 @@ def initial_state(pod: JSON, *, runs: bool) -> PodState:
     """Builds the state of a pod that this kubelet process sees for the first time.
 
     Args:
-        runs: whether the pod's containers survived, as in a restart of the kubelet without a reboot.
+        runs: whether the pod's containers still run: True after a restart of the kubelet, False after a reboot.
     """
     status = pod.get("status") or {}
     state = PodState(pod, status.get("resourceClaimStatuses") or [])
@@ -100,16 +100,16 @@ def initial_state(pod: JSON, *, runs: bool) -> PodState:
         if not found.get("containerID"):
             continue
         state.attempts[container["name"]] = int(found.get("restartCount") or 0) + 1
-        # An init container that ended runs again, because its files were lost with the sandbox.
+        # An ended init container must run again, because its files were lost with the sandbox.
         if role is not Role.INIT or "running" in (found.get("state") or {}):
             state.lost[container["name"]] = _lost(found)
     return state
 
 
 def _lost(status: Mapping[str, Any]) -> ContainerStatus:
-    """Builds the status of a container that ended because the machine stopped, from the pod's status.
+    """Builds the status of a container that ended because the machine stopped, from the container's status in the pod.
 
-    A container that was running has ended now: containerd sets this time when it starts and misses the container's task.
+    For a container that was running, the end time is now, because containerd sets it when it starts and finds no task.
     """
     now = status.get("state") or {}
     ended = now.get("terminated") or ("waiting" in now and (status.get("lastState") or {}).get("terminated")) or {}

@@ -30,7 +30,7 @@ class PodPhase(Enum):
 
 @dataclass
 class WaitingContainer:
-    """The reason why a container does not run now."""
+    """The reason and the message of a container that waits."""
 
     reason: str
     message: str = ""
@@ -46,11 +46,11 @@ class ContainerReadiness:
 
 @dataclass
 class ContainerView:
-    """State of a pod's containers that the runtime does not report.
+    """The state of a pod's containers that the kubelet knows and the runtime does not report.
 
     Args:
-        waiting: why a container waits, by container.
-        last: the status of the previous attempt, by container.
+        waiting: the reason why a container waits, by container.
+        last: the status of a container's previous attempt, by container.
     """
 
     waiting: dict[str, WaitingContainer] = field(default_factory=dict)
@@ -62,7 +62,7 @@ def stamp(seconds: float) -> str:
 
 
 def restarts(pod: Mapping[str, Any], container: Mapping[str, Any], role: Role, exit_code: int) -> bool:
-    """Returns whether a container that ended is started again."""
+    """Returns whether an ended container must be started again."""
     if any(_applies(rule, exit_code) for rule in container.get("restartPolicyRules") or []):
         return True
     policy = container.get("restartPolicy") or pod["spec"].get("restartPolicy", "Always")
@@ -135,7 +135,9 @@ def status_of(
     """
     all_roles = roles(pod)
     initialized = all(
-        is_past(c, role, statuses.get(c["name"]), readiness_of) for c, role in all_roles if role is not Role.MAIN
+        allows_next_start(c, role, statuses.get(c["name"]), readiness_of)
+        for c, role in all_roles
+        if role is not Role.MAIN
     )
     out: JSON = {"phase": phase.value}
     for key, wanted in (("initContainerStatuses", {Role.INIT, Role.SIDECAR}), ("containerStatuses", {Role.MAIN})):
@@ -160,7 +162,9 @@ def status_of(
         out["conditions"].append({**_condition(pod, SIMULATED, True), "reason": "NoRuntime", "message": text})
     out["startTime"] = (pod.get("status") or {}).get("startTime") or now()
     out["hostIP"], out["hostIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
-    if pod["spec"].get("hostNetwork"):  # there is no pod network, so a pod without hostNetwork has no reachable address
+    if pod["spec"].get(
+        "hostNetwork"
+    ):  # without hostNetwork, a pod has no reachable address, because there is no pod network
         out["podIP"], out["podIPs"] = NODE_ADDRESS, [{"ip": NODE_ADDRESS}]
     return out
 
@@ -168,7 +172,7 @@ def status_of(
 def _conditions(
     pod: Mapping[str, Any], phase: PodPhase, containers: JSON, *, initialized: bool, started: bool
 ) -> list[JSON]:
-    """Builds the pod's conditions from ``containers``, a status with the statuses of the containers."""
+    """Builds the pod's conditions. ``containers`` is a pod status that contains the statuses of the containers."""
     main = containers["containerStatuses"]
     ready = phase is PodPhase.RUNNING and all(s["ready"] for s in [*main, *containers.get("initContainerStatuses", [])])
     waits = {"reason": _NOT_READY.get(phase, "ContainersNotReady")}
@@ -187,7 +191,7 @@ def _conditions(
     ]
     known = {c.get("type") for c in (pod.get("status") or {}).get("conditions") or []}
     if "PodScheduled" not in known:
-        # No scheduler has set this condition if a user bound the pod by hand.
+        # If a user bound the pod without the scheduler, the condition is not set yet.
         conditions.append(_condition(pod, "PodScheduled", True))
     return conditions
 
@@ -205,13 +209,13 @@ def _gates(pod: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def is_past(
+def allows_next_start(
     container: Mapping[str, Any],
     role: Role,
     status: ContainerStatus | None,
     readiness_of: Callable[[Mapping[str, Any], ContainerStatus], ContainerReadiness],
 ) -> bool:
-    """Returns whether the containers after this one may start: this init container has succeeded, or this sidecar has started."""
+    """Returns whether the next container may start: this init container has succeeded, or this sidecar has started."""
     if status is None:
         return False
     if role is Role.SIDECAR:

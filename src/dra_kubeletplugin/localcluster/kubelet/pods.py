@@ -1,4 +1,4 @@
-"""Syncs the pods of a node: prepares claims, starts and stops containers, unprepares claims, writes status."""
+"""Syncs the pods of a node: prepares claims, starts and stops containers, unprepares claims, and writes the status."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .volumes import MountError, Volumes
 log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 _TOO_LONG = AdmissionRefusal("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
-_DELETED_GRACE = 2.0  # seconds of grace for containers of a pod that is already deleted
+_DELETED_GRACE = 2.0  # grace period in seconds for containers of a pod that is already deleted
 
 
 class PodSync:
-    """Brings the pods of one node to the state in the API server.
+    """Makes the containers and claims of one node match the pods in the API server.
 
-    The caller must not run :meth:`sync` twice at a time for the same pod.
+    The caller must not run two calls of :meth:`sync` for the same pod at the same time.
 
     Args:
         queue_after: queues a pod's UID for a sync after some seconds.
@@ -58,7 +58,7 @@ class PodSync:
         self._states: dict[str, PodState] = {}
 
     async def sync(self, uid: str, pod: JSON | None) -> None:
-        """Syncs one pod; None stands for a deleted pod.
+        """Syncs one pod. ``pod`` is None if the pod was deleted.
 
         Raises:
             Later: the pod must be retried.
@@ -79,7 +79,7 @@ class PodSync:
             await self._run(pod, state)
 
     def notice(self, pod: JSON) -> None:
-        """Signals running work on a pod, for example a postStart hook, that the pod is being deleted."""
+        """Stops running work on a pod, for example a postStart hook, if the pod is being deleted."""
         state = self._states.get(pod["metadata"]["uid"])
         if state is not None and pod["metadata"].get("deletionTimestamp"):
             state.ending.set()
@@ -91,7 +91,7 @@ class PodSync:
         return self._states[uid]
 
     def _statuses(self, state: PodState) -> dict[str, ContainerStatus]:
-        """Returns the status of each container, also of containers that ended because the machine stopped, until they start again."""
+        """Returns the status of each container. Containers that ended because the machine stopped are included until they start again."""
         return {**state.lost, **self.parts.runtime.statuses(state.uid)}
 
     # --- pods to run ----------------------------------------------------------------------------
@@ -111,7 +111,9 @@ class PodSync:
             await self._write_status(pod, state, phase)
             return
         await self.ends.end_all(pod, state)
-        await self._write_status(pod, state, PodPhase.RUNNING)  # the pod is finished only after its devices are free
+        await self._write_status(
+            pod, state, PodPhase.RUNNING
+        )  # the phase becomes terminal only after the claims are unprepared
         await self._unprepare(uid)
         await self._write_status(pod, state, phase)
 
@@ -133,14 +135,14 @@ class PodSync:
             self.queue_after(state.uid, delay)
 
     async def _fail(self, pod: JSON, state: PodState, why: AdmissionRefusal) -> None:
-        """Stops a pod that exceeded a limit. Its phase becomes Failed after its devices are free."""
+        """Stops a pod that exceeded a limit. Its phase becomes Failed after its claims are unprepared."""
         state.event_once(self.parts.events, why.reason, "Normal", why.reason, why.message)
         await self.ends.end_all(pod, state)
         await self._unprepare(pod["metadata"]["uid"])
         await self._write_status(pod, state, PodPhase.FAILED, why)
 
     async def _refuse(self, pod: JSON, refused: AdmissionRefusal) -> None:
-        """Sets the pod to Failed. The kubelet does not retry it."""
+        """Sets the pod's phase to Failed. The kubelet does not retry the pod."""
         meta = pod["metadata"]
         status = {"phase": "Failed", "reason": refused.reason, "message": f"Pod was rejected: {refused.message}"}
         body = {"metadata": {"uid": meta["uid"]}, "status": {**status, "startTime": now()}}
@@ -162,7 +164,7 @@ class PodSync:
         return await usable_claims(self.parts.client, pod, state.claims, groups=groups)
 
     async def _make_volumes(self, pod: JSON, state: PodState) -> float | None:
-        """Sets up the pod's volumes. Retries each failed volume with a pause that doubles.
+        """Sets up the pod's volumes. Retries each failed volume after a pause, which doubles each time.
 
         Returns:
             Seconds until the next attempt, or None if all volumes are ready.
@@ -211,7 +213,7 @@ class PodSync:
     # --- pods that end --------------------------------------------------------------------------
 
     async def _finish(self, pod: JSON, state: PodState) -> None:
-        """Frees the claims of a finished pod. Keeps its logs."""
+        """Unprepares the claims of a finished pod. Keeps its logs."""
         await self.ends.end_all(pod, state)
         await self._unprepare(pod["metadata"]["uid"])
 

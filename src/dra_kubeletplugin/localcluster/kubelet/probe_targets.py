@@ -1,4 +1,4 @@
-"""Prepares a container's probes and hooks for the runtime: resolves port names. Runs sleep hooks itself."""
+"""Resolves the port names in a container's probes and hooks for the runtime. Runs hooks; the runtime does not run sleep hooks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..runtime.interface import ContainerRuntime, HandlerAction, HandlerOccasion
 
 JSON = Mapping[str, Any]
 _NETWORK = ("httpGet", "tcpSocket", "grpc")
-_DAY = 24 * 3600.0  # seconds; a hook has no timeout in the API, so the caller of run_hook limits its time
+_DAY = 24 * 3600.0  # seconds; long, because the caller of run_hook limits the time of a hook
 
 
 class NoSuchPort(ValueError):
-    """The container has no port of this name. The text is a kubelet's text."""
+    """The container has no port of this name. The text is the same as a real kubelet's."""
 
 
 def handler_of(container: JSON, definition: JSON) -> dict[str, Any]:

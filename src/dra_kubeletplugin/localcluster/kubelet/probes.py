@@ -1,6 +1,6 @@
 """Runs the probes of containers and decides which containers have started, are ready or must be restarted.
 
-Each probe runs once per period; thresholds decide when its result changes.
+Each probe runs once per period. Its result changes after as many equal outcomes as its threshold.
 Source: kubernetes, pkg/kubelet/prober (worker.go, prober.go).
 """
 
@@ -36,9 +36,9 @@ _WORDS = {
     HandlerOccasion.READINESS: "Readiness",
     HandlerOccasion.LIVENESS: "Liveness",
 }
-# Results before the first run of a probe
+# results of a probe before its first run
 _BEFORE = {HandlerOccasion.STARTUP: None, HandlerOccasion.READINESS: False, HandlerOccasion.LIVENESS: True}
-_AT_ONCE = 64  # high enough, so that a probe that hangs delays few others
+_AT_ONCE = 64  # probes that run at the same time; many, so that hanging probes rarely delay others
 _TRIES = 3  # number of attempts if a probe cannot be run
 
 
@@ -51,14 +51,14 @@ class _Key:
 
 @dataclass
 class ProbeState:
-    """The state of one probe for one attempt of a container. ``good`` is the result after thresholds; None until it is known."""
+    """The state of one probe for one attempt of a container. ``good`` is the result by the thresholds; None until it is known."""
 
     container_id: str
     good: bool | None
     last: bool | None = None
     streak: int = 0  # number of consecutive equal results
     runs: int = 0
-    finished: bool = False  # this probe of this attempt does not run again
+    finished: bool = False  # whether this probe of this attempt does not run again
 
     def record(self, passed: bool, probe: Mapping[str, Any], occasion: HandlerOccasion) -> bool:
         """Records the result of one run. Returns whether ``good`` changed."""
@@ -96,7 +96,7 @@ class Probes:
     # --- state --------------------------------------------------------------------------------------------
 
     def follow(self, pod: JSON) -> None:
-        """Starts the probes of the pod's running containers. Later runs use the pod's spec and annotations from this call."""
+        """Starts the probes of the pod's running containers. All runs use the pod of the last call of this method."""
         uid = pod["metadata"]["uid"]
         self._pods[uid] = pod
         statuses = self._runtime.statuses(uid)
@@ -126,7 +126,7 @@ class Probes:
         )
 
     def failed(self, uid: str, container: Mapping[str, Any], status: ContainerStatus) -> HandlerOccasion | None:
-        """Returns the probe that failed, if the running container must be stopped for it; else None."""
+        """Returns the failed probe because of which a running container must be stopped; None if there is none."""
         for occasion in (HandlerOccasion.LIVENESS, HandlerOccasion.STARTUP):
             if container.get(occasion.value):
                 state = self._state_of(_Key(uid, container["name"], occasion), status)
@@ -204,7 +204,7 @@ class Probes:
     ) -> None:
         status = self._runtime.statuses(key.uid).get(key.container)
         if status is None or status.id != state.container_id or status.state is not ContainerState.RUNNING:
-            return  # the container has ended during the probe
+            return  # the container ended during the probe
         word = _WORDS[key.occasion]
         match outcome.result:
             case ProbeResult.UNDEFINED:

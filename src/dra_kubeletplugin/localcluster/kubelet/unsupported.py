@@ -1,6 +1,6 @@
 """Finds pod features that the local cluster does not support.
 
-Such a pod stays Pending with a message, so that a test does not pass although a feature is missing.
+A pod with such a feature stays Pending with a message. Otherwise, a test could pass although the feature has no effect.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from .config_objects import MissingError, data_of
 from .fields import FieldUnknown, allocatable_of, field_value, resource_value
 
 JSON = Mapping[str, Any]
-# A real API server adds this service account volume to pods. The local API server does not, but a manifest that was
-# copied from a cluster may have the volume mount.
+# The name prefix of the service account volume that a real API server adds to pods. The local API server does not add it, but a manifest
+# that was copied from a cluster may contain its volume mount.
 _API_ACCESS = "kube-api-access-"
 
 
 class MountError(Exception):
-    """A volume cannot be set up. The text is a kubelet's text."""
+    """A volume cannot be set up. The text is the same as a real kubelet's."""
 
 
 class Volumes:
@@ -96,7 +96,7 @@ _HOST_KINDS: Mapping[str, tuple[Callable[[Path], bool], str]] = {
 
 
 def _host_path(source: JSON) -> Path:
-    """Checks the type of a host path. Creates nothing on this machine, not even for ``DirectoryOrCreate``.
+    """Checks the type of a host path. Never creates a file or directory, not even for ``DirectoryOrCreate``.
 
     Raises:
         MissingError: the path does not have the requested type.

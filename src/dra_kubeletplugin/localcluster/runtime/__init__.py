@@ -1,1 +1,1 @@
-"""The container runtime: injects CDI devices into an OCI spec, and runs containers with runc or simulates them."""
+"""The container runtimes: they inject CDI devices into an OCI spec, and run containers with runc or simulate them."""

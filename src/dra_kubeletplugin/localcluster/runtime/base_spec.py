@@ -1,4 +1,4 @@
-"""Builds the OCI spec of a container before devices are injected, as containerd does."""
+"""Builds the OCI spec of a container without CDI devices, as containerd does."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class OciProcess:
 
 @dataclass(frozen=True)
 class ContainerContext:
-    """The environment of a container's process. ``namespaces`` maps a type to the file of the pod's namespace."""
+    """The surroundings of a container's process. ``namespaces`` contains the file of each namespace of the pod, by type."""
 
     mounts: Sequence[Mount]
     namespaces: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class ContainerContext:
 
 
 def base_spec(process: OciProcess, context: ContainerContext) -> JSON:
-    """Returns the OCI spec of a container without devices. Its device cgroup allows only the default devices of any container."""
+    """Returns the OCI spec of a container without CDI devices. It allows only the devices that every container has."""
     own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in context.namespaces))
     namespaces: list[JSON] = [{"type": t} for t in own]
     namespaces += [{"type": t, "path": path} for t, path in context.namespaces.items()]
@@ -129,7 +129,7 @@ def bind(mount: Mount) -> JSON:
 
 
 def available() -> frozenset[str]:
-    """Returns those default capabilities of a container that this process may grant."""
+    """Returns the default capabilities of a container, without those that this process cannot grant."""
     bits = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapBnd:"):

@@ -1,4 +1,4 @@
-"""Reads a container's cgroup. Source: cgroups(7), and the kernel's pages on the memory controllers."""
+"""Reads files of a container's cgroup. Source: cgroups(7), and the kernel's documentation of the memory controllers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _FILES = ("memory{}/memory.oom_control", "{}/memory.events")  # cgroup version 1
 
 
 def memory_ran_out(cgroup: str, root: Path = ROOT) -> bool:
-    """Returns whether the kernel killed a process of the cgroup because its memory limit was reached.
+    """Returns whether the kernel killed a process of the cgroup because the cgroup reached its memory limit.
 
-    Like a container runtime, it counts any process of the container. Returns False if the kernel has no such counter.
+    Like a container runtime, it counts every process of the container. Returns False if the kernel has no such counter.
     """
     for file in _FILES:
         try:

@@ -1,4 +1,4 @@
-"""Notifies any number of listeners of changed pods."""
+"""Delivers the UIDs of changed pods to any number of listeners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 
 class Changes:
-    """Delivers UIDs of changed pods. A listener gets the changes after it asked for its first item."""
+    """Delivers the UIDs of changed pods. A listener gets the changes that happen after it awaited its first item."""
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[str]] = set()

@@ -1,4 +1,4 @@
-"""Connects a container's process with its log and with attached clients."""
+"""Copies the output of a container's process to its log and to attached clients, and their input to the process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PIPE = asyncio.subprocess.PIPE
 
 
 class Console:
-    """Input and output of one process.
+    """The input and output of one process.
 
-    Create it before the process, start the process with ``streams``, then call :meth:`follow` to read its output to the
-    end.
+    Create the console before the process, start the process with ``streams``, then call :meth:`follow` to read the output
+    until it ends.
     """
 
     def __init__(self, log: ContainerLog, *, stdin: bool, once: bool, terminal: bool) -> None:
@@ -36,7 +36,9 @@ class Console:
         self._process: asyncio.subprocess.Process | None = None
         self._master, self._slave = pty.openpty() if terminal else (-1, -1)
         if terminal:
-            tty_modes.setraw(self._slave)  # runc adds a second terminal, which echoes the input, so this one must not
+            tty_modes.setraw(
+                self._slave
+            )  # runc adds a second terminal that echoes the input, so this terminal must not echo it
 
     @property
     def streams(self) -> Streams:
@@ -79,7 +81,7 @@ class Console:
         try:
             await self._log.take(reader, "stdout", self._broadcaster(1))
         except OSError:
-            pass  # EIO: the last process on the terminal has ended
+            pass  # EIO: all processes on the terminal have ended
         finally:
             transport.close()
 

@@ -1,8 +1,7 @@
 """Writes and reads a container's log file in CRI format: time, stream, tag and text for each line of output.
 
-A line longer than 16 KiB is written in parts. The last part has the tag F, unless the output ends without a newline. The other
-parts have the tag P. Source: k8s.io/cri-client,
-logs.go.
+A line longer than 16 KiB is written in parts. The last part of a line has the tag F (full); the other parts have the tag P (partial).
+If the output ends without a newline, its last part has the tag P. Source: k8s.io/cri-client, logs.go.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _PART = 16 * 1024
 class ContainerLog:
     """The log of one container in the file ``path``. This class never deletes the file.
 
-    Any number of readers may read it, while the container runs and after it has ended.
+    Any number of readers may read the log, while the container runs and after it has ended.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,9 +34,7 @@ class ContainerLog:
         return self._file is None
 
     async def take(self, reader: asyncio.StreamReader, stream: str, on_data: Callable[[bytes], None]) -> None:
-        """Copies a stream to the log until its end. Writes a line as a whole if it is not too long.
-
-        If the task is cancelled, writes the data that was already read.
+        """Copies a stream to the log until the stream ends. If the task is cancelled, still writes the data that was already read.
 
         Args:
             on_data: called with each chunk when it arrives.
@@ -88,7 +85,7 @@ class ContainerLog:
         remaining = options.limit
         offset = _start(self.path, options.tail)
         held = b""
-        fresh = True  # whether the next part is the beginning of a line of output
+        fresh = True  # whether the next part begins a line of output
         while True:
             grown, ended = self._grown, self.closed
             data = await asyncio.to_thread(_read, self.path, offset)
@@ -123,7 +120,7 @@ def _read(path: Path, offset: int) -> bytes:
 
 
 def _start(path: Path, tail: int | None) -> int:
-    """Returns the offset in the file at which the last ``tail`` lines of output begin."""
+    """Returns the offset of the last ``tail`` lines of output in the file."""
     if tail is None:
         return 0
     try:

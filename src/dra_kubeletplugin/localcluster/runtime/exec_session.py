@@ -19,11 +19,11 @@ from ...base.signals import signal_child
 from .runc import Runc, Started
 
 _CHUNK = 64 * 1024
-_MAX_CHUNKS = 16  # chunks in the queue at which reading pauses, so that the command waits for the reader
+_MAX_CHUNKS = 16  # chunks in the queue at which reading pauses, so that the command waits until the client has read
 
 
 class RuncExec:
-    """A running command; create it with :meth:`start`. It supports one reader and one writer at a time."""
+    """A running command. Create it with :meth:`start`. Only one task may read, and only one task may write, at a time."""
 
     def __init__(
         self, started: Started, pid: int, outputs: dict[int, int], stdin: int | None, *, terminal: bool
@@ -58,7 +58,9 @@ class RuncExec:
         try:
             if tty:
                 master, slave = pty.openpty()
-                tty_modes.setraw(slave)  # runc adds a second terminal, which echoes the input, so this one must not
+                tty_modes.setraw(
+                    slave
+                )  # runc adds a second terminal that echoes the input, so this terminal must not echo it
                 own_fds, child_fds = [master], [slave]
                 streams, outputs, writes = (slave, slave, slave), {master: 1}, master if stdin else None
             else:

@@ -1,5 +1,5 @@
 """Runs probes and lifecycle hooks of a real container: a command in the container, or a network call to the pod.
-Source: kubernetes, pkg/probe and pkg/kubelet/lifecycle; the texts of the results are those of Kubernetes.
+Source: kubernetes, pkg/probe and pkg/kubelet/lifecycle. The texts of the results are the same as in Kubernetes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ async def perform(action: HandlerAction, run: Exec, connect: Connect, address: s
     """Runs a probe or hook within its timeout.
 
     Args:
-        run: starts a command in the container; may raise :class:`ContainerError`.
-        connect: connects to a port of the pod at its ``address``; may raise ``OSError``.
+        run: starts a command in the container. Raises :class:`ContainerError` if the command cannot be started.
+        connect: connects to a port of the pod. Raises ``OSError`` if the connection fails.
+        address: the pod's address, for headers and messages.
     """
     for kind in ("exec", "httpGet", "tcpSocket", "grpc"):
         if (spec := action.handler.get(kind)) is not None:
@@ -119,7 +120,7 @@ async def _http(spec: JSON, timeout: float, connect: Connect, address: str) -> O
     except (http.client.HTTPException, ValueError) as e:
         return Outcome(ProbeResult.FAIL, f'Get "{first_url}": malformed HTTP response: {type(e).__name__} {e}'.strip())
     finally:
-        for found in open_now:  # closing the connection ends a thread that still waits for a response
+        for found in open_now:  # closing a connection ends the thread that still waits for its response
             with contextlib.suppress(OSError):
                 found.shutdown(socket.SHUT_RDWR)
             found.close()
@@ -163,8 +164,8 @@ def _get(connection: socket.socket, url: str, headers: Mapping[str, str]) -> tup
 async def _grpc(spec: JSON, timeout: float, connect: Connect, address: str) -> Outcome:
     """Calls the gRPC health service of the pod.
 
-    The gRPC library opens its connections itself, so it connects to a local socket. This socket is relayed into the
-    pod's network.
+    The gRPC library opens its connections itself, outside the pod's network. So it connects to a local socket, and this
+    function copies the data between that socket and a connection inside the pod's network.
     """
     port, name = int(spec["port"]), str(spec.get("service") or "")
     place = f"{address}:{port}"

@@ -1,6 +1,6 @@
-"""Finds container images on this machine: a name maps to a directory, and nothing is pulled.
+"""Finds container images in directories of this machine, by name. Never pulls an image.
 
-The directory contains a root file system or an OCI image layout (``index.json`` and ``blobs``). A layout is unpacked once.
+The directory contains a root file system, or an OCI image layout (``index.json`` and ``blobs``), which is unpacked once.
 Source: https://github.com/opencontainers/image-spec, image-layout.md, manifest.md, layer.md, config.md.
 """
 
@@ -33,7 +33,7 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True)
 class Image:
-    """A root directory and the defaults for its process."""
+    """A container image: its root directory, and the defaults for the process."""
 
     root: Path
     entrypoint: Sequence[str] = ()
@@ -44,7 +44,7 @@ class Image:
     stop_signal: str = ""
 
     def arguments(self, command: Sequence[str], args: Sequence[str]) -> list[str]:
-        """Returns the arguments to execute. If the pod has a ``command``, the image's entry point and arguments are not used.
+        """Returns the command line to execute. If the pod sets ``command``, the image's entry point and arguments are ignored.
 
         Raises:
             ContainerError: there is nothing to execute.
@@ -60,10 +60,10 @@ class Image:
         return out
 
     def user_of(self, user: int | None, group: int | None) -> tuple[int, int]:
-        """Returns the numeric user and group. Looks up names in the image's ``/etc/passwd`` and ``/etc/group``.
+        """Returns the numeric user and group. Looks up the image's user and group in its ``/etc/passwd`` and ``/etc/group``.
 
         Raises:
-            ContainerError: these files do not contain the name.
+            ContainerError: these files do not contain a name.
         """
         named, _, named_group = self.user.partition(":")
         if user is not None:
@@ -98,15 +98,15 @@ class Images:
     """Finds images by the names that pods use.
 
     Args:
-        folders: directories by image name, with or without a tag; ``*`` is the name for all other images.
-        cache: the directory in which layers are unpacked.
+        folders: directories by image name, with or without a tag. The name ``*`` is for all other images.
+        cache: the directory for unpacked layers.
     """
 
     def __init__(self, folders: Mapping[str, Path], cache: Path) -> None:
         self.folders = {ANY if name == ANY else _full(name): path for name, path in folders.items()}
         self.cache = cache
         self._unpacked: dict[Path, Image] = {}
-        self._unpacking = threading.Lock()  # threads find images in parallel, for example for two pods that start
+        self._unpacking = threading.Lock()  # several threads may look for images at the same time
 
     def find(self, name: str) -> Image:
         """Returns an image. Blocks while layers are unpacked.
@@ -143,7 +143,7 @@ class Images:
 
 
 def make_busybox(root: Path) -> Path:
-    """Creates a root directory with this machine's static busybox and a link for each of its tools."""
+    """Creates a root directory with this machine's static busybox, and a link for each tool of busybox."""
     fresh = root.with_name(f".{root.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     binaries = fresh / "bin"
@@ -188,9 +188,9 @@ def parse_option(text: str) -> tuple[str, Path]:
 
 
 def _full(name: str) -> str:
-    """Returns the full name of an image as a container runtime completes it, without a digest.
+    """Returns the full name of an image without a digest, with a container runtime's rules.
 
-    For example ``busybox`` becomes ``docker.io/library/busybox``.
+    For example, ``busybox`` becomes ``docker.io/library/busybox``.
     """
     name = name.partition("@")[0]
     first, slash, rest = name.partition("/")

@@ -1,7 +1,7 @@
 """The interface between the kubelet and a container runtime: the part of the CRI that pods with devices need.
 
-The kubelet decides about order, restarts, back-off, probes and volumes. The runtime starts and stops single containers
-and reports when they end. Containers continue to run while the kubelet restarts; it then calls
+The kubelet decides about order, restarts, backoff, probes and volumes. The runtime starts and stops single containers
+and reports when they end. Containers continue to run while the kubelet restarts. The new kubelet then reads
 :meth:`ContainerRuntime.statuses`. Source: k8s.io/cri-api, runtime.v1.
 """
 
@@ -18,7 +18,7 @@ _NOT_STARTED = 128  # the exit code of a container whose process could not be st
 
 
 class ContainerError(Exception):
-    """A container cannot be created or started. The runtime's text becomes an event of the pod.
+    """A container cannot be created or started. The text becomes an event of the pod.
 
     Args:
         reason: ``state.waiting.reason`` of the pod's status (``CreateContainerError``, ``RunContainerError``,
@@ -55,8 +55,8 @@ class Sandbox:
     """The properties of a pod that the runtime needs.
 
     Args:
-        folder: the pod's directory on the host, ``pods/<uid>`` below the kubelet's root, for the runtime's files.
-        restart_policy: the pod's restart policy. A simulating runtime derives from it whether a container ends by itself.
+        folder: the pod's directory on the host, ``pods/<uid>`` below the kubelet's root, for files of the runtime.
+        restart_policy: the pod's restart policy. The simulating runtime uses it to decide whether a container ends by itself.
     """
 
     namespace: str
@@ -74,8 +74,8 @@ class Mount:
     """A file or directory of the host in the container.
 
     Args:
-        from_host: whether the path is a hostPath of the pod; else the kubelet created it. A runtime that protects the
-            host refuses a hostPath.
+        from_host: whether the path is a hostPath of the pod. Otherwise, the kubelet created the path. A runtime that protects
+            the host refuses a hostPath.
     """
 
     host: Path
@@ -86,12 +86,12 @@ class Mount:
 
 @dataclass(frozen=True)
 class Limits:
-    """Resource limits of a container; 0 stands for no limit.
+    """Resource limits of a container. 0 means no limit.
 
     Args:
         memory: bytes.
         cpu: thousandths of a CPU.
-        share: weight under contention, in thousandths of a CPU.
+        share: the container's share of a busy CPU, from its CPU request in thousandths of a CPU.
     """
 
     memory: int = 0
@@ -104,17 +104,17 @@ class ContainerConfig:
     """One container to start.
 
     Args:
-        attempt: the number of restarts of this container in this pod. Pod UID, name and attempt identify a container.
+        attempt: the number of restarts of this container in this pod. The pod's UID, the name and the attempt identify a container.
         command: replaces the image's entry point if it is not empty. References such as ``$(NAME)`` are already expanded.
         args: replaces the image's arguments if it is not empty. References are already expanded.
-        env: names and values in order. References, also ``valueFrom``, are already resolved.
+        env: names and values, in order. References and ``valueFrom`` are already resolved.
         cdi_devices: CDI device ids, in the order of injection.
-        user, group: numbers; None for the user and group of the image.
+        user, group: numeric ids; None for the user or group of the image.
         stdin: whether attached clients can write to standard input.
         stdin_once: whether standard input is closed after the first attached client has written and detached.
         tty: whether the process has a terminal.
-        security: the pod's ``securityContext``, with fields of the container's replacing those of the pod. A runtime
-            refuses fields that it does not implement.
+        security: the ``securityContext`` of the pod, overridden by the fields of the container's ``securityContext``. A
+            runtime refuses fields that it does not implement.
         limits: resource limits.
     """
 
@@ -139,11 +139,11 @@ class ContainerConfig:
 
 @dataclass(frozen=True)
 class ContainerStatus:
-    """The newest attempt of a container. Times are seconds since the epoch.
+    """The status of the newest attempt of a container. Times are in seconds since the epoch.
 
     Args:
         id: as in ``containerStatuses[].containerID``, with the runtime's scheme (``containerd://...``).
-        simulated: whether no process runs. The pod's status then has the condition Simulated.
+        simulated: whether the container is simulated, without a process. The pod then has the condition Simulated.
         reason: why the container ended (``Completed``, ``Error``, ``OOMKilled``, ``StartError``); empty while it runs.
         message: the container's termination message.
     """
@@ -198,7 +198,7 @@ class HandlerAction:
         handler: ``exec``, ``httpGet``, ``tcpSocket`` or ``grpc`` as in the API, with a numeric port.
         timeout: seconds.
         number: how often this probe has already run for this attempt of the container.
-        annotations: the pod's current annotations; they set the results of a simulated container.
+        annotations: the pod's annotations, which set the results of a simulated container.
     """
 
     occasion: HandlerOccasion
@@ -245,7 +245,7 @@ class ExecSession(Protocol):
 class ContainerRuntime(Protocol):
     """Runs the containers of one node.
 
-    Methods may be called concurrently for different pods; the kubelet makes one call at a time for a pod. ``dev`` is
+    Methods may be called concurrently for different pods. For one pod, the kubelet makes one call at a time. ``dev`` is
     the directory in which device nodes are looked up. For a described host, it is set before pods run.
     """
 
@@ -259,9 +259,9 @@ class ContainerRuntime(Protocol):
         """Injects the CDI devices, creates the container and starts it. Keeps only the logs of the previous attempt.
 
         Raises:
-            ContainerError: the container cannot be started, or a CDI device cannot be resolved; the text is
-                containerd's. If the container was created, but could not be started (``RunContainerError``), its status
-                is :meth:`ContainerStatus.not_started`.
+            ContainerError: the container cannot be started, or a CDI device cannot be resolved. The text is the same as
+                containerd's. If the container was created, but not started (``RunContainerError``), its status is
+                :meth:`ContainerStatus.not_started`.
         """
 
     async def stop(self, pod_uid: str, name: str, grace: float) -> None:
@@ -280,7 +280,7 @@ class ContainerRuntime(Protocol):
         """Returns the UIDs of all known pods."""
 
     def changes(self) -> AsyncIterator[str]:
-        """Yields the UID of a pod when one of its containers has ended by itself. Yields only changes after the call. Never ends."""
+        """Yields the UID of a pod each time one of its containers ends by itself, after the first item was awaited. Never ends."""
 
     def spec(self, pod_uid: str, name: str) -> dict[str, Any]:
         """Returns the OCI spec, with devices, of the newest attempt.
@@ -313,7 +313,7 @@ class ContainerRuntime(Protocol):
         """
 
     async def attach(self, pod_uid: str, name: str) -> ExecSession:
-        """Attaches to the container's main process: to its output from now on, and to its standard input if the input is open.
+        """Attaches to the container's main process: to its further output, and to its standard input if that is open.
 
         Raises:
             ContainerError: the container is not running.

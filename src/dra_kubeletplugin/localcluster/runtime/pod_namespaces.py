@@ -1,7 +1,7 @@
 """Creates the network, IPC and UTS namespaces that the containers of one pod share.
 
-In Kubernetes, a pause container keeps the namespaces alive. Here a short-lived thread creates them, and open files of
-this process keep them alive, so the kernel removes them when this process ends.
+In Kubernetes, a pause container keeps the namespaces alive. Here, a short-lived thread creates the namespaces, and open
+files of this process keep them alive. So the kernel removes the namespaces when this process ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .interface import ContainerError
 _FLAGS = {"network": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000}
 _FILES = {"network": "net", "ipc": "ipc", "uts": "uts"}
 _SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 0x1
-ADDRESS = "192.0.2.1"  # the address of every pod, valid only inside the pod's network (RFC 5737)
+ADDRESS = "192.0.2.1"  # the address of every pod, which is valid only inside the pod's own network (RFC 5737)
 
 
 class PodNamespaces:
-    """The namespaces of one pod; create them with :meth:`make`.
+    """The namespaces of one pod. Create them with :meth:`make`.
 
-    ``paths`` maps a type of namespace to its file, for the OCI spec.
+    ``paths`` contains the file of each namespace, by type, for the OCI spec.
     """
 
     def __init__(self, descriptors: Mapping[str, int]) -> None:
@@ -48,7 +48,7 @@ class PodNamespaces:
         creation = asyncio.ensure_future(asyncio.to_thread(_create, hostname))
         try:
             return cls(await asyncio.shield(creation))
-        except asyncio.CancelledError:  # the thread continues, so close the namespaces that it creates
+        except asyncio.CancelledError:  # the thread continues, so the namespaces that it creates must be closed
             creation.add_done_callback(lambda made: None if made.exception() else cls(made.result()).close())
             raise
         except OSError as e:
@@ -92,7 +92,7 @@ def _create(hostname: str) -> dict[str, int]:
 
 
 def _connect(network: int, address: str, port: int, timeout: float) -> socket.socket:
-    """Connects inside a network namespace. Any thread can use the socket, which stays in this namespace."""
+    """Connects inside a network namespace. The socket stays in this namespace, and any thread can use it."""
     made: list[socket.socket] = []
 
     def work() -> None:
@@ -111,7 +111,7 @@ def _connect(network: int, address: str, port: int, timeout: float) -> socket.so
 
 
 def _run_in_new_thread(work: Callable[[], None]) -> None:
-    """Runs ``work`` in a new thread, because a thread that changed its namespaces must not return to a pool.
+    """Runs ``work`` in a new thread, because a thread whose namespaces were changed must not be used again.
 
     Raises:
         OSError: ``work`` raised it.

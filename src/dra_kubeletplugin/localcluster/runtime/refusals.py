@@ -1,4 +1,4 @@
-"""Refuses pod features that would give a real container access to this machine."""
+"""Refuses features of pods that would give a real container access to this machine, or that the runtime does not implement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def allowed(sandbox: Sandbox, container: ContainerConfig, uid: int) -> Allowed:
     """Checks the security context, mounts and host settings of a container.
 
     Raises:
-        ContainerError: at least one feature is refused; the text lists all of them.
+        ContainerError: at least one feature is refused. The text lists all refused features.
     """
     security = container.security
     why: list[str] = []

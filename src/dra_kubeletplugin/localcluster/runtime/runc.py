@@ -20,15 +20,15 @@ from .interface import ContainerError
 
 _POLL_INTERVAL = 0.01  # seconds between two checks for the file that runc writes when a process has started
 _COMMAND_TIMEOUT = 30.0  # timeout in seconds of a runc call that does not run a command of the user
-# The writable layer is in memory and in its own mount namespace, so it disappears however the container ends.
-# The paths are relative to the container's directory, so no path needs escaping.
+# A mount namespace contains the container's writable layer in memory, so that the layer disappears however the container ends.
+# All paths are relative to the container's directory, so that no path needs escaping.
 _ROOTED = (
     "mount -t tmpfs -o mode=0755 tmpfs scratch && mkdir -m 0755 scratch/upper scratch/work && "
     "mount -t overlay overlay -o lowerdir=image,upperdir=scratch/upper,workdir=scratch/work rootfs && "
     'exec "$@"'
 )
-# After this process dies, runc may still be starting a container. runc lists this container only after its hooks ran, so
-# the guard waits. Meanwhile a new process may use the same directory, so the guard deletes only this process's containers.
+# When this process dies, runc may still be starting a container. The guard waits for it, because runc lists a container only after its
+# hooks ran. A new process may use the same directory during this time, so the guard deletes only the containers of this process.
 _GUARD_TIME = 60.0  # seconds for which the guard waits for such a container
 _DELETE = (
     'runc --root "$1" list -q | grep "^$2" | '
@@ -39,13 +39,13 @@ Streams = tuple[int, int, int]  # file descriptors for standard input, output an
 
 @dataclass(frozen=True)
 class Started:
-    """The runc process that waits for a container or command, ends together with it, and returns its exit code."""
+    """The runc process of a running container or command. It ends together with the container or command, with the same exit code."""
 
     process: asyncio.subprocess.Process
 
 
 class Runc:
-    """Runs containers with their state in ``root``, which only this process uses. :meth:`find` checks whether they can run here."""
+    """Runs containers with their state in ``root``, which no other running process may use. Create it with :meth:`find`."""
 
     def __init__(self, root: Path, version: tuple[int, ...]) -> None:
         self.root = root
@@ -59,7 +59,7 @@ class Runc:
         """Returns an instance if containers can run on this machine.
 
         Raises:
-            ContainerError: a program or a permission is missing; the text names it.
+            ContainerError: a program or a permission is missing. The text names it.
         """
         if why := missing():
             raise ContainerError(why)
@@ -70,7 +70,7 @@ class Runc:
         return cls(root, tuple(map(int, found.groups())))
 
     def name(self) -> str:
-        """Returns a new container name of 64 hexadecimal digits, like containerd's."""
+        """Returns a new container name: 64 hexadecimal digits, as in containerd."""
         return self._prefix + secrets.token_hex(24)
 
     async def run(self, container: str, bundle: Path, streams: Streams, *, tty: bool = False) -> Started:
@@ -114,7 +114,7 @@ class Runc:
     ) -> Started:
         stdin, stdout, stderr = streams
         env = {**os.environ, **(self._guard.mark if self._guard else {})}
-        # runc gets its own process group, so that Ctrl-C does not reach it. This process then stops the containers in order.
+        # runc gets its own process group, so that Ctrl-C does not end it. This process stops the containers in order instead.
         process = await asyncio.create_subprocess_exec(
             *argv, env=env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, start_new_session=session,
             process_group=None if session else 0,
@@ -122,7 +122,9 @@ class Runc:
         waiter = asyncio.ensure_future(_wait_started(process, pid))
         try:
             await asyncio.shield(waiter)
-        except asyncio.CancelledError:  # wait, because otherwise a half-created container or its cgroup would stay
+        except (
+            asyncio.CancelledError
+        ):  # waits for runc, because otherwise a partly created container or its cgroup would remain
             await asyncio.wait({waiter}, timeout=_COMMAND_TIMEOUT)
             with contextlib.suppress(OSError):
                 os.kill(int(_read(pid)), signal.SIGKILL)

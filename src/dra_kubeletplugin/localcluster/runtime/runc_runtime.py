@@ -1,4 +1,4 @@
-"""A runtime that runs real containers with runc. Images are directories; CDI devices are injected as by containerd.
+"""A runtime that runs real containers with runc. Images are directories. CDI devices are injected as in containerd.
 
 It protects this machine: a container gets only the devices of its claims, a loopback network, at most the default
 capabilities, and the mounts of the kubelet and of CDI specs.
@@ -77,8 +77,8 @@ class RuncRuntime:
         images: finds the images.
         cdi_dirs: directories of CDI specs, lowest priority first.
         runc: runs the containers.
-        dev: where device nodes are looked up. Device nodes of a described host are not real, so a container gets
-            copies of /dev/null in their place.
+        dev: the directory in which device nodes are looked up. The device nodes of a described host do not work, so a
+            container gets copies of /dev/null instead.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class RuncRuntime:
         return spec
 
     def _own_mounts(self, sandbox: Sandbox, container: ContainerConfig, folder: Path) -> list[Mount]:
-        """Returns the mounts that a runtime adds to every container, except where the kubelet mounts at the same path."""
+        """Returns the mounts that a runtime adds to every container, without those at paths where the kubelet mounts something."""
         shared = self.state / sandbox.uid / "shared"
         memory = shared / "shm"
         if not memory.is_dir():
@@ -218,7 +218,7 @@ class RuncRuntime:
         container.log.close()
         code, finished = code if code >= 0 else 128 - code, time.time()
         out_of_memory = await asyncio.to_thread(memory_ran_out, container.spec["linux"]["cgroupsPath"])
-        # The container has ended, also if runc cannot delete it now
+        # An error is ignored, because the container has ended even if runc cannot delete it now.
         with contextlib.suppress(ContainerError, OSError):
             await self._runc.delete(container.status.id.removeprefix("runc://"))
         message = ""
@@ -347,12 +347,12 @@ async def factory(images: Mapping[str, Path] | None = None) -> Callable[[str, Pa
 
 
 def _as_create(error: str) -> str:
-    """Rewrites runc's error to that of containerd, which first calls ``runc create`` and then ``runc start``."""
+    """Changes runc's error to the text of containerd, which calls ``runc create`` and ``runc start`` instead of ``runc run``."""
     return error.replace("runc run failed", "runc create failed")
 
 
 def _without_described(spec: JSON) -> JSON:
-    """Replaces a described host's device nodes by copies of /dev/null.
+    """Returns the spec with copies of /dev/null in place of the device nodes of a described host.
 
     These device nodes do not exist, and a real device of this machine may have the same device numbers.
     """

@@ -1,4 +1,4 @@
-"""A runtime that runs no processes. It injects devices into an OCI spec as containerd does, and keeps the spec for inspection."""
+"""A runtime that runs no processes. It injects devices into an OCI spec like containerd, and keeps the spec for tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def oci_spec(container: ContainerConfig, cdi_dirs: Sequence[Path], dev: Path) ->
     """Returns the container's OCI spec with its devices. Device nodes are looked up below ``dev``.
 
     Raises:
-        ContainerError: the injection failed; the text is containerd's.
+        ContainerError: the injection failed. The text is the same as containerd's.
     """
     base = {
         "ociVersion": "1.1.0",
@@ -87,7 +87,7 @@ class SimulatedRuntime:
     Args:
         state: a directory for the logs and the OCI specs, ``<pod UID>/<container>.json``.
         cdi_dirs: directories of CDI specs, lowest priority first.
-        dev: where device nodes are looked up; a described host has its own directory.
+        dev: the directory in which device nodes are looked up. A described host has its own directory.
     """
 
     version = "simulated://1"
@@ -200,7 +200,7 @@ class SimulatedRuntime:
 
 
 def describe_injection(container: ContainerConfig, spec: Mapping[str, Any]) -> str:
-    """Returns the log of a simulated container: the command that would run, and the devices that it would have."""
+    """Returns the log of a simulated container: the command and the devices that a real container would have."""
     process, linux = spec["process"], spec["linux"]
     own = {f"{name}={value}" for name, value in container.env} | {PATH}
     lines = [

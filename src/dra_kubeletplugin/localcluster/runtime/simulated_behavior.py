@@ -1,6 +1,6 @@
 """Decides how a simulated container behaves: how long it runs, its exit code and the results of its probes.
 
-Annotations of the pod have priority. An annotation with a container's name precedes one without a name::
+Annotations of the pod set the behavior. An annotation with a container's name overrides the same annotation without a name::
 
     simulated.dra-kubeletplugin.dev/duration: 5s          # or "forever"
     simulated.dra-kubeletplugin.dev/duration.main: 500ms
@@ -38,7 +38,7 @@ _SLEEP = re.compile(r"\bsleep\s+(\d+(?:\.\d+)?)([smhd]?)\b")
 _FOREVER = re.compile(r"\bsleep\s+inf|\btail\s+-[fF]|\bwhile\b|\buntil\b|(?:^|[\s/])pause(?:\s|$)")
 _EXIT = re.compile(r"(?:^|[\s;&|])exit\s+(\d{1,3})\s*;?\s*$")
 _FALSE = re.compile(r"(?:^|[\s;&|/])false\s*;?\s*$")
-_DEFAULT_DURATION = 1.0  # seconds that a container runs if its command does not show a time
+_DEFAULT_DURATION = 1.0  # seconds that a container runs if its command contains no time
 _OCCASIONS = {
     HandlerOccasion.STARTUP: "startup-probe",
     HandlerOccasion.READINESS: "readiness-probe",
@@ -52,7 +52,7 @@ _RESULTS = {"pass": ProbeResult.PASS, "fail": ProbeResult.FAIL}
 
 @dataclass(frozen=True)
 class Behavior:
-    """How a container ends. ``seconds`` is None for a container that ends only when it is stopped."""
+    """When and how a container ends. ``seconds`` is its running time; None if it runs until it is stopped."""
 
     seconds: float | None
     exit_code: int = 0

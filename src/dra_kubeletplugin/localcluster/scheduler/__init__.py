@@ -1,1 +1,1 @@
-"""The scheduler: a queue of pods, a scheduling cycle for each, writes of claims and bindings."""
+"""The scheduler of the local cluster: queues pods, selects a node for each pod, and writes claims and bindings."""

@@ -1,7 +1,7 @@
-"""Delays new pods until the node controller has removed the not-ready taint of new nodes.
+"""Delays the first attempt to schedule a pod until the node controller has removed the not-ready taint of new nodes.
 
-Without the delay, the first attempt would fail for pods that are applied together with their nodes. Only a pod's first
-attempt waits; later attempts begin at once, as in Kubernetes.
+Without the delay, the first attempt would fail for pods that are applied together with their nodes. Later attempts are
+not delayed, as in Kubernetes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-# Seconds to wait for one node. If another client has set the taint, the node controller may not remove it.
+# Seconds to wait for one node. The time is limited, because the node controller may not remove a taint that another client set.
 _MAX_WAIT = 0.5
 _TAINT = "node.kubernetes.io/not-ready"
 
@@ -31,7 +31,7 @@ class ArrivingNodes:
             self._until[name] = asyncio.get_running_loop().time() + _MAX_WAIT
 
     async def wait(self) -> None:
-        """Waits until no new node has the taint, at most until half a second after the last new node."""
+        """Waits until no new node has the taint, but at most until half a second after the last node was added."""
         now = asyncio.get_running_loop().time
         while self._until:
             remaining = max(self._until.values()) - now()

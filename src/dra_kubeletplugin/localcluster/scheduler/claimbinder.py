@@ -1,4 +1,4 @@
-"""Writes the scheduler's decisions for a pod's claims: allocation, reservation, the claim for extended resources. Can undo them.
+"""Writes the scheduler's decisions for a pod's claims: allocations, reservations and the claim for extended resources. Can undo them.
 
 Corresponds to the extension points Reserve, PreBind and PostFilter of Kubernetes' DynamicResources plugin.
 """
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 JSON = dict[str, Any]
 STRATEGIC = "application/strategic-merge-patch+json"
 _MAX_ATTEMPTS = 5  # attempts of a write that conflicts with other clients
-_CHECK_INTERVAL = 5.0  # seconds; the longest time between two checks of binding conditions
+_CHECK_INTERVAL = 5.0  # maximum seconds between two checks of binding conditions
 
 
 class _Conflict(Exception):
-    """Another client wrote the claim first."""
+    """The API server rejected an update of a claim because another client changed the claim."""
 
 
 class ClaimBinder:
@@ -68,8 +68,8 @@ class ClaimBinder:
     async def write(self, claim: JSON, consumer: JSON, allocation: JSON | None) -> JSON:
         """Writes a reservation for ``consumer`` to the claim, and ``allocation`` if it is not None.
 
-        Pods that share a claim write one after the other, and each write starts from the previous result. If they wrote
-        in parallel, all writes except one would conflict.
+        Writes for pods that share a claim follow one another, and each write starts from the previous result. Otherwise,
+        all except one would conflict.
 
         Returns:
             The written claim.
@@ -193,7 +193,7 @@ class ClaimBinder:
     # --- binding conditions ---------------------------------------------------------------------
 
     async def wait_ready(self, claims: list[JSON]) -> None:
-        """Waits until the devices of all claims are ready. The first claim that is not ready decides, as in Kubernetes.
+        """Waits until the devices of all claims are ready. As in Kubernetes, only the first claim that is not ready is checked further.
 
         Raises:
             SchedulerError: a binding condition failed or timed out, or a claim was deleted.
@@ -232,9 +232,9 @@ class ClaimBinder:
     # --- PostFilter -----------------------------------------------------------------------------
 
     async def free_claims(self, pod: PodInfo, claims: PodClaims | None) -> str:
-        """Deallocates the first claim whose devices suit no node and that only this pod uses.
+        """Deallocates the first claim of a pod whose devices suit no node and that no other pod uses.
 
-        If there is none, deletes the pod's claim for extended resources. Returns the result as text.
+        If there is no such claim, deletes the pod's claim for extended resources. Returns the result as text.
         """
         if claims is None or not claims.claims:
             return "no new claims to deallocate"
@@ -259,7 +259,7 @@ class ClaimBinder:
 
 
 class PodBinding:
-    """The claims of one pod during its binding; create it with :meth:`ClaimBinder.reserve`."""
+    """The writes for the claims of one pod during its binding. Create it with :meth:`ClaimBinder.reserve`."""
 
     def __init__(self, binder: ClaimBinder, claims: PodClaims, offer: NodeAllocation | None) -> None:
         self._binder = binder

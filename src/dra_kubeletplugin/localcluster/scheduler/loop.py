@@ -1,7 +1,7 @@
-"""The scheduler: takes pods from its queue one at a time, selects a node for each, and binds several pods in parallel.
+"""The scheduler: takes one pod at a time from its queue, selects a node for it, and binds several pods in parallel.
 
 It has Kubernetes' extension points PreEnqueue, PreFilter, Filter, PostFilter, Score, Reserve, PreBind and Bind. An
-error affects one pod only.
+error while a pod is scheduled does not affect other pods.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Scheduler:
     """The scheduler.
 
     Args:
-        features: the features of the Kubernetes release that the scheduler behaves as.
+        features: the simulated Kubernetes release with its feature gates.
         binding_timeout: seconds from a claim's allocation until its binding conditions must be true.
     """
 
@@ -67,7 +67,9 @@ class Scheduler:
         self._pods: dict[str, PodInfo] = {}  # pods without a node, by UID
         self._arriving = ArrivingNodes()
         self._binding: dict[str, asyncio.Task[None]] = {}
-        self._search: NodeAllocator | None = None  # the search that runs in a thread; its pod's UID is in _searched
+        self._search: NodeAllocator | None = (
+            None  # the search that runs in a thread, for the pod with the UID _searched
+        )
         self._searched = ""
         self._abandoned: set[str] = set()  # UIDs of pods that were deleted during their binding
         self.informers.on(NODES, self._node)
@@ -96,7 +98,7 @@ class Scheduler:
                     await self._failed(entry, SchedulerError(f"{type(e).__name__}: {e}"))
 
     async def wait_ready(self) -> None:
-        """Waits until the informers have listed all objects and watch them. Later changes arrive in about the order of the writes."""
+        """Waits until the informers have listed all objects and watch them."""
         await self.informers.wait_synced()
         await self.informers.wait_watching()
 
@@ -236,7 +238,7 @@ class Scheduler:
         self._assume(entry, node, claims, tasks)
 
     async def _feasible(self, cycle: Cycle) -> list[NodeInfo]:
-        """Returns the nodes that fit the pod. A search that takes long continues in a thread.
+        """Returns the nodes that fit the pod. A long search is repeated in a thread.
 
         Raises:
             SchedulerError: the allocation failed.
@@ -304,7 +306,7 @@ class Scheduler:
         self._binding[pod.uid] = task
 
     async def _bind(self, entry: QueuedPod, node: str, binding: PodBinding) -> None:
-        """Binds a pod and handles all errors. Raises ``CancelledError``, but not if the pod was deleted."""
+        """Binds a pod and handles all errors. Raises ``CancelledError`` if the scheduler stops, but not if the pod was deleted."""
         pod = entry.info
         try:
             await binding.write(pod)
@@ -328,7 +330,7 @@ class Scheduler:
             self._abandoned.discard(pod.uid)
 
     async def _wait(self, pod: PodInfo, node: str, binding: PodBinding) -> None:
-        """Waits until the binding conditions are true (KEP-5007). Until then, the pod's status contains the nominated node."""
+        """Writes the nominated node into the pod's status, and waits until the binding conditions are true (KEP-5007)."""
         await self.reporter.nominate(pod, node)
         text = f"waiting for binding conditions for device on node {node}"
         self.events.event(pod.pod, "Pod", "Normal", "BindingConditionsPending", text)
@@ -354,7 +356,7 @@ class Scheduler:
 
 
 async def _search_in_thread(cycle: Cycle, search: Callable[[Cycle], T]) -> T:
-    """Runs ``search`` in a thread if the pod has claims, because a search for devices may last until its time limit.
+    """Calls ``search``. If the pod has claims, calls it in a thread, because a search for devices may last until its time limit.
 
     If the waiting task is cancelled, the search is cancelled too.
     """

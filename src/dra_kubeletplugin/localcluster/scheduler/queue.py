@@ -1,8 +1,8 @@
 """The scheduling queue: pods to be tried now, pods in backoff, and pods that wait for a change of the cluster.
 
-As in Kubernetes, pods are tried by priority, then by age. After an error, a pod waits 1 s; each further error doubles the
-wait, up to 10 s. A rejected pod waits for a change that may make it schedulable, at most five minutes. Changes during
-the pod's own scheduling cycle count too.
+As in Kubernetes, pods are tried by priority, then by time in the queue. After an error, a pod waits 1 s. Each further
+error doubles the wait, up to 10 s. A rejected pod is parked: it waits for a change that may make it schedulable, but at
+most about five minutes. Changes during the pod's own scheduling cycle count too.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class SchedulingQueue:
     """The pods that wait for the scheduler.
 
     Args:
-        gate: returns the plugin that keeps a pod from being tried, or None.
-        uses: called with a pod and a claim's UID; returns whether the pod uses the claim.
-        pause: seconds of the first backoff.
+        gate: returns the plugin that rejects a pod before it is tried, or None.
+        uses: returns whether a pod uses a claim. It is called with the pod and the claim's UID.
+        pause: length of the first backoff in seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SchedulingQueue:
         self._ready: set[str] = set()  # UIDs of the entries that are in the heap
         self._backing_off: set[str] = set()
         self._parked: dict[str, QueuedPod] = {}  # pods that wait for a change
-        # UIDs of parked pods that the gate keeps from being tried, until the pod or one of its claims changes
+        # UIDs of parked pods that the gate rejected; they wait until the pod or one of its claims changes
         self._gated: set[str] = set()
         self._by_claim: dict[str, set[str]] = {}  # UIDs of parked pods, by the key of each claim that they use
         self._last_flush = 0.0
@@ -91,7 +91,7 @@ class SchedulingQueue:
         self._activate(entry)
 
     def update(self, info: PodInfo, changes: list[ClusterChange]) -> None:
-        """Updates a pod that waits or is being tried; adds it if it is unknown."""
+        """Updates a pod that is in the queue or in a scheduling cycle. Adds the pod if it is unknown."""
         if cycle := self._cycles.get(info.uid):
             cycle.entry.info = info
         elif entry := self._entries.get(info.uid):
@@ -118,7 +118,7 @@ class SchedulingQueue:
         self._trim()
 
     async def pop(self) -> QueuedPod:
-        """Waits for the next pod to try. :meth:`failed` or :meth:`done` must follow."""
+        """Waits for the next pod, and begins its cycle. Call :meth:`failed` or :meth:`done` at the end of the cycle."""
         while True:
             self._activate_due_pods()
             while self._active:
@@ -141,7 +141,7 @@ class SchedulingQueue:
         self._trim()
 
     def failed(self, entry: QueuedPod, rejectors: frozenset[Plugin]) -> None:
-        """Ends a failed cycle. Ignores a pod that was removed meanwhile.
+        """Ends a failed cycle, and puts the pod back into the queue unless it was removed during the cycle.
 
         Args:
             rejectors: the plugins that rejected the pod; empty after an error.
@@ -176,7 +176,7 @@ class SchedulingQueue:
             self._activate(entry)
 
     def _concerned(self, change: ClusterChange) -> list[QueuedPod]:
-        """Returns the parked pods that a change may concern, so that only these must be checked."""
+        """Returns the parked pods that a change may make schedulable, so that not every pod must be checked."""
         if change.kind is ChangeKind.OWN:
             return [self._parked[change.pod]] if change.pod in self._parked else []
         if change.kind is ChangeKind.CLAIM and not change.frees:
@@ -239,7 +239,7 @@ class SchedulingQueue:
         return max(0.0, min(soonest - self._now(), MAX_PARKED / 10))
 
     def _trim(self) -> None:
-        """Drops the logged changes that are older than every running cycle."""
+        """Deletes the logged changes that happened before all running cycles began."""
         oldest = min((f.seen for f in self._cycles.values()), default=self._logged)
         while self._log and len(self._log) > self._logged - oldest:
             self._log.popleft()

@@ -1,4 +1,4 @@
-"""Reports the state of waiting pods: condition PodScheduled, nominated node, events; and evicts preempted pods."""
+"""Reports the results of scheduling cycles in pods: the condition PodScheduled, the nominated node and events. Evicts preempted pods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reporter:
         """Reports that a pod could not be scheduled.
 
         Args:
-            nominated: the node that the pod may get after a preemption; None keeps the current one.
+            nominated: the node that the pod may get after a preemption; None to keep the present nominated node.
         """
         self.events.event(pod.pod, "Pod", "Warning", "FailedScheduling", message)
         before = next((c for c in _conditions(pod) if c.get("type") == "PodScheduled"), {})
@@ -72,7 +72,7 @@ class Reporter:
             path = PODS.path(pod.namespace, pod.name, "status")
             await self.client.call("PATCH", path, body, content_type=STRATEGIC)
         except ApiError as e:
-            # Either the pod was deleted, or the next attempt to schedule it reports the state again
+            # The pod was deleted, or the next attempt to schedule it writes the status again.
             log.debug("scheduler: cannot write the pod's status: %s", e, extra={"pod": pod.key})
 
 

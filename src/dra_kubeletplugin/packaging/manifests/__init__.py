@@ -1,14 +1,15 @@
-"""Renders the manifests of a driver from one source: as kustomize components, and as a Helm chart.
+"""Renders the manifests of a driver, as kustomize components and as a Helm chart, from the folder ``source``.
 
-The folder ``source`` is the source: ``parameters.yaml``, and in ``templates`` the templates of the Helm chart.
+The source consists of ``parameters.yaml`` and of the templates of the Helm chart in ``templates``.
 
-1. :mod:`.source_reader` reads the source. A :class:`~.source_reader.Manifest` is one object; each of its lines has the features that
-   it needs.
-2. :mod:`.helm` writes the chart: the templates as they are, and the chart's default values and schema.
-3. :mod:`.kustomize` renders the same objects with and without each feature. The difference is the component of the feature:
-   :mod:`.patches` computes its patch, and :mod:`.replacements` finds its parameters.
-4. :mod:`.values` reads the ``values.yaml`` of a driver. :mod:`.values_validation` finds its errors, :mod:`.pod_values_validation` those
-   in the fields of pods, and :mod:`.driver_options` those in the options that the driver defines.
+1. :mod:`.source_reader` reads the source. A :class:`~.source_reader.Manifest` is one object. Each line of a manifest lists the features
+   that must be on or off for this line.
+2. :mod:`.helm` renders the chart: the unchanged templates, the default values and the schema of the values.
+3. :mod:`.kustomize` renders the same objects with and without each feature. The difference becomes the component of the feature:
+   :mod:`.patches` computes the patch, and :mod:`.replacements` finds the places of parameters.
+4. :mod:`.values` reads the ``values.yaml`` of a driver. :mod:`.values_validation` finds errors in the values. It calls
+   :mod:`.pod_values_validation` for the fields of pods, and :mod:`.driver_options` for the options that the driver defines.
 5. :mod:`.driver_folder` renders the driver's kustomization from the values. :mod:`.pod_fields` sets the fields of pods.
-6. :mod:`.writer` writes the files of 2 and 3 with :mod:`.monitoring` (``dra deploy --shared-dir``), or of 5 (``dra deploy``).
+6. :mod:`.writer` writes the files. ``dra deploy --shared-dir`` writes those of steps 2 and 3, and those of :mod:`.monitoring`.
+   ``dra deploy`` writes those of step 5.
 """

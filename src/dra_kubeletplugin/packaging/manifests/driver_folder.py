@@ -1,4 +1,4 @@
-"""Renders the folder ``deploy`` of one driver: a kustomization made from ``values.yaml``, and the DeviceClasses."""
+"""Renders the kustomization of one driver from its ``values.yaml``, and the DeviceClasses, for the driver's folder ``deploy``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def component_names(source: Source, values: Values) -> list[str]:
     """Returns the names of the components that the driver's kustomization lists, in order."""
     adding = {m.feature for m in source.all}
     wanted = sorted((f for f in source.features if f in values.features), key=lambda f: f not in adding)
-    out = [kebab(name) for name in wanted]  # components that change objects come after the components that add them
+    out = [
+        kebab(name) for name in wanted
+    ]  # a component that changes an object comes after the component that adds the object
     if (version := values.parameters["resourceAPI"]) != "v1":  # a DeviceClass has fewer fields in older API versions
         out.insert(0, next(d.name for d in source.distributions.values() if d.values.get("resourceAPI") == version))
     return [*out, PARAMETERS]
@@ -63,7 +65,7 @@ def _kustomization(source: Source, values: Values, base: str) -> JSON:
 
 
 def _patches(source: Source, values: Values) -> Iterator[JSON]:
-    """Yields the patches for fields of the pods. kustomize applies the patches of a kustomization after its components."""
+    """Yields the patches that set fields of the pods. kustomize applies them after the components."""
     for pod, manifest in pod_fields.workloads(source):
         if (fields := values.pods[pod]) and manifest.feature in {"", *values.features}:
             workload = manifest.render(values.features, values.parameters)

@@ -1,4 +1,4 @@
-"""Finds the driver for a values file, and checks the values of the driver's own options, as its process does when it starts."""
+"""Finds the driver package of a values file. Checks values of the driver's options with the rules of the driver's process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...errors import SettingsError
 
 
 def driver_beside(values: Path) -> Path | None:
-    """Returns the folder of the driver package that contains the file, directly or in ``deploy`` as `dra new` creates it.
+    """Returns the folder of the driver package that contains the values file, directly or in a subfolder such as ``deploy``.
 
-    Returns None if the file is not in a driver package.
+    Returns None if neither folder is a driver package.
     """
     for folder in values.absolute().parents[:2]:
         if (folder / "driver.py").is_file() or any(folder.glob("src/*/driver.py")):
@@ -23,9 +23,9 @@ def driver_beside(values: Path) -> Path | None:
 
 
 def option_errors(driver: type[Driver], option_texts: Mapping[str, str], others: Iterable[str]) -> Iterator[str]:
-    """Yields errors of the value ``options``.
+    """Yields the errors in the value ``options``.
 
-    A driver that declares no options may read any variable, so an unknown name is not an error.
+    If the driver declares no options, it may read any variable, so an unknown name is not an error.
 
     Args:
         others: the names of the framework's options.

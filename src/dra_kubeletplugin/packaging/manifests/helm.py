@@ -1,7 +1,7 @@
-"""Writes the Helm chart: the templates of the source as they are, and what Helm needs beside them.
+"""Renders the Helm chart: the unchanged templates of the source, and the files that Helm needs in addition.
 
-One chart is for all drivers; a driver configures it with its ``values.yaml``. This module generates ``Chart.yaml``, ``values.yaml`` with
-the defaults, and ``values.schema.json``, with which Helm refuses wrong values.
+The same chart deploys any driver; a driver's ``values.yaml`` configures it. This module generates ``Chart.yaml``, ``values.yaml`` with
+the defaults, and ``values.schema.json``, with which Helm rejects invalid values.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _values_schema(source: Source, driver: type[Driver] | None) -> JSON:
     names = {"pattern": f"^{OPTION}$", "not": {"enum": sorted(source.variables)}}
     options = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "string"}}
     features = {f.name: {"type": "boolean", "description": f.help} for f in source.features.values()}
-    # In Helm, a value of null removes the default, and a template without the default fails or switches the feature off.
+    # If a user sets null, Helm removes the default. The template would then fail or treat the feature as off.
     required = {"required": [name for name in features if name != "namespace"]}
     properties: JSON = {p.name: _parameter_schema(p) for p in source.parameters.values()} | {
         "features": _object_schema(features) | required,
@@ -117,7 +117,7 @@ def _parameter_schema(p: Parameter) -> JSON:
 
 
 def _pod_schema(source: Source) -> JSON:
-    """Returns the JSON Schema of the fields of a pod. The schema checks three levels; the API server checks the rest."""
+    """Returns the JSON Schema of the fields of a pod. It describes three levels of fields; the API server checks the deeper levels."""
     fields = {field.name: _field_schema(_PARTS[field.of], field.name) for field in source.pod_fields.values()}
     fields["labels"]["propertyNames"] = {"not": {"const": OWN_LABEL}}
     own_name: JSON = {"type": "object", "properties": {"name": {"not": {"enum": sorted(source.variables)}}}}
@@ -132,7 +132,7 @@ def _field_schema(of: str, name: str) -> JSON:
 
 
 def _shape_schema(shape: Shape, depth: int) -> JSON:
-    """Returns a Kubernetes type as JSON Schema, so that Helm reports wrong types before the API server does."""
+    """Returns the JSON Schema of a Kubernetes type, down to ``depth`` levels, so that Helm reports wrong types before installation."""
     if not depth:
         return {}
     if isinstance(shape, MapShape):

@@ -1,7 +1,8 @@
-"""Renders the kustomize form: a base, a component for each feature and distribution, and the component ``parameters``.
+"""Renders the manifests for kustomize: a base, a component for each feature and distribution, and the component ``parameters``.
 
-In the base, each text parameter is a placeholder such as DRIVER_NAME, so applying the base alone fails visibly. The component
-``parameters``, which is listed last, replaces the placeholders with the values of the ConfigMap ``parameters``.
+In the base, each text parameter is a placeholder such as DRIVER_NAME, so that applying the base alone fails visibly. A driver's
+kustomization lists the component ``parameters`` last. This component replaces the placeholders with the values of the ConfigMap
+``parameters``.
 
 The patch of a feature is the difference between the objects with and without the feature.
 """
@@ -26,7 +27,7 @@ def kebab(name: str) -> str:
 
 
 def placeholder(parameter: Parameter) -> str:
-    """Returns the text of a parameter in the base: capitals, or the default of a number."""
+    """Returns the text that stands for a parameter in the base: its name in capitals, or its default if it is a number."""
     if isinstance(parameter.default, int):
         return str(parameter.default)
     return kebab(parameter.name).replace("-", "_").upper()
@@ -49,17 +50,18 @@ def _files_with_markers(source: Source) -> Iterator[tuple[str, str]]:
         if any(m.feature == feature.name for m in source.all):
             yield f"{folder}/objects.yaml", _objects(source, feature.name)
             body["resources"] = ["objects.yaml"]
-        # Each object that the feature changes, without and with the feature.
+        # each object that the feature changes: the object without the feature, and with it
         changes = [
             (m.render(OFF, values), m.render({feature.name}, values)) for m in source.all if feature.name in m.features
         ]
         if changes:
             body["patches"] = [patch_entry(off, merge_patch(off, on)) for off, on in changes]
-        # The component replaces the parameters in its parts: kustomize ignores a missing object, but fails for a missing field.
+        # The component itself replaces the parameters in the fields that it adds. The component `parameters` cannot: kustomize fails if
+        # a field does not exist because the feature is off.
         if found := _replacements((on, p) for off, on in changes for p in places(on) if p not in set(places(off))):
             body["replacements"] = found
         yield f"{folder}/kustomization.yaml", f"# {feature.help}\n" + _kustomization("Component", body)
-    # The features of a distribution have components already; only its parameters are missing.
+    # The features that a distribution needs have components already, so its own component only sets parameters.
     for distribution in source.distributions.values():
         if data := {k: v for k, v in distribution.values.items() if k in source.parameters}:
             text = _kustomization("Component", {"patches": list(_distribution_patches(data))})
@@ -70,7 +72,7 @@ def _files_with_markers(source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _objects(source: Source, feature: str) -> str:
-    """Returns the objects that the feature adds, or without a feature the objects of every driver."""
+    """Returns the objects that the feature adds. If ``feature`` is empty, returns the objects that every driver has."""
     values = markers(source.parameters)
     return HEADER + "---\n".join(m.text(OFF, values) for m in source.all if m.feature == feature)
 
@@ -84,7 +86,7 @@ def _kustomization(kind: str, body: JSON) -> str:
 
 
 def _distribution_patches(data: JSON) -> Iterator[JSON]:
-    """Yields the entries that set the parameters of a distribution."""
+    """Yields the patches that set the parameters of a distribution."""
     yield patch_entry({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PARAMETERS}}, {"data": data})
     if data.get("resourceAPI", "v1") != "v1":  # before Kubernetes 1.34, a DeviceClass did not have this field
         head = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}}
@@ -92,7 +94,10 @@ def _distribution_patches(data: JSON) -> Iterator[JSON]:
 
 
 def patch_entry(target: JSON, change: JSON, names: str = "") -> JSON:
-    """Returns the entry of a kustomization that applies ``change`` to ``target``, or to all objects whose name matches ``names``."""
+    """Returns an entry of ``patches`` that applies ``change`` to ``target``.
+
+    With ``names``, the patch applies to all objects of the same kind whose name matches this regular expression.
+    """
     name = target["metadata"]["name"]
     head = {"apiVersion": target["apiVersion"], "kind": target["kind"], "metadata": {"name": name}}
     return {"target": {"kind": target["kind"], "name": names or name}, "patch": dump(merged(head, change))}
@@ -102,7 +107,7 @@ def patch_entry(target: JSON, change: JSON, names: str = "") -> JSON:
 
 
 def _places_without_features(source: Source) -> Iterator[tuple[JSON, ReplacementPath]]:
-    """Yields the places of parameters in all objects, without the parts that a feature adds. Each place has its object."""
+    """Yields the places of parameters in all objects, each with its object. Leaves out the fields that a feature adds to an object."""
     values = markers(source.parameters)
     options = {"kind": "ConfigMap", "metadata": {"name": f"{values['name']}-options", "namespace": values["namespace"]}}
     for rendered in (*(m.render(OFF, values) for m in source.all), options):
@@ -111,7 +116,7 @@ def _places_without_features(source: Source) -> Iterator[tuple[JSON, Replacement
 
 
 def _replacements(found: Iterable[tuple[JSON, ReplacementPath]]) -> list[JSON]:
-    """Returns one replacement per parameter. Objects get their names last, because other replacements select them by name."""
+    """Returns one replacement per parameter. The names of objects are replaced last, because replacements select objects by name."""
     by_parameter: dict[str, list[JSON]] = {}
     for manifest, place in sorted(found, key=lambda f: f[1].path == "metadata.name"):
         targets = by_parameter.setdefault(place.parameter, [])
@@ -133,7 +138,7 @@ def _target(manifest: JSON, place: ReplacementPath) -> JSON:
     name = manifest["metadata"].get("name")
     select = {"kind": manifest["kind"]} | ({"name": name} if name else {})
     options: JSON = {"delimiter": place.delimiter, "index": place.index} if place.delimiter else {}
-    # a generated ConfigMap has no namespace yet
+    # the generated ConfigMap has no namespace yet, so kustomize must create the field
     if manifest["kind"] == "ConfigMap" and place.path == "metadata.namespace":
         options["create"] = True
     return {"select": select, "fieldPaths": [place.path]} | ({"options": options} if options else {})

@@ -8,9 +8,9 @@ from .source_reader import JSON
 
 
 def merge_patch(before: JSON, after: JSON, where: str = "") -> JSON:
-    """Returns the keys of ``after`` that differ; None for a key that only ``before`` has. List items are matched by name.
+    """Returns the keys whose values differ, with the values of ``after``. A key that only ``before`` has gets the value None.
 
-    Raises ``ValueError`` if a list differs and its items have no names.
+    List items are matched by name. Raises ``ValueError`` if a list differs and its items have no names.
     """
     out: JSON = {}
     for key in sorted({*before, *after}):

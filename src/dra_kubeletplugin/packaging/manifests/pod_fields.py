@@ -1,4 +1,7 @@
-"""Sets the Kubernetes fields that an operator chose for a driver's pods. Helm does the same in ``dra.workload`` of ``_helpers.tpl``."""
+"""Sets the Kubernetes fields that an operator chose for a driver's pods.
+
+For Helm, the template ``dra.workload`` in ``_helpers.tpl`` does the same.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from typing import Any
 from .source_reader import JSON, PODS, Manifest, Source
 
 ALL = "all"
-"""The name in the values for fields of all pods."""
+"""The key in the values under which fields for all pods are."""
 FieldValues = Mapping[str, Any]
-"""Value by field name."""
+"""Kubernetes fields of a pod: name → value."""
 
 
 def fields_by_pod(values: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
-    """Returns the fields of each pod, from the value ``pods``. A field of the pod itself overrides the same field of ``all``."""
+    """Returns the fields of each pod from the value ``pods``. A field under the pod's name overrides the same field under ``all``."""
 
     def fields_of(pod: str) -> FieldValues:
         return {name: value for name, value in (values.get(pod) or {}).items() if value is not None}
@@ -24,7 +27,7 @@ def fields_by_pod(values: Mapping[str, FieldValues]) -> dict[str, FieldValues]:
 
 
 def workloads(source: Source) -> Iterator[tuple[str, Manifest]]:
-    """Yields the manifests that have a pod template, each with the name of its pod."""
+    """Yields the manifests that have a pod template, each after the name of its pod."""
     for pod in PODS:
         yield from ((pod, m) for m in source.manifests[pod] if m.kind in {"DaemonSet", "Deployment"})
 
@@ -46,10 +49,7 @@ def template_with(source: Source, template: JSON, values: FieldValues) -> JSON:
 
 
 def template_patch(source: Source, template: JSON, values: FieldValues) -> JSON:
-    """Returns the strategic merge patch that turns a workload's template into :func:`template_with`.
-
-    The patch matches list items by name.
-    """
+    """Returns the strategic merge patch that changes a workload's template to the result of :func:`template_with`."""
     out: JSON = {"metadata": {}, "spec": {"containers": [{"name": template["spec"]["containers"][0]["name"]}]}}
     for name, value in values.items():
         field = source.pod_fields[name]
@@ -59,6 +59,6 @@ def template_patch(source: Source, template: JSON, values: FieldValues) -> JSON:
 
 
 def part_of(template: JSON, of: str) -> JSON:
-    """Returns the part of a pod's template: ``metadata``, ``spec`` or the only ``container``."""
+    """Returns the part ``of`` of a pod's template: ``metadata``, ``spec``, or ``container`` for the first container."""
     part: JSON = template["spec"]["containers"][0] if of == "container" else template.setdefault(of, {})
     return part

@@ -1,4 +1,4 @@
-"""Checks the pod fields of a driver's values with the API server's own rules for the resulting pod."""
+"""Checks the pod fields in a driver's values: sets them in the pod, and validates the pod with the API server's rules."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ REPLACES_NODE_LABEL = (
     "this affinity would replace the affinity of the feature nodeLabel: add the label here, or switch nodeLabel off"
 )
 OWN_LABEL = "app.kubernetes.io/name"
-# The path of an error: metadata, the only container or the spec; then the field's name, and for a list the index.
+# the path of an error: metadata, the first container or the spec; then the name of the field; then the index if the field is a list
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
 def pod_value_errors(source: Source, pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
-    """Yields errors of the value ``pods``; each begins with its path.
+    """Yields the errors in the value ``pods``.
 
     Args:
-        on: the enabled features.
+        on: the features that are on.
     """
     valid: dict[str, pod_fields.FieldValues] = {}
     for pod, fields in pods.items():
@@ -43,7 +43,7 @@ def pod_value_errors(source: Source, pods: Mapping[str, Any], on: Set[str]) -> I
 
 
 def pod_value_warnings(pods: Mapping[str, Any], on: Set[str]) -> Iterator[str]:
-    """Yields warnings about fields of pods that are not deployed."""
+    """Yields a warning for each pod with fields that is not deployed, because its feature is off."""
     for pod in ("supervisor", "controller", "webhook"):
         if pods.get(pod) and pod not in on:
             yield f"pods.{pod}: features.{pod} is off, so there is no such pod"
@@ -54,7 +54,7 @@ def _origin(valid: Mapping[str, pod_fields.FieldValues], pod: str, name: str) ->
 
 
 def _reserved_names(source: Source, pod: str, own: pod_fields.FieldValues) -> Iterator[str]:
-    """Yields errors of names that the manifests use themselves, which the API server would accept."""
+    """Yields errors about labels and variables that the manifests set themselves. The API server would not report these."""
     labels, env = own.get("labels"), own.get("env")
     if isinstance(labels, dict) and OWN_LABEL in labels:
         yield f"pods.{pod}.labels.{OWN_LABEL}: this label selects the driver's pods: choose another"
@@ -79,9 +79,11 @@ def _errors_of_pod(
     for fault in offline.faults(head | {"spec": changed["spec"]}):
         path, colon, rest = fault.partition(": ")
         place = _PLACE.fullmatch(path)
-        assert place is not None, fault  # without the fields, the pod has no errors
+        assert place is not None, (
+            fault
+        )  # every error is about one of the fields, because the pod of the manifest is valid
         name, index, below = place.groups()
-        if index:  # the items of the field come after the items that the manifest already has
+        if index:  # the index in the error also counts the items of the manifest, which come first
             added = len(fields[name])
             index = f"[{int(index) - len(pod_fields.part_of(changed, source.pod_fields[name].of)[name]) + added}]"
         yield f"pods.{_origin(valid, pod, name)}.{name}{index or ''}{below}{colon}{rest}"

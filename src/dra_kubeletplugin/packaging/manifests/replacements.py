@@ -15,9 +15,10 @@ MARKER = re.compile(r"\$\{(\w+)\}")
 
 @dataclass(frozen=True)
 class ReplacementPath:
-    """One place of a parameter.
+    """One place of a parameter in an object.
 
-    ``delimiter`` is empty if the parameter is the whole value; else ``index`` is the position of its part between delimiters.
+    ``delimiter`` is empty if the parameter is the whole value at ``path``. Otherwise, the value is split at ``delimiter``, and ``index``
+    is the position of the part that is the parameter.
     """
 
     parameter: str
@@ -27,7 +28,7 @@ class ReplacementPath:
 
 
 def markers(parameters: Iterable[str]) -> dict[str, str]:
-    """Returns a marker for each parameter, by name. In a manifest that is rendered with them as values, :func:`places` finds them."""
+    """Returns a marker for each parameter, by name. :func:`places` finds the markers in a manifest that is rendered with them."""
     return {name: f"${{{name}}}" for name in parameters}
 
 
@@ -65,7 +66,7 @@ def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     elif isinstance(value, list):
         for i, inner in enumerate(value):
             name = inner.get("name", "") if isinstance(inner, dict) else ""
-            by_name = name and not MARKER.search(name)  # a path by name fails after the name itself was replaced
+            by_name = name and not MARKER.search(name)  # a path with a name fails after the name itself was replaced
             yield from _texts(inner, (*path, f"[name={name}]" if by_name else str(i)))
     elif isinstance(value, str) and MARKER.search(value):
         yield path, value

@@ -1,14 +1,14 @@
-"""Reads the one source of all manifests: ``source/parameters.yaml`` and the templates of the Helm chart in ``source/templates``.
+"""Reads the source of all manifests: ``source/parameters.yaml``, and the templates of the Helm chart in ``source/templates``.
 
-The chart contains the templates as they are, and Helm renders them. :mod:`.kustomize` needs the same objects with and without each
-feature, so this module reads the templates too. It knows these forms:
+The chart contains the unchanged templates, and Helm renders them. :mod:`.kustomize` needs the same objects with and without each feature,
+so this module parses the templates. It supports these forms:
 
 - ``{{ .Values.httpPort }}`` is a parameter. ``include "dra.name" .`` is the parameter ``name``, and ``.Release.Namespace`` is the
   parameter ``namespace``. Each may have ``| quote``.
 - ``{{- if .Values.features.probes }}`` on a line of its own, also with ``{{- else }}``: the lines up to ``{{- end }}`` need the
   feature.
-- ``{{- define "dra.plugin" }}`` begins the object that ``{{- include "dra.workload" (list . "plugin") }}`` prints.
-- Other lines of ``{{- include ... }}`` and comments are only for Helm.
+- ``{{- define "dra.plugin" }}`` begins the object that ``{{- include "dra.workload" (list . "plugin") }}`` inserts.
+- Other lines with ``{{- include ... }}`` and comments are ignored, because they are only for Helm.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JSON = dict[str, Any]
 SOURCE = Path(__file__).parent / "source"
 TEMPLATES = SOURCE / "templates"
 MADE = "Made by `dra deploy`"
-"""The mark at the head of every rendered file. Files without it are never replaced."""
+"""The mark at the start of every rendered file. Files without this mark are never replaced."""
 _HEAD = 1000  # bytes at the start of a file that are searched for the mark
 HEADER = f"# {MADE}: changes here will be lost.\n"
 PODS = ("plugin", "supervisor", "controller", "webhook")
@@ -42,7 +42,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def is_rendered(path: Path) -> bool:
-    """Whether a file has the mark of rendered files. A link always counts as a file of the user."""
+    """Whether a file has the mark of rendered files. False for a link, because the user created it."""
     return not path.is_symlink() and MADE in path.read_bytes()[:_HEAD].decode(errors="replace")
 
 
@@ -51,10 +51,10 @@ class Parameter:
     """One parameter.
 
     Args:
-        default: None if a value is required.
-        needed: the feature that requires a value; if empty, a value is always required.
+        default: the default value; None if there is no default.
+        needed: the feature with which a parameter without a default requires a value; empty if it always requires a value.
         pattern: a regular expression for the whole text.
-        longest: the maximum number of characters; 0 means no limit.
+        longest: the maximum number of characters; 0 for no limit.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Parameter:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The allowed texts, if the pattern is a list of texts such as ``a|b``."""
+        """The allowed texts if the pattern is a list of words such as ``a|b``; empty otherwise."""
         found = tuple(self.pattern.split("|"))
         return found if len(found) > 1 and all(map(str.isalnum, found)) else ()
 
     @property
     def most(self) -> int:
-        """The maximum of a number, which is a port or a number of replicas."""
+        """The maximum of a parameter that is a number: a port, or a number of replicas."""
         return 65535 if self.name.endswith("Port") else 100
 
 
@@ -85,7 +85,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Conflict:
-    """Features that cannot be used together: all of ``enabled`` are on, and all of ``disabled`` are off."""
+    """An invalid combination of features: all of ``enabled`` are on, and all of ``disabled`` are off."""
 
     message: str
     enabled: tuple[str, ...] = ()
@@ -100,8 +100,8 @@ class PodField:
     """A Kubernetes field that an operator can set on a driver's pods.
 
     Args:
-        of: the part of the pod that has the field: ``metadata``, ``spec`` or the only ``container``.
-        adds: whether the value is added to the template's value; otherwise the value replaces it, even with an empty value.
+        of: the part of the pod that has the field: ``metadata``, ``spec``, or ``container`` for the first container.
+        adds: whether the operator's value is added to the value in the template. If False, it replaces that value, even if it is empty.
     """
 
     name: str
@@ -111,7 +111,7 @@ class PodField:
 
 @dataclass(frozen=True)
 class Distribution:
-    """Values of a Kubernetes distribution, merged over a driver's values."""
+    """Values for a Kubernetes distribution or release, which override a driver's values."""
 
     name: str
     help: str
@@ -120,7 +120,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a template. ``needs`` contains the features that must be on (True) or off (False)."""
+    """A line of a template. ``needs`` maps features to True or False: the line is kept only if they are on or off."""
 
     text: str
     needs: Mapping[str, bool]
@@ -139,15 +139,14 @@ class Manifest:
 
     @property
     def features(self) -> Set[str]:
-        """The features that parts of the object need."""
+        """The features that change the object, without ``feature``."""
         return {feature for line in self.lines for feature in line.needs} - {self.feature}
 
     def text(self, on: Set[str], values: Mapping[str, object]) -> str:
-        """Returns the object as YAML, with its own feature and the features ``on``.
+        """Returns the object as YAML, with ``feature`` and the features in ``on``.
 
         Args:
-            values: a value for each parameter: a driver's value (:mod:`.driver_folder`), or a marker from which :mod:`.kustomize` finds
-                the places of parameters.
+            values: a value for each parameter. :mod:`.kustomize` passes a marker, and finds the places of parameters with it.
         """
 
         def value(found: re.Match[str]) -> str:
@@ -159,7 +158,7 @@ class Manifest:
         return _PARAMETER.sub(value, "\n".join(kept)) + "\n"
 
     def render(self, on: Set[str], values: Mapping[str, object]) -> JSON:
-        """Returns the object of :meth:`text`."""
+        """Returns the result of :meth:`text` as an object."""
         found: JSON = parse_yaml(self.text(on, values))
         return found
 
@@ -175,14 +174,14 @@ class Source:
     """The objects by the name of the pod that uses them; the Namespace is below ``namespace``."""
 
     def with_defaults_of(self, driver: type[Driver] | None) -> Source:
-        """Returns the source with the features on by default that the driver's class needs: ``privileged``, and ``supervisor``."""
+        """Returns the source with ``privileged`` and ``supervisor`` on by default if the driver's class needs these features."""
         needed = {"privileged": driver.privileged, "supervisor": driver.processes} if driver else {}
         on = {name: replace(self.features[name], default=True) for name, wanted in needed.items() if wanted}
         return replace(self, features={**self.features, **on}) if on else self
 
     @property
     def variables(self) -> Set[str]:
-        """The environment variables that the manifests set with any combination of features."""
+        """The environment variables that the manifests set, with all features."""
         text = "\n".join(line.text for manifest in self.all for line in manifest.lines)
         return set(re.findall(r"- \{?name: ([A-Z][A-Z_]+)\b", text))
 
@@ -193,12 +192,12 @@ class Source:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses one document, with libyaml if PyYAML has it: libyaml is ten times as fast as the parser in Python."""
+    """Parses one document. Uses libyaml if PyYAML has it, because it is ten times as fast as the parser in Python."""
     return yaml.load(text, Loader=_LOADER)  # noqa: S506
 
 
 def load_source() -> Source:
-    """Loads the source. Raises ``ValueError`` for a template that only Helm could render."""
+    """Loads the source. Raises ``ValueError`` for a template with a form that this module does not support."""
     data = parse_yaml((SOURCE / "parameters.yaml").read_text())
     files = {"namespace": SOURCE / "namespace.yaml"} | {pod: TEMPLATES / f"{pod}.yaml" for pod in PODS}
     return Source(
@@ -212,7 +211,7 @@ def load_source() -> Source:
 
 
 def parse_manifests(text: str) -> Iterator[Manifest]:
-    """Yields the objects of a file of templates. The feature of an object is the feature of the ``---`` before it."""
+    """Yields the objects of a template file. The feature of an object is the feature that the line ``---`` before it needs."""
     lines = _lines(text)
     starts = [i for i, line in enumerate(lines) if line.text == "---"]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
@@ -220,7 +219,7 @@ def parse_manifests(text: str) -> Iterator[Manifest]:
 
 
 def _lines(text: str) -> list[Line]:
-    """Returns the lines of a file of templates, with the lines of a ``define`` at the place that prints them."""
+    """Returns the lines of a template file, with the lines of each ``define`` at the place that includes it."""
     whole: list[Line] = []
     defined: dict[str, list[Line]] = {}
     target = whole

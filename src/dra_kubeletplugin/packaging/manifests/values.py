@@ -1,4 +1,4 @@
-"""Reads and validates the values of a driver. Values that are not set have the default of ``parameters.yaml``."""
+"""Reads and validates the values of a driver. A value that is not set gets the default from ``parameters.yaml``."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ class Values:
     """A driver's values.
 
     Args:
+        features: the features that are on.
         options: environment variables of the driver.
-        classes: specs of DeviceClasses by name.
-        pods: for each pod, such as ``plugin`` or ``webhook``, the fields to set.
+        classes: specs of DeviceClasses, by name.
+        pods: the Kubernetes fields to set, by pod, such as ``plugin`` or ``webhook``.
     """
 
     parameters: Mapping[str, str | int]
@@ -37,10 +38,10 @@ def read_values(
     """Reads the values from files; later files override earlier ones.
 
     Args:
-        warnings: a list to which warnings about likely mistakes are appended.
-        driver: the driver, if known, whose defined options are then checked too.
+        warnings: the function appends warnings about likely mistakes to this list.
+        driver: the driver, if it is known. Its options are then checked too.
 
-    Raises :class:`SettingsError` with every error, each with file and line.
+    Raises :class:`SettingsError` with all errors, each with file and line.
     """
     found: list[YamlDocument] = []
     faults: list[str] = []
@@ -65,7 +66,7 @@ def read_values(
 
 
 def merged(below: JSON, above: JSON) -> JSON:
-    """Merges values as Helm does: mappings by key; any other value of ``above`` replaces the value of ``below``."""
+    """Merges two sets of values as Helm does: mappings by key. Any other value of ``above`` replaces the value of ``below``."""
     out = dict(below)
     for key, value in above.items():
         old = out.get(key)
@@ -74,7 +75,7 @@ def merged(below: JSON, above: JSON) -> JSON:
 
 
 def validated_values(source: Source, raw: JSON, driver: type[Driver] | None = None) -> Values:
-    """Returns validated values. Raises :class:`SettingsError` with every error, each with its path."""
+    """Validates values and adds the defaults. Raises :class:`SettingsError` with all errors, each with the path of the value."""
     if found := list(values_validation.value_errors(source, raw, driver)):
         raise SettingsError(*found)
     features = {f.name: f.default for f in source.features.values()} | (raw.get("features") or {})
@@ -89,7 +90,10 @@ def validated_values(source: Source, raw: JSON, driver: type[Driver] | None = No
 
 
 def _with_place(text: str, found: Sequence[YamlDocument], paths: Sequence[Path]) -> str:
-    """Prepends ``file:line`` to an error text that begins with a value's path. The file is the last one with the path's first key."""
+    """Prepends ``file:line`` to an error text that begins with a value's path.
+
+    If several files have the first key of the path, uses the last of these files.
+    """
     path, _, _ = text.partition(": ")
     top = path.partition(".")[0]
     for document in reversed(found):

@@ -1,4 +1,4 @@
-"""Checks a driver's values. Errors, and warnings about likely mistakes, are sentences that begin with the path of the value."""
+"""Checks a driver's values for errors and for likely mistakes. Each message begins with the path of the value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHERS = ("features", "options", "deviceClasses", "pods")
 OPTION = "[A-Za-z_][A-Za-z0-9_]*"
 _CONTROL = re.compile(r"[^\t\n -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROLES = (Settings, ControllerSettings, WebhookSettings)
-# higher than the default, because names of a driver's options may resemble names of the framework's options
+# The minimum similarity of suggested names. It is higher than the default, because a driver's option may resemble one of the framework.
 _SIMILARITY = 0.85
 
 
@@ -69,7 +69,7 @@ def value_warnings(raw: JSON, driver: type[Driver] | None = None) -> Iterator[st
     for name in raw.get("options") or {}:
         if name not in known and (hint := did_you_mean(name, known, _SIMILARITY)):
             yield f"options.{name}: not an option of the framework{hint} It is passed on, because it may be an option of the driver"
-    # controller and webhook are off by default
+    # the features of optional pods (supervisor, controller, webhook) are off by default
     on = {name for name, wanted in (raw.get("features") or {}).items() if wanted}
     yield from pod_values_validation.pod_value_warnings(raw.get("pods") or {}, on)
     driver_name = str(raw["driverName"])
@@ -120,7 +120,7 @@ def _class_errors(name: str, spec: Any, version: object) -> Iterator[str]:
         return
     from ...localcluster.apiserver import offline  # imported only if there is a class
 
-    if version != "v1":  # for such a version, the chart omits the field
+    if version != "v1":  # the manifests for older API versions omit this field
         spec = {key: value for key, value in spec.items() if key != "extendedResourceName"}
     head = {"apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceClass", "metadata": {"name": name}}
     try:

@@ -1,4 +1,4 @@
-"""Writes the rendered files: the folders that all drivers share, and the folder of one driver."""
+"""Writes the rendered files: the folders that all drivers share, or the folder of one driver."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KUSTOMIZE = "kustomize"
 
 
 def write_shared(source: Source, folder: Path, driver: type[Driver] | None = None) -> list[str]:
-    """Writes the complete folders ``kustomize``, ``helm`` and ``monitoring`` below ``folder``. Returns as :func:`write_driver`.
+    """Writes the complete folders ``kustomize``, ``helm`` and ``monitoring`` below ``folder``.
 
-    Raises as :func:`write_driver`.
+    Returns and raises as :func:`write_driver`.
 
     Args:
-        driver: the chart's schema also checks the options that this driver defines. None makes a chart for all drivers.
+        driver: with a driver, the chart's schema also checks the options that the driver defines. With None, the chart is for all drivers.
     """
     rendered = {
         KUSTOMIZE: kustomize.base_and_component_files(source),
@@ -39,10 +39,12 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
     Returns the paths of the written files, relative to ``folder``.
 
     Args:
-        base: the folder ``kustomize`` of :func:`write_shared`: a path relative to ``folder``, or a URL. If empty, the parts that
-            the driver needs are written into a folder beside its kustomization.
+        base: the folder ``kustomize`` of :func:`write_shared`: a path relative to ``folder``, or a URL. If empty, the base and the
+            components that the driver needs are written into the folder ``kustomize`` beside the kustomization.
 
-    Raises ``OSError``, and :class:`SettingsError` if a file with one of these names was not rendered by this package.
+    Raises:
+        OSError: a file cannot be written.
+        SettingsError: a file that would be replaced was not rendered by this package.
     """
     files = dict(driver_folder.driver_files(source, values, base or KUSTOMIZE))
     if not base:
@@ -53,9 +55,9 @@ def write_driver(source: Source, values: Values, folder: Path, base: str = "") -
 
 
 def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
-    """Writes ``files``, and returns their names. Deletes all other rendered files in the top-level folders of ``files``.
+    """Writes ``files`` below ``folder``, and returns their names.
 
-    Also deletes a rendered ``deviceclass.yaml`` that ``files`` does not contain.
+    Deletes all other rendered files in the top-level folders that ``files`` names, and a ``deviceclass.yaml`` that is not in ``files``.
     """
     tops = {name.partition("/")[0] for name in files} | {driver_folder.CLASSES}
     present = [path for top in sorted(tops) for path in _files_below(folder / top)]
@@ -68,9 +70,8 @@ def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
         )
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".dra-unfinished-") as place:
-        for i, text in enumerate(
-            files.values()
-        ):  # all files are written before the first one is replaced: the disk may be full
+        # All files are written before the first file is replaced. If the disk is full, no file has changed.
+        for i, text in enumerate(files.values()):
             Path(place, str(i)).write_text(text, encoding="utf-8")
         for i, name in enumerate(files):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +83,6 @@ def _replace(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    """Yields the files at or below ``path``. A link is a file, also a link to a folder."""
+    """Yields the files at or below ``path``. A link counts as a file, even if it points to a folder."""
     inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
     yield from (file for file in inner if file.is_symlink() or file.is_file())

@@ -1,4 +1,4 @@
-"""Checks and derives the names of a new driver from one name that is valid for a folder, a Python package, an image and objects."""
+"""Checks the name of a new driver, and derives other names from it: of its Python package, class, image and Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from ...base.yaml.loader import is_text
 from ...errors import SettingsError
 
 MAX_NAME = 32
-"""The maximum number of characters, because names of objects begin with this name; see ``manifests/source/parameters.yaml``."""
+"""The maximum number of characters. It is low because names of objects begin with this name: see ``manifests/source/parameters.yaml``."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _PCI_ID = re.compile(r"(0x)?([0-9a-f]{4})")
 _YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
-# Module and distribution names that a new package would hide or be hidden by: the framework and its dependencies, and
-# tools that test, check and build a driver. The list is fixed, because `dra new` may run where few of them are
-# installed.
+# Names of modules and distributions that conflict with a new package of the same name: the framework, its dependencies, and the tools
+# that test, check and build a driver. The list is fixed, because `dra new` may run where few of them are installed.
 _RESERVED = {
     "dra", "dra_kubeletplugin", "google", "google_re2", "grpc", "grpc_health", "grpcio", "grpcio_health_checking", "h11",
     "hatchling", "kubernetes", "msgspec", "protobuf", "pyyaml", "re2", "shtab", "textual", "typing_extensions", "yaml",
@@ -86,13 +85,13 @@ def check_name(name: str) -> str:
 
 
 def near_name(name: str) -> str:
-    """Returns the nearest valid name, with all digits that it may have: ``nimbus-n4`` for ``Nimbus_N4``; empty if there is none."""
+    """Returns a valid name that resembles ``name``, such as ``nimbus-n4`` for ``Nimbus_N4``; empty if no letter remains."""
     ascii_name = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", ascii_name).lstrip("-0123456789")[:MAX_NAME].rstrip("-")
 
 
 def _conflict(name: str) -> str:
-    """Returns where the name already has another meaning ("Python" or "YAML"), else ""."""
+    """Returns "Python" or "YAML" if the name already has another meaning there; empty otherwise."""
     module = module_of(name)
     if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _RESERVED:
         return "Python"
@@ -109,7 +108,7 @@ def check_driver_name(text: str) -> str:
             f"--driver-name {text!r} is not a DNS subdomain of at most {MAX_DRIVER_NAME} bytes: lower case letters, digits, '-' and "
             "'.', such as fpga.example.com"
         )
-    # kubectl and other YAML parsers have different rules
+    # Two checks, because the YAML parsers of kubectl and PyYAML have different rules.
     if not is_text(text) or not isinstance(yaml.safe_load(text), str):
         raise SettingsError(
             f"--driver-name {text!r} is not text in YAML: use a name with a domain, such as fpga.example.com"
@@ -128,7 +127,7 @@ def check_device(text: str) -> str:
 
 
 def _pci_id(text: str, flag: str, what: str, example: str, none: set[str]) -> str:
-    """``none``: ids that no function has."""
+    """Returns the id as four hex digits. Raises :class:`SettingsError` if it is invalid, or in ``none``, the ids that no function has."""
     found = _PCI_ID.fullmatch(text.lower())
     if not found or found[2] in none:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Writes a new driver's package, completely or not at all."""
+"""Writes the package of a new driver from templates."""
 
 from __future__ import annotations
 
@@ -44,13 +44,11 @@ class _Template(string.Template):
 
 
 def write_package(names: Names, directory: Path) -> Path:
-    """Writes the package into a temporary folder and renames the folder, so that a partial package never has the final name.
+    """Writes the package into ``directory``, and returns the folder of the package.
 
-    Creates ``directory`` if it does not exist.
+    Writes into a temporary folder and renames it, so that a partial package never has the final name. Creates ``directory`` if necessary.
 
-    Returns the folder of the package.
-
-    Raises :class:`SettingsError` if the folder exists or cannot be written. No partial package remains in that case.
+    Raises :class:`SettingsError` if the package's folder exists or cannot be written. No partial package remains.
     """
     folder = directory / names.name
     exists = SettingsError(f"{folder} exists already and is not overwritten: use another NAME or --directory")
@@ -63,7 +61,7 @@ def write_package(names: Names, directory: Path) -> Path:
             _write(names, unfinished)
             unfinished.rename(folder)
     except OSError as e:
-        if os.path.lexists(folder):  # another process created it meanwhile
+        if os.path.lexists(folder):  # another process created it after the first check
             raise exists from None
         raise SettingsError(f"{folder} cannot be written: {e.strerror or describe(e)}") from None
     return folder
