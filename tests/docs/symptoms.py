@@ -1,4 +1,4 @@
-"""Reads the symptoms of docs/troubleshooting.md, and the output of a cluster that has them."""
+"""Reads the symptoms of docs/troubleshooting.md, and collects the output of a cluster with these symptoms."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BLOCK = re.compile(r"^```text.*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _PLACE = re.compile(r"<[a-z' ]+>")
 Producer = Callable[[], Awaitable[list[str]]]
 PRODUCERS: dict[str, Producer] = {}
-"""What breaks a cluster, by the heading in the page; each answers what is seen then."""
+"""Maps each heading of the page to a function that causes the symptom and returns the observed text."""
 
 
 def produces(heading: str) -> Callable[[Producer], Producer]:
-    """Registers what produces a symptom."""
+    """Registers the function that causes the symptom below ``heading``."""
 
     def register(produce: Producer) -> Producer:
         assert heading not in PRODUCERS
@@ -34,7 +34,7 @@ def produces(heading: str) -> Callable[[Producer], Producer]:
 
 
 def symptoms() -> dict[str, list[str]]:
-    """The lines in the blocks below each heading."""
+    """Returns the lines in the text blocks below each heading."""
     page = PAGE.read_text()
     return {
         head: [line for block in _BLOCK.findall(text) for line in block.splitlines()]
@@ -43,7 +43,7 @@ def symptoms() -> dict[str, list[str]]:
 
 
 def missing_lines(promised: Iterable[str], seen: Iterable[str]) -> list[str]:
-    """The lines of the page that were not seen. ``<words>`` stand for anything, ``...`` at an end for the rest."""
+    """Returns the lines of the page that do not occur in ``seen``. ``<words>`` match any text, and ``...`` at the end matches the rest."""
     lines = [line.strip() for text in seen for line in text.splitlines()]
 
     def pattern(line: str) -> str:
@@ -53,13 +53,13 @@ def missing_lines(promised: Iterable[str], seen: Iterable[str]) -> list[str]:
     return [line for line in promised if not any(re.fullmatch(pattern(line), found) for found in lines)]
 
 
-async def explanation(cluster: LocalCluster, what: str = "pod/pod") -> str:
-    """What ``dra explain`` prints."""
-    return await command_output(cluster, "explain", what)
+async def explanation(cluster: LocalCluster, subject: str = "pod/pod") -> str:
+    """Returns the output of ``dra explain``."""
+    return await command_output(cluster, "explain", subject)
 
 
 async def command_output(cluster: LocalCluster, command: str, *words: str) -> str:
-    """What a command of an operator prints."""
+    """Returns the output of an operator's command."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         await asyncio.to_thread(main, [command, *words, "--kubeconfig", str(cluster.kubeconfig)])
@@ -67,10 +67,10 @@ async def command_output(cluster: LocalCluster, command: str, *words: str) -> st
 
 
 async def event_message(cluster: LocalCluster, name: str, reason: str) -> list[str]:
-    """The events about an object, once there is one with the reason, as `kubectl describe` shows them."""
+    """Waits for an event with the reason. Returns all events of the object as `kubectl describe` shows them."""
     api = AsyncApi(cluster)
 
-    async def there() -> list[str]:
+    async def matching_events() -> list[str]:
         found = await api.events(name)
         return (
             [f"{e.type} {e.reason} from {e.source}: {e.message}" for e in found]
@@ -78,5 +78,5 @@ async def event_message(cluster: LocalCluster, name: str, reason: str) -> list[s
             else []
         )
 
-    found: list[str] = await cluster.wait(f"event {reason} of {name}", there, timeout=40)
+    found: list[str] = await cluster.wait(f"event {reason} of {name}", matching_events, timeout=40)
     return found

@@ -1,4 +1,4 @@
-"""What a newcomer meets: the demo, the command, README, the generated files."""
+"""The demo, the command line, README and the generated stubs work as newcomers read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_demo_reports_the_whole_story_and_leaves_nothing() -> None:
+def test_the_demo_shows_all_steps_and_leaves_no_state() -> None:
     done = run("drivers/pci/demo.py", PCI_UNSAFE="1")
     assert done.returncode == 0, done.stdout + done.stderr
     for words in (
@@ -39,7 +39,7 @@ def test_the_demo_reports_the_whole_story_and_leaves_nothing() -> None:
     assert ("No real container runs" if runc.missing() else "seen from inside the container") in done.stdout
 
 
-def test_the_demo_reports_when_it_uses_a_described_host_and_shows_vfio_on_it() -> None:
+def test_the_demo_reports_a_described_host_and_shows_vfio_on_it() -> None:
     done = run("drivers/pci/demo.py", "drivers/pci/hosts/two-sockets.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The demo uses a described host" in done.stdout
@@ -48,13 +48,13 @@ def test_the_demo_reports_when_it_uses_a_described_host_and_shows_vfio_on_it() -
 
 
 @pytest.mark.runc
-def test_the_demo_runs_a_real_container_where_runc_is() -> None:
+def test_the_demo_runs_a_real_container_if_runc_is_installed() -> None:
     done = run("drivers/pci/demo.py")
     assert "_MODE=info" in done.stdout.partition("seen from inside the container")[2], done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (["run", "nowhere.py"], "nowhere.py is not a file"),
         (["run", "drivers/pci", "--log-level", "loud"], "--log-level 'loud' is not one of"),
@@ -66,13 +66,13 @@ def test_the_demo_runs_a_real_container_where_runc_is() -> None:
         (["dev", "drivers/pci", "--host", "nowhere.yaml"], "--host nowhere.yaml"),
     ],
 )
-def test_what_a_user_gets_wrong_is_reported_in_a_sentence_without_a_traceback(
-    args: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_user_error_is_reported_in_a_sentence_without_a_traceback(
+    args: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     assert main(args) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert "Traceback" not in error
 
 
@@ -90,7 +90,7 @@ def test_the_inspected_tree_names_roots_functions_and_devices() -> None:
 
 
 @pytest.mark.index
-def test_committed_stubs_are_what_the_generator_makes(tmp_path: Path) -> None:
+def test_committed_stubs_are_equal_to_the_output_of_the_generator(tmp_path: Path) -> None:
     python = Path(os.environ.get("PROTO_PYTHON") or ROOT / ".venv-proto/bin/python")
     if not python.exists():
         subprocess.run(["make", "-s", "proto-env"], cwd=ROOT, check=True, timeout=300, capture_output=True)
@@ -114,7 +114,7 @@ def snippets(page: str = "README.md") -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-async def test_the_first_driver_of_a_page_works_as_it_stands(page: str, tmp_path: Path) -> None:
+async def test_the_first_driver_of_a_page_works_unchanged(page: str, tmp_path: Path) -> None:
     from dra_kubeletplugin.driver import load_driver
     from dra_kubeletplugin.testing import node_with
 
@@ -144,7 +144,7 @@ def test_every_snippet_of_the_readme_is_python() -> None:
         compile(snippet, "README.md", "exec")
 
 
-def test_the_readme_counts_the_recorded_cases() -> None:
+def test_the_readme_states_the_number_of_recorded_cases() -> None:
     count = sum(len(p.read_text().splitlines()) for p in (ROOT / "tests/vectors/data").glob("*.jsonl"))
     assert f"{count // 10 * 10:,} recorded cases" in (ROOT / "README.md").read_text().replace("\n", " ").replace(
         "  ", " "

@@ -17,15 +17,15 @@ _IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)]*diagrams/[^)]+)\)")
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda p: p.stem)
 def test_every_diagram_shows_all_words_of_its_source(source: Path) -> None:
-    root = ET.fromstring(sequence.draw(source.read_text()))  # noqa: S314 our own
+    root = ET.fromstring(sequence.draw(source.read_text()))  # noqa: S314 trusted text
     shown = " ".join(text.text or "" for text in root.iter(f"{SVG}text"))
     for word in re.findall(r"[\w()]+", re.sub(r" [xo] ", " ", source.read_text())):
         assert word in shown
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     for text in root.iter(f"{SVG}text"):
-        half = len(text.text or "") * sequence.CHARACTER / 2
+        half_width = len(text.text or "") * sequence.CHARACTER / 2
         x, y = float(text.attrib["x"]), float(text.attrib["y"])
-        assert half <= x <= width - half
+        assert half_width <= x <= width - half_width
         assert 0 < y <= height
 
 
@@ -34,8 +34,8 @@ def test_the_svg_beside_a_source_is_current(source: Path) -> None:
     assert source.with_suffix(".svg").read_text() == sequence.draw(source.read_text()), "run `make docs`"
 
 
-def test_pages_show_every_diagram_as_an_image_with_a_text() -> None:
-    """So GitHub and a plain Markdown viewer show it, too."""
+def test_pages_show_every_diagram_as_an_image_with_alternative_text() -> None:
+    """GitHub and plain Markdown viewers show images, but not diagram sources."""
     images = [(page, *image) for page in DOCS.glob("**/*.md") for image in _IMAGE.findall(page.read_text())]
     assert all(text for _, text, _ in images)
     shown = {(page.parent / path).resolve() for page, _, path in images}
@@ -45,7 +45,7 @@ def test_pages_show_every_diagram_as_an_image_with_a_text() -> None:
     assert pages == []
 
 
-def test_a_diagram_has_colours_for_light_and_dark_mode_and_loads_nothing() -> None:
+def test_a_diagram_has_colours_for_light_and_dark_mode_and_loads_no_resources() -> None:
     drawn = sequence.draw("a, b\na -> b: hello\n")
     assert "prefers-color-scheme: dark" in drawn
     assert 'class="page"' in drawn
@@ -53,12 +53,12 @@ def test_a_diagram_has_colours_for_light_and_dark_mode_and_loads_nothing() -> No
 
 
 @pytest.mark.parametrize("line", ["a => b: words", "a -> c: words", "c x killed", "words"])
-def test_a_line_of_no_known_form_is_refused(line: str) -> None:
+def test_a_line_of_an_unknown_form_is_rejected(line: str) -> None:
     with pytest.raises(ValueError, match=r"not a lane|no line"):
         sequence.draw(f"a, b\n{line}\n")
 
 
-def test_the_line_of_a_process_ends_when_it_is_killed_and_begins_when_it_starts() -> None:
+def test_the_lifeline_of_a_process_begins_at_its_start_and_ends_at_its_kill() -> None:
     drawn = sequence.draw("a, b\na x killed\nb o starts\na -> b: nothing\n")
     lives = re.findall(r'M(\d+) (\d+)V(\d+)" class="life"', drawn)
     ends = {int(x): (int(begin), int(end)) for x, begin, end in lives}

@@ -1,4 +1,4 @@
-"""What is generated is current, and what people wrote beside it names things that are there."""
+"""Generated files are current, and other pages name only files, options and examples that exist."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def test_every_generated_file_is_current(files: Mapping[str, str]) -> None:
     assert [path for path, text in files.items() if (ROOT / path).read_text() != text] == [], "run `make docs`"
 
 
-def test_what_is_reported_to_be_generated_is(files: Mapping[str, str]) -> None:
-    said = {
+def test_every_page_that_claims_to_be_generated_is_generated(files: Mapping[str, str]) -> None:
+    claimed = {
         str(p.relative_to(ROOT))
         for p in DOCS.glob("*.md")
         if re.search(r"[Gg]enerated (from|by) .*`make docs`", p.read_text())
     }
-    assert said <= files.keys()
+    assert claimed <= files.keys()
 
 
 def test_every_error_has_its_own_code_and_a_help_text(generate: ModuleType) -> None:
@@ -55,7 +55,7 @@ def test_every_error_has_its_own_code_and_a_help_text(generate: ModuleType) -> N
     assert all(len(c.help) > 10 for c in found)
 
 
-def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: ModuleType, tmp_path: Path) -> None:
+def test_the_example_of_a_described_host_is_valid_and_has_every_key(generate: ModuleType, tmp_path: Path) -> None:
     example = yaml.safe_load(generate.example())
     described.build(tmp_path / "host", schema.parse(example))
     keys = set(re.findall(r"^\| `([^`]+)` \|", (DOCS / "hosts.md").read_text(), re.MULTILINE))
@@ -72,7 +72,7 @@ def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: Modu
             *(found(v, f"{place}.{k}".lstrip(".")) for k, v in value.items() if f"{place}.{k}".lstrip(".") in keys)
         )
 
-    free = {
+    free_form = {
         f"{k}."
         for k in (
             "functions[].classes",
@@ -83,11 +83,11 @@ def test_the_example_of_a_described_host_has_every_key_and_is_one(generate: Modu
             "proc",
             "files",
         )
-    }  # names are anybody's
-    assert {k for k in found(example, "") if not any(k.startswith(f) for f in free)} == keys
+    }  # In these mappings, authors choose the keys.
+    assert {k for k in found(example, "") if not any(k.startswith(f) for f in free_form)} == keys
 
 
-def test_the_proposals_name_what_is_there() -> None:
+def test_the_proposals_page_names_existing_paths_and_all_examples() -> None:
     text = (DOCS / "proposals.md").read_text()
     package = ROOT / "src/dra_kubeletplugin"
     for path in re.findall(r"`([a-z_/]+(?:/|\.py))`", text):
@@ -100,24 +100,24 @@ def test_the_proposals_name_what_is_there() -> None:
     named |= set(re.findall(r"\bexamples? (\d\d)\b", text)) | set(
         re.findall(r"\(KEP-\d{4}, (?:example )?(\d\d)\)", text)
     )
-    assert named == examples, "each example shows something of a proposal"
+    assert named == examples, "each example belongs to a proposal"
 
 
-def test_every_proposal_of_the_seeds_has_its_section() -> None:
+def test_every_proposal_of_the_reference_texts_has_a_section() -> None:
     text = (DOCS / "proposals.md").read_text()
     for number in ("4381", "5004", "4815", "5007"):
         assert re.search(rf"^## KEP-{number}: ", text, re.MULTILINE)
-    for lasting in (
+    for earlier_name in (
         "NodeResourceSlice",
         "namedResourcesWithAttributes",
         "ResourceClaimParameters",
         "ResourceClassParameters",
     ):
-        assert lasting in text.partition("## From 2024 to today")[2]
+        assert earlier_name in text.partition("## From 2024 to today")[2]
 
 
-def test_the_security_page_reports_what_its_manifests_state() -> None:
-    """Users and capabilities, which are written by hand there."""
+def test_the_security_page_agrees_with_the_manifests() -> None:
+    """The page repeats users and capabilities of the manifests, and it is not generated."""
     templates = ROOT / "src/dra_kubeletplugin/packaging/manifests/source/templates"
     page = (DOCS / "security.md").read_text()
     for part in ("controller", "webhook"):
@@ -141,7 +141,7 @@ def test_the_security_page_reports_what_its_manifests_state() -> None:
     }
 
 
-def test_the_compatibility_page_names_options_and_pythons_that_are_there() -> None:
+def test_the_compatibility_page_names_the_tested_python_versions() -> None:
     page = (DOCS / "compatibility.md").read_text()
     project = (ROOT / "pyproject.toml").read_text()
     oldest = re.search(r'requires-python = ">=(\d\.\d+)"', project)
@@ -153,7 +153,7 @@ def test_the_compatibility_page_names_options_and_pythons_that_are_there() -> No
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
-def test_snippets_are_what_they_state(page: Path) -> None:
+def test_snippets_are_valid_in_their_language(page: Path) -> None:
     for kind, text in re.findall(
         r"^```(python|yaml|json)[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
     ):
@@ -165,11 +165,11 @@ def test_snippets_are_what_they_state(page: Path) -> None:
             json.loads(text)
 
 
-def test_the_parameters_of_the_security_page_refuse_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parameters_of_the_security_page_reject_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [program] = re.findall(r"```python\n(.*?)```", (DOCS / "security.md").read_text(), re.DOTALL)
-    (tmp_path / "of_the_security_page.py").write_text(program)
+    (tmp_path / "security_page_config.py").write_text(program)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = importlib.import_module("of_the_security_page").FpgaConfig
+    config = importlib.import_module("security_page_config").FpgaConfig
     assert msgspec.convert({"image": "crypto"}, config).image == "crypto"
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"image": "/etc/shadow"}, config)

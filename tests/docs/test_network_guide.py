@@ -1,4 +1,4 @@
-"""docs/guides/network.md: its hook moves an interface into a container that really runs, and its address is there."""
+"""The hook of docs/guides/network.md moves an interface with its address into a real container."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from tests.docs.test_guides import ROOT
 from tests.helpers.pages import Page
 
 pytestmark = [pytest.mark.runc, pytest.mark.netns]
-OF_GUIDE = "dranic0"
-NIC, PEER = f"dra{os.getpid()}n0", f"dra{os.getpid()}n1"  # the machine's: another run of this test may be beside it
+NAME_IN_GUIDE = "dranic0"
+NIC, PEER = (
+    f"dra{os.getpid()}n0",
+    f"dra{os.getpid()}n1",
+)  # Interfaces belong to the machine, where another run of this test may be active.
 
 
 def ip(*args: str) -> str:
@@ -33,7 +36,9 @@ def ip(*args: str) -> str:
 def interface() -> Iterator[None]:
     ip("link", "add", NIC, "type", "veth", "peer", "name", PEER)
     yield
-    with contextlib.suppress(subprocess.CalledProcessError):  # it dies with the network that it was moved to
+    with contextlib.suppress(
+        subprocess.CalledProcessError
+    ):  # The kernel deletes the interface with the network namespace of its peer.
         ip("link", "delete", PEER)
 
 
@@ -41,7 +46,7 @@ def interface() -> Iterator[None]:
 async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_path: Path) -> None:
     files = Page.of((ROOT / "docs/guides/network.md").read_text()).files
     for name in ("nics.py", "host.yaml"):
-        (tmp_path / name).write_text(files[name].replace(OF_GUIDE, NIC))
+        (tmp_path / name).write_text(files[name].replace(NAME_IN_GUIDE, NIC))
     nics = load_driver(str(tmp_path / "nics.py"))
     async with node_with(nics, host=tmp_path / "host.yaml") as node, contextlib.AsyncExitStack() as stack:
         await node.run_pod(parameters={"address": "192.0.2.7/24"})
@@ -49,9 +54,12 @@ async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_pat
         runtime = RuncRuntime(tmp_path / "containers", images, [cdi], await Runc.find(tmp_path / "runc"))
         stack.push_async_callback(runtime.close)
         (record,) = await node.plugin.claims.store.all()
-        uid = f"u-{os.getpid()}"  # its cgroup is named after it, and others run these tests at the same time
+        uid = f"u-{os.getpid()}"  # The UID is part of the cgroup's name, and other processes run these tests at the same time.
         sandbox = Sandbox("default", "pod", uid, "pod", tmp_path / "pods")
-        for name in ("first", "second"):  # of one pod: the second finds it there
+        for name in (
+            "first",
+            "second",
+        ):  # Both containers belong to one pod. The second finds the interface already moved.
             config = ContainerConfig(
                 name=name,
                 role=Role.MAIN,
@@ -64,7 +72,7 @@ async def test_the_hook_of_the_guide_moves_an_interface_into_a_container(tmp_pat
             async with asyncio.timeout(60):
                 while runtime.statuses(uid)[name].state is ContainerState.RUNNING:
                     await asyncio.sleep(0.02)
-            said = b"".join([part async for part in runtime.logs(uid, name, LogOptions())]).decode()
-            assert "inet 192.0.2.7/24" in said
-            assert ",UP" in said
+            output = b"".join([part async for part in runtime.logs(uid, name, LogOptions())]).decode()
+            assert "inet 192.0.2.7/24" in output
+            assert ",UP" in output
         assert NIC not in ip("-brief", "link")

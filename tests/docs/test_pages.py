@@ -1,4 +1,4 @@
-"""The pages: each is in the site's menu, and every link in them leads somewhere. `make site` checks the same of the API's pages."""
+"""Each page is in the site's menu, and every link has a target. `make site` checks the same for the pages of the API."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ def unexpected_words(command: str) -> list[str]:
         return []
     try:
         words = shlex.split(command.removesuffix("\\"), comments=True)
-    except ValueError:  # the command continues on the next line
+    except ValueError:  # The command continues on the next line.
         return []
     parsers = cli.commands()
     length = next((n for n in (2, 1) if " ".join(words[:n]) in parsers), 0)
-    if not length or words[0] in cli.OF_DRIVERS:  # a driver adds options
+    if not length or words[0] in cli.OF_DRIVERS:  # A driver adds options.
         return []
     rest: list[str] = []
-    with contextlib.suppress(SystemExit):  # --help, or an option that a sentence names without its value
+    with contextlib.suppress(SystemExit):  # --help, or an option without its value in a sentence
         _, rest = parsers[" ".join(words[:length])].parse_known_args(words[length:])
     return rest
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub and MkDocs make them of headings."""
+    """Returns the anchors that GitHub and MkDocs create for the headings of a page."""
     heads = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", re.sub(r"[`*]", "", h)).strip().lower().replace(" ", "-") for h in heads}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
-    lost = []
+def test_every_link_has_an_existing_target(page: Path) -> None:
+    broken = []
     for link in _LINK.findall(_FENCE.sub("", page.read_text())):
         if "://" in link or link.startswith("mailto:"):
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
-            lost.append(link)
-    assert lost == []
+            broken.append(link)
+    assert broken == []
 
 
 class Settings(yaml.SafeLoader):
-    """MkDocs' file, without its tags."""
+    """Loads MkDocs' file and ignores its tags."""
 
 
 Settings.add_multi_constructor("", lambda loader, suffix, node: None)
@@ -75,13 +75,13 @@ def test_every_command_has_the_arguments_that_its_parser_accepts(page: Path) -> 
 
 
 def test_every_page_is_in_the_menu_once() -> None:
-    menu = yaml.load((ROOT / "mkdocs.yml").read_text(), Settings)["nav"]  # noqa: S506 a safe loader, see above
+    menu = yaml.load((ROOT / "mkdocs.yml").read_text(), Settings)["nav"]  # noqa: S506 a subclass of SafeLoader
     listed = [page for entry in menu for page in ([entry] if isinstance(entry, str) else next(iter(entry.values())))]
     assert sorted(listed) == sorted(str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md"))
 
 
-def test_the_site_s_settings_state_nothing_twice() -> None:
-    """YAML takes the last and is silent: pictures were not drawn any more when another hook was listed."""
+def test_the_settings_of_the_site_have_no_duplicate_key() -> None:
+    """For a duplicate key, YAML uses the last value without a warning. A second list of hooks would disable the first one."""
     top = yaml.compose((ROOT / "mkdocs.yml").read_text(), Settings)
     assert isinstance(top, yaml.MappingNode)
     keys = [key.value for key, _ in top.value]
@@ -94,7 +94,7 @@ def test_every_attack_of_the_security_page_names_a_test_that_exists() -> None:
     attacks = [row for row in rows if row.startswith("| ") and not row.startswith("| who |")]
     assert len(attacks) > 20
     for row in attacks:
-        named = re.findall(r"`(tests/[\w/]+\.py)`", row)
-        assert named, f"no test in: {row}"
-        for path in named:
+        test_paths = re.findall(r"`(tests/[\w/]+\.py)`", row)
+        assert test_paths, f"no test in: {row}"
+        for path in test_paths:
             assert (ROOT / path).is_file(), path

@@ -1,4 +1,4 @@
-"""docs/parameters.md: its driver reads what it says, and its manifest is one that a server takes."""
+"""The drivers and parameters of docs/parameters.md work as described, and a server accepts its manifest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_driver_of_the_page_reads_versions_and_layers(tmp_path: Path) -> Non
         resolve(layers[1:], kinds, DRIVER, "r")
 
 
-async def test_the_driver_of_the_page_gets_parameters_for_each_type_of_device(tmp_path: Path) -> None:
+async def test_the_driver_of_the_page_receives_parameters_for_each_type_of_device(tmp_path: Path) -> None:
     found = re.search(r"```python\n# cards.py\n(.*?)```", PAGE, re.DOTALL)
     assert found
     (tmp_path / "cards.py").write_text(found[1])
@@ -59,15 +59,17 @@ async def test_the_driver_of_the_page_gets_parameters_for_each_type_of_device(tm
     assert env["GpuConfig"].endswith("'timeSlice': 'Short'} for gpu-0 gpu-1")
 
 
-def test_the_values_of_the_page_are_right() -> None:
+def test_the_deployment_values_of_the_page_are_valid() -> None:
     source = load_source()
-    least = {"name": "clocks", "namespace": "clocks", "driverName": DRIVER, "image": "clocks:1"}
-    for text in re.findall(r"```yaml\n(features: .*?)```", PAGE, re.DOTALL):
-        said = list(values_validation.value_errors(source, least | yaml.safe_load(text)))
-        assert [s for s in said if not s.startswith("webhookCABundle: ")] == []  # it is cut short there
+    required = {"name": "clocks", "namespace": "clocks", "driverName": DRIVER, "image": "clocks:1"}
+    texts = re.findall(r"```yaml\n(features: .*?)```", PAGE, re.DOTALL)
+    assert texts
+    for text in texts:
+        errors = list(values_validation.value_errors(source, required | yaml.safe_load(text)))
+        assert [e for e in errors if not e.startswith("webhookCABundle: ")] == []  # The page shortens the bundle.
 
 
-def test_the_sentences_of_the_page_are_what_is_reported(
+def test_dra_validate_prints_the_sentences_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,12 +85,12 @@ def test_the_sentences_of_the_page_are_what_is_reported(
         (tmp_path / name).write_text(found[1])
     for name, driver in (("claims.yaml", "clocks.py"), ("layers.yaml", "clocks.py"), ("fans.yaml", "fans.py")):
         assert main(["validate", name, "--driver", driver]) == 1
-        said = capsys.readouterr().out
-        assert f"```text\n{said}```" in PAGE
+        output = capsys.readouterr().out
+        assert f"```text\n{output}```" in PAGE
 
 
-def test_the_rules_of_fields_are_in_the_schema(tmp_path: Path) -> None:
-    """Each keyword in the table, and for the driver of the page the values that it states."""
+def test_the_schema_contains_the_rules_of_fields(tmp_path: Path) -> None:
+    """The schema contains each keyword of the table, and for the driver of the page also the values."""
     found = re.search(r"```python\n# fans.py\n(.*?)```", PAGE, re.DOTALL)
     assert found
     (tmp_path / "fans.py").write_text(found[1])
@@ -101,24 +103,24 @@ def test_the_rules_of_fields_are_in_the_schema(tmp_path: Path) -> None:
     }
     assert (fields["zones"]["minItems"], fields["zones"]["items"]) == (1, {"enum": ["front", "rear"]})
 
-    class Every(Config):
+    class EveryRule(Config):
         a: Annotated[float, Meta(gt=0, lt=1)]
         b: Annotated[str, Meta(max_length=16, pattern="^[a-z]+$")]
         c: Annotated[Mapping[str, int], Meta(max_length=2)]
         d: Annotated[Sequence[int], Meta(max_length=2)]
 
-    shown = str(json_schema(Every))
+    shown = str(json_schema(EveryRule))
     table = PAGE.partition("| rule | in the class |")[2].partition("\n\n")[0]
     keywords = set(re.findall(r"`([a-z]+[A-Z]\w+|pattern)`", table)) - {"multipleOf"}
     assert len(keywords) >= 6
     assert [k for k in keywords if repr(k) not in shown] == []
 
 
-def test_the_manifest_of_the_page_is_right_and_covers_all_that_has_parameters() -> None:
+def test_the_manifest_of_the_page_is_valid_and_covers_all_kinds_with_parameters() -> None:
     found = re.search(r"```yaml\n(apiVersion: .*?)```", PAGE, re.DOTALL)
     assert found
     manifest = yaml.safe_load(found[1])
-    assert manifest["webhooks"][0]["clientConfig"].pop("caBundle") == "LS0tLS1C..."  # it is cut short there
+    assert manifest["webhooks"][0]["clientConfig"].pop("caBundle") == "LS0tLS1C..."  # The page shortens the bundle.
     assert offline.faults(manifest) == []
     assert {k.lower() for k in KINDS} == {
         r.rstrip("s").replace("classe", "class") for r in manifest["webhooks"][0]["rules"][0]["resources"]

@@ -1,4 +1,4 @@
-"""What docs/security.md says is not written down, looked for in all that a plugin logs at its most talkative."""
+"""The debug log of a plugin contains no secret that docs/security.md excludes from logs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KeyedToy(Toy):
 
 async def test_neither_tokens_nor_parameters_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    secret = "hunter2-of-the-claim"  # noqa: S105 it is none
+    secret = "hunter2-of-the-claim"  # noqa: S105 not a real secret
     async with node_with(KeyedToy) as node:
         user = json.loads(node.cluster.kubeconfig.read_text())["users"][0]["user"]
         await node.run_pod(parameters={"licence": secret})
@@ -37,12 +37,12 @@ async def test_neither_tokens_nor_parameters_are_in_the_log(caplog: pytest.LogCa
         await node.apply_pod("wrong", parameters={"licence": secret, "slots": "many"})
         for pod in ("fails", "wrong"):
 
-            async def refused(pod: str = pod) -> bool:
+            async def has_failed(pod: str = pod) -> bool:
                 return any(e.reason == "FailedPrepareDynamicResources" for e in await node.api.events(pod))
 
-            await node.cluster.wait(f"the refusal of {pod}", refused, timeout=40)
+            await node.cluster.wait(f"the failure of {pod}", has_failed, timeout=40)
         await node.delete_pod()
-    ours = "\n".join(r.getMessage() for r in caplog.records if r.name.startswith("dra_kubeletplugin"))
-    assert "slots" in ours, "the field that is wrong is named"
-    assert secret not in ours
-    assert user["token"] not in ours
+    plugin_log = "\n".join(r.getMessage() for r in caplog.records if r.name.startswith("dra_kubeletplugin"))
+    assert "slots" in plugin_log, "the log names the wrong field"
+    assert secret not in plugin_log
+    assert user["token"] not in plugin_log

@@ -1,4 +1,4 @@
-"""The documentation's site opened as files."""
+"""The documentation's site works when a browser opens it from files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_multi_constructor("", lambda loader, suffix, node: suffix)
 
 
-def test_the_search_of_the_site_needs_no_server_and_loads_nothing_from_elsewhere() -> None:
+def test_the_search_of_the_site_needs_no_server_and_loads_no_external_file() -> None:
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader=_Loader)  # noqa: S506
     names = [name if isinstance(name, str) else next(iter(name)) for name in config["plugins"]]
     assert names.index("search") < names.index("offline")
@@ -30,7 +30,7 @@ def test_the_search_of_the_site_needs_no_server_and_loads_nothing_from_elsewhere
 
 
 @pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver")
-def test_a_worker_runs_in_a_page_that_is_opened_as_a_file(tmp_path: Path) -> None:
+def test_a_worker_runs_in_a_page_that_a_browser_opens_as_a_file(tmp_path: Path) -> None:
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: make test installs it")
     (tmp_path / "shim.js").write_text((ROOT / "docs" / SHIM).read_text())
     (tmp_path / "worker.js").write_text("addEventListener('message', (e) => postMessage(e.data.words.concat('found')))")

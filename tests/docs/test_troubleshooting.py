@@ -1,4 +1,4 @@
-"""Each symptom of docs/troubleshooting.md is made here, on a cluster that runs, and what is seen then stands in the page."""
+"""Each symptom of docs/troubleshooting.md is caused on a running cluster, and the page contains the observed text."""
 
 from __future__ import annotations
 
@@ -45,42 +45,42 @@ PREPARE = "FailedPrepareDynamicResources"
 
 @pytest.mark.cases(12)
 @pytest.mark.parametrize("heading", symptoms())
-async def test_what_the_page_shows_of_a_symptom_is_seen_when_it_is_there(heading: str) -> None:
+async def test_the_text_of_each_symptom_is_observed_on_a_cluster(heading: str) -> None:
     promised = symptoms()[heading]
-    assert promised, "each symptom shows a text"
+    assert promised, "each symptom has a text"
     seen = await PRODUCERS[heading]()
-    assert missing_lines(promised, seen) == [], "seen was:\n" + "\n".join(seen)
+    assert missing_lines(promised, seen) == [], "observed:\n" + "\n".join(seen)
 
 
-def test_every_symptom_that_is_made_is_in_the_page() -> None:
+def test_the_page_and_the_tests_have_the_same_symptoms() -> None:
     assert PRODUCERS.keys() == symptoms().keys()
 
 
-def test_a_line_that_nobody_states_is_found() -> None:
+def test_missing_lines_returns_the_lines_that_were_not_observed() -> None:
     assert missing_lines(["a <name> b", "c ..."], ["a x b", "c d e"]) == []
     assert missing_lines(["a <name> b"], ["a b", "a x bc"]) == ["a <name> b"]
 
 
 async def apply_pod(node: DriverNode[Any], spec: ClaimSpec | None = None) -> None:
-    """As the node's, also while the plugin is down."""
+    """Applies a pod as ``node.apply_pod`` does, but also while the plugin does not run."""
     await node.api.apply(pods.template("t", spec or ClaimSpec(Request())), pods.pod("pod", templates=["t"]))
 
 
-async def true(node: DriverNode[Any], what: str, check: Callable[[], object]) -> None:
-    async def so() -> object:
+async def wait_until(node: DriverNode[Any], what: str, check: Callable[[], object]) -> None:
+    async def matching() -> object:
         return check()
 
-    await node.cluster.wait(what, so)
+    await node.cluster.wait(what, matching)
 
 
-async def unready(node: DriverNode[Any], words: str) -> list[str]:
-    """The lines of /readyz, once they have these words."""
+async def wait_for_readiness_line(node: DriverNode[Any], words: str) -> list[str]:
+    """Waits until a line of /readyz contains ``words``. Returns all lines."""
 
-    async def so() -> list[str]:
+    async def matching() -> list[str]:
         lines = [*await node.plugin.not_ready(), *(f"note: {n}" for n in await node.plugin.notes())]
         return lines if any(words in line for line in lines) else []
 
-    found: list[str] = await node.cluster.wait(words, so)
+    found: list[str] = await node.cluster.wait(words, matching)
     return found
 
 
@@ -92,7 +92,7 @@ async def pending(cluster: LocalCluster) -> list[str]:
 
 
 @produces("No device is published for the node")
-async def nothing_published() -> list[str]:
+async def no_devices_published() -> list[str]:
     async with LocalCluster() as cluster:
         await cluster.apply(objects.device_class(), objects.template(), objects.pod("pod", templates=["t"]))
         return await pending(cluster)
@@ -106,14 +106,14 @@ async def selector() -> list[str]:
 
 
 @produces("A selector names an attribute that a device lacks")
-async def absent() -> list[str]:
+async def missing_attribute() -> list[str]:
     async with node_with(make_toy_class()) as node:
         await node.apply_pod(selector='device.attributes["toy.example.com"].profile == "2g"')
         return await pending(node.cluster)
 
 
 @produces("Other claims hold the devices")
-async def held() -> list[str]:
+async def devices_held() -> list[str]:
     async with node_with(make_toy_class()) as node:
         await node.run_pod("first", count=4)
         await node.apply_pod()
@@ -122,11 +122,11 @@ async def held() -> list[str]:
 
 @produces("Its devices are tainted")
 async def tainted() -> list[str]:
-    class Ill(HealthReportingDriver):
+    class Unhealthy(HealthReportingDriver):
         report: ClassVar[dict[str, Health]] = {f"toy-{i}": Health(False, "hot") for i in range(4)}
 
-    async with node_with(Ill) as node:
-        await true(
+    async with node_with(Unhealthy) as node:
+        await wait_until(
             node, "taints", lambda: all(d.get("taints") for s in node.cluster.slices() for d in s["spec"]["devices"])
         )
         await node.apply_pod()
@@ -134,7 +134,7 @@ async def tainted() -> list[str]:
 
 
 class Parts(Driver):
-    """A card with two slices, of which a whole takes both."""
+    """Publishes a card with two counters, and a whole device that consumes both."""
 
     name = "parts.example.com"
 
@@ -158,7 +158,7 @@ async def counters() -> list[str]:
 
 
 @produces("A claim's devices are on another node")
-async def elsewhere() -> list[str]:
+async def devices_on_another_node() -> list[str]:
     async with LocalCluster(nodes=["node-1", "node-2"]) as cluster:
         await cluster.apply(
             objects.device_class(),
@@ -172,11 +172,13 @@ async def elsewhere() -> list[str]:
 
 
 @produces("A pool is incomplete")
-async def half_a_pool() -> list[str]:
+async def incomplete_pool() -> list[str]:
     async with LocalCluster() as cluster:
-        half = objects.slice_of("node-1", ["d0"])
-        half["spec"]["pool"]["resourceSliceCount"] = 2
-        await cluster.apply(objects.device_class(), half, objects.template(), objects.pod("pod", templates=["t"]))
+        first_slice = objects.slice_of("node-1", ["d0"])
+        first_slice["spec"]["pool"]["resourceSliceCount"] = 2
+        await cluster.apply(
+            objects.device_class(), first_slice, objects.template(), objects.pod("pod", templates=["t"])
+        )
         return await pending(cluster)
 
 
@@ -199,20 +201,22 @@ async def admin_access() -> list[str]:
     if not shutil.which("kubectl"):
         pytest.skip("needs kubectl on the PATH")
     async with LocalCluster() as cluster:
-        cache = str(cluster.state / "kubectl")  # what is kept at home may be of another cluster at this port
+        cache = str(
+            cluster.state / "kubectl"
+        )  # The cache in the home folder may belong to another cluster with this port.
         await cluster.apply(objects.device_class())
-        asked = json.dumps(objects.template(spec=objects.claim_spec(admin=True))).encode()
+        manifest = json.dumps(objects.template(spec=objects.claim_spec(admin=True))).encode()
         command = ("kubectl", "--kubeconfig", str(cluster.kubeconfig), "--cache-dir", cache, "create", "-f", "-")
         kubectl = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        _, refused = await kubectl.communicate(asked)
-        return [refused.decode()]
+        _, error = await kubectl.communicate(manifest)
+        return [error.decode()]
 
 
 class Remote(Driver):
-    """A device that has to be attached first."""
+    """Publishes a device that must be attached first."""
 
     name = "remote.example.com"
-    bind_error: DraError = RetryableError("the switch does not answer")
+    bind_error: DraError = RetryableError("the switch does not respond")
 
     async def pools(self) -> list[Pool]:
         device = Device("r0", binding_conditions=["attached"], binding_failure_conditions=["failed"])
@@ -225,10 +229,10 @@ class Remote(Driver):
         return []
 
 
-class Gone(Remote):
-    """One that can never be attached."""
+class PermanentlyFailing(Remote):
+    """Publishes a device that can never be attached."""
 
-    bind_error = PermanentError("the switch is gone")
+    bind_error = PermanentError("the switch was removed")
 
 
 @contextlib.asynccontextmanager
@@ -250,55 +254,55 @@ async def not_bound() -> list[str]:
             objects.device_class(driver=Remote.name), objects.template(), objects.pod("pod", templates=["t"])
         )
 
-        async def fails() -> list[str]:
+        async def bind_notes() -> list[str]:
             return [f"note: {n}" for n in await controller.notes() if "switch" in n]
 
-        notes: list[str] = await cluster.wait("a bind that fails", fails)
+        notes: list[str] = await cluster.wait("a failing bind", bind_notes)
         return [*notes, await explanation(cluster), *await event_message(cluster, "pod", "BindingConditionsPending")]
 
 
 @produces("Binding failed")
-async def bind_refused() -> list[str]:
-    async with LocalCluster() as cluster, remote_controller(cluster, driver=Gone) as controller:
+async def binding_failed() -> list[str]:
+    async with LocalCluster() as cluster, remote_controller(cluster, driver=PermanentlyFailing) as controller:
         await controller.ready(20)
         await cluster.apply(
             objects.device_class(driver=Remote.name), objects.template(), objects.pod("pod", templates=["t"])
         )
 
-        async def failed() -> str:
-            text = await explanation(cluster)  # between two tries it is not allocated
+        async def failed_explanation() -> str:
+            text = await explanation(cluster)  # Between two attempts, the claim is not allocated.
             return text if "BindingFailed" in text.partition("Kubernetes says")[0] else ""
 
-        text: str = await cluster.wait("a claim whose binding failed", failed)
+        text: str = await cluster.wait("a claim whose binding failed", failed_explanation)
         return [text, *await event_message(cluster, "pod", "FailedScheduling")]
 
 
 # --- ContainerCreating ------------------------------------------------------------------------------
 
 
-async def prepare_refused(node: DriverNode[Any], words: str, pod: str = "pod") -> list[str]:
-    """The pod's events, once one that its kubelet made has these words."""
+async def wait_for_prepare_event(node: DriverNode[Any], words: str, pod: str = "pod") -> list[str]:
+    """Waits until an event of the kubelet contains ``words``. Returns the pod's events."""
 
-    async def so() -> list[str]:
+    async def matching() -> list[str]:
         found = await event_message(node.cluster, pod, PREPARE)
         return found if any(words in line for line in found) else []
 
-    seen: list[str] = await node.cluster.wait(f"an event with {words}", so, timeout=40)
+    seen: list[str] = await node.cluster.wait(f"an event with {words}", matching, timeout=40)
     return seen
 
 
 @produces("No plugin responds to the kubelet")
-async def nobody_answers() -> list[str]:
+async def no_plugin_responds() -> list[str]:
     async with node_with(make_toy_class()) as node:
         await node.stop()
         await apply_pod(node)
-        return [*await prepare_refused(node, "is not registered"), await explanation(node.cluster)]
+        return [*await wait_for_prepare_event(node, "is not registered"), await explanation(node.cluster)]
 
 
 @produces("The driver fails to prepare")
 async def prepare_fails() -> list[str]:
     driver = make_toy_class()
-    driver.fail = OSError("the board does not answer")
+    driver.fail = OSError("the board does not respond")
     async with node_with(driver) as node:
         await node.apply_pod()
         return await event_message(node.cluster, "pod", PREPARE)
@@ -311,8 +315,8 @@ async def wrong_parameters() -> list[str]:
         return await event_message(node.cluster, "pod", PREPARE)
 
 
-async def leaked(node: DriverNode[Toy]) -> None:
-    """A claim that is gone from the API server, and whose devices cannot be freed."""
+async def leak_claim(node: DriverNode[Toy]) -> None:
+    """Deletes a claim from the API server while the driver cannot release its devices."""
     await node.run_pod("first", count=4)
     claim = await node.claim_of("first")
     node.driver_class.fail_unprepare = RetryableError("the board is stuck")
@@ -321,10 +325,10 @@ async def leaked(node: DriverNode[Toy]) -> None:
 
 
 @produces("A deleted claim still holds the device")
-async def still_held() -> list[str]:
+async def device_still_held() -> list[str]:
     driver = make_toy_class()
     async with node_with(driver) as node:
-        await leaked(node)
+        await leak_claim(node)
         await node.apply_pod()
         seen = await event_message(node.cluster, "pod", PREPARE)
         driver.fail_unprepare = None
@@ -332,7 +336,7 @@ async def still_held() -> list[str]:
 
 
 @produces("The card is in another state")
-async def other_state() -> list[str]:
+async def card_in_another_state() -> list[str]:
     class Newer(Nimbus):
         firmware = "4.3"
 
@@ -352,7 +356,7 @@ async def device_gone() -> list[str]:
         await event_message(node.cluster, "pod", "Scheduled")
         driver.count = 0
         await node.start()
-        return await prepare_refused(node, "DEVICE_GONE")
+        return await wait_for_prepare_event(node, "DEVICE_GONE")
 
 
 @produces("Preparing takes long")
@@ -361,7 +365,9 @@ async def slow_prepare() -> list[str]:
     driver.block = asyncio.Event()
     async with node_with(driver, call_timeout=0.5) as node:
         await node.apply_pod()
-        seen = await prepare_refused(node, "STILL_WORKING")  # half a second may pass before the driver is asked
+        seen = await wait_for_prepare_event(
+            node, "STILL_WORKING"
+        )  # Half a second may pass before the plugin calls the driver.
         driver.block.set()
         await node.api.wait_running("pod")
         return seen
@@ -388,25 +394,25 @@ async def unprepare_fails() -> list[str]:
         await node.api.delete("Pod", "pod")
         seen = await event_message(node.cluster, "pod", "UnprepareFailed")
 
-        async def tried_again() -> str:
+        async def retry_output() -> str:
             found = await claims_command(node)
             return found if "times, next in" in found else ""
 
-        seen.append(await node.cluster.wait("another try", tried_again))
+        seen.append(await node.cluster.wait("another attempt", retry_output))
         driver.fail_unprepare = None
         return seen
 
 
 async def claims_command(node: DriverNode[Any]) -> str:
-    """What ``dra claims`` prints on the node."""
-    out, own = io.StringIO(), node.plugin.settings
+    """Returns the output of ``dra claims`` on the node."""
+    out, settings = io.StringIO(), node.plugin.settings
     options = [
         "--kubelet-root",
-        str(own.kubelet_root),
+        str(settings.kubelet_root),
         "--cdi-root",
-        str(own.cdi_root),
+        str(settings.cdi_root),
         "--driver-name",
-        own.driver_name,
+        settings.driver_name,
     ]
     with contextlib.redirect_stdout(out):
         await asyncio.to_thread(main, ["claims", *options])
@@ -414,20 +420,20 @@ async def claims_command(node: DriverNode[Any]) -> str:
 
 
 @produces("No plugin runs to unprepare")
-async def nobody_unprepares() -> list[str]:
+async def no_plugin_to_unprepare() -> list[str]:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         await node.stop()
         await node.api.delete("Pod", "pod")
         await event_message(node.cluster, "pod", "Killing")
 
-        async def so() -> str:
+        async def matching() -> str:
             pod = await node.api.get("Pod", "pod")
             assert pod
             states = [s["state"] for s in pod["status"]["containerStatuses"]]
             return await explanation(node.cluster) if all("terminated" in s for s in states) else ""
 
-        seen: str = await node.cluster.wait("a pod that has ended and stays", so)
+        seen: str = await node.cluster.wait("a pod that has ended but still exists", matching)
         pod = await node.api.get("Pod", "pod")
         await node.start()
         assert pod and pod["metadata"]["deletionTimestamp"]
@@ -438,10 +444,10 @@ async def nobody_unprepares() -> list[str]:
 
 
 @produces("The plugin does not run")
-async def does_not_run() -> list[str]:
-    with pytest.raises(SettingsError) as refused:
+async def plugin_does_not_run() -> list[str]:
+    with pytest.raises(SettingsError) as error:
         Settings(driver_name="toy.example.com", node_name="node-1", kubelet_root=Path("/var/lib/kubelt")).check()
-    seen = [str(refused.value)]
+    seen = [str(error.value)]
     async with node_with(make_toy_class()) as node:
         second = DriverNode(node.cluster, make_toy_class(), node.settings)
         with pytest.raises(DraError) as busy:
@@ -454,7 +460,7 @@ async def not_registered() -> list[str]:
     async with node_with(make_toy_class()) as node:
         await node.kubelet.stop()
         node.plugin.paths.registration.unlink()
-        seen = await unready(node, "not registered")
+        seen = await wait_for_readiness_line(node, "not registered")
         await node.kubelet.start()
         return seen
 
@@ -465,11 +471,11 @@ async def slices_old() -> list[str]:
     async with node_with(driver) as node, node.api.outage():
         driver.count = 3
         node.plugin.driver.changed()
-        return await unready(node, "slices")
+        return await wait_for_readiness_line(node, "slices")
 
 
 async def without_permissions(cluster: LocalCluster) -> ApiConfig:
-    """The API server as an account meets it that nobody gave a role."""
+    """Returns the configuration of a service account without a role."""
     await cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "npu"}})
     workload = {"metadata": {"namespace": "default"}, "spec": {"template": {"spec": {"serviceAccountName": "npu"}}}}
     return await config_of(cluster, workload, None)
@@ -486,83 +492,83 @@ async def no_permission() -> list[str]:
         )
         async with Plugin(make_toy_class()(), settings, await without_permissions(cluster)).running() as plugin:
 
-            async def so() -> list[str]:
+            async def matching() -> list[str]:
                 return [line for line in await plugin.not_ready() if "permitted" in line]
 
-            found: list[str] = await cluster.wait("a fault", so)
+            found: list[str] = await cluster.wait("a fault", matching)
             return found
 
 
 @produces("The API server is away")
-async def api_away() -> list[str]:
+async def api_server_unavailable() -> list[str]:
     driver = make_toy_class()
     async with node_with(driver) as node:
         claim = await allocate(node, "c", [{"pool": "node-1", "device": "toy-0"}])
         async with node.api.outage():
-            answer = await prepare_call(node, ref(claim))
+            response = await prepare_call(node, ref(claim))
             driver.count = 3
             node.plugin.driver.changed()
-            return [answer.claims[claim["metadata"]["uid"]].error, *await unready(node, "slices")]
+            return [response.claims[claim["metadata"]["uid"]].error, *await wait_for_readiness_line(node, "slices")]
 
 
 @produces("The driver does not return its devices")
 async def scan_faults() -> list[str]:
-    class Odd(Toy):
-        fails, hangs = False, False
+    class FaultyScans(Toy):
+        bind_notes, hangs = False, False
 
         async def devices(self) -> list[Device]:
-            if type(self).fails:
-                raise OSError("the bus is gone")
+            if type(self).bind_notes:
+                raise OSError("the bus does not respond")
             if type(self).hangs:
                 await asyncio.sleep(3600)
             return await super().devices()
 
-    async with node_with(Odd, discovery_timeout=0.2, rescan_interval=0.5) as node:
-        Odd.fails = True
+    async with node_with(FaultyScans, discovery_timeout=0.2, rescan_interval=0.5) as node:
+        FaultyScans.bind_notes = True
         node.plugin.driver.changed()
-        seen = await unready(node, "the bus is gone")
-        Odd.fails, Odd.hangs = False, True
-        return [*seen, *await unready(node, "has not returned")]
+        seen = await wait_for_readiness_line(node, "the bus does not respond")
+        FaultyScans.bind_notes, FaultyScans.hangs = False, True
+        return [*seen, *await wait_for_readiness_line(node, "has not returned")]
 
 
 @produces("A device is missing from the slices")
-async def left_out() -> list[str]:
-    class Long(Toy):
+async def device_not_published() -> list[str]:
+    class WithUnknownCounter(Toy):
         async def devices(self) -> list[Device]:
             return [*await super().devices(), Device("toy-9", consumes_counters={"card": {"slices": 1}})]
 
-    async with node_with(Long) as node:
+    async with node_with(WithUnknownCounter) as node:
         seen = await event_message(node.cluster, node.cluster.node.name, "DeviceNotPublished")
-        return [*seen, *await unready(node, "toy-9")]
+        return [*seen, *await wait_for_readiness_line(node, "toy-9")]
 
 
 @produces("Health is unknown")
 async def health_unknown() -> list[str]:
-    class Mute(Toy):
+    class FailingHealth(Toy):
         def health(self) -> dict[str, Health]:
-            raise OSError("the management interface is gone")
+            raise OSError("the management interface does not respond")
 
-    async with node_with(Mute, health_interval=0.2) as node:
-        return await unready(node, "health")
+    async with node_with(FailingHealth, health_interval=0.2) as node:
+        return await wait_for_readiness_line(node, "health")
 
 
 # --- records ----------------------------------------------------------------------------------------
 
 
 @produces("The journal was set aside")
-async def set_aside() -> list[str]:
+async def journal_set_aside() -> list[str]:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         await node.stop()
         node.settings.records_path.write_bytes(b"nonsense" * 1000)
         await node.start()
-        seen = await unready(node, "rebuilt")
+        seen = await wait_for_readiness_line(node, "rebuilt")
         await node.plugin.claims.alerts.check()
         return [*seen, *await event_message(node.cluster, node.cluster.node.name, "RecordsSetAside")]
 
 
 @produces("One record cannot be read")
-async def one_record() -> list[str]:
+async def unreadable_record() -> list[str]:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         (record,) = await node.plugin.claims.store.all()
@@ -583,12 +589,12 @@ async def records_busy() -> list[str]:
 
 @produces("The driver cannot read the state of its hardware")
 async def recover_fails() -> list[str]:
-    class Forgetful(Toy):
+    class FailingRecover(Toy):
         async def recover(self) -> Any:
-            raise OSError("the board does not answer")
+            raise OSError("the board does not respond")
 
-    async with node_with(Forgetful) as node:  # there are no records yet, and what the hardware has is not known
-        seen = await unready(node, "recover()")
+    async with node_with(FailingRecover) as node:  # There are no records yet, and the state of the hardware is unknown.
+        seen = await wait_for_readiness_line(node, "recover()")
         await node.apply_pod()
         return [*seen, *await event_message(node.cluster, "pod", PREPARE)]
 
@@ -599,22 +605,22 @@ async def newer_records() -> list[str]:
         await node.stop()
         set_format(node.settings.records_path, FORMAT + 2)
         await node.start()
-        return await unready(node, "format")
+        return await wait_for_readiness_line(node, "format")
 
 
 @produces("The driver blocks the event loop")
-async def held_loop() -> list[str]:
-    said: list[str] = []
+async def blocked_event_loop() -> list[str]:
+    lines: list[str] = []
     first = threading.Event()
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(TextFormatter().format(record).partition("cli.shell.loop_watchdog ")[2])
+            lines.append(TextFormatter().format(record).partition("cli.shell.loop_watchdog ")[2])
             first.set()
 
     async def prepare() -> None:
-        first.wait(60)  # an author's time.sleep
-        while len(said) < 2:
+        first.wait(60)  # blocks like time.sleep in a driver
+        while len(lines) < 2:
             await asyncio.sleep(0.01)
 
     async def main() -> None:
@@ -628,15 +634,15 @@ async def held_loop() -> list[str]:
         await asyncio.to_thread(asyncio.run, main())
     finally:
         loop_watchdog.log.removeHandler(listener)
-    return said
+    return lines
 
 
 @produces("No replica is the leader")
-async def nobody_leads() -> list[str]:
+async def no_leader() -> list[str]:
     async with LocalCluster() as cluster, remote_controller(cluster, await without_permissions(cluster)) as controller:
 
-        async def so() -> list[str]:
+        async def matching() -> list[str]:
             return [line for line in await controller.not_ready() if "forbidden" in line]
 
-        found: list[str] = await cluster.wait("a fault", so)
+        found: list[str] = await cluster.wait("a fault", matching)
         return [*found, *(f"note: {n}" for n in await controller.notes())]

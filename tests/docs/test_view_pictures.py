@@ -1,4 +1,4 @@
-"""The pictures of `dra top` and of the page in the documentation."""
+"""The pictures of `dra top` and of the page in the documentation are current and readable."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_the_pictures_of_top_show_the_lines_of_this_version(pictures: ModuleType
         assert (DOCS / "assets" / name).read_text() == content, "run `make picture`"
 
 
-def test_a_picture_has_each_word_at_its_column_so_that_no_renderer_decides_about_spaces() -> None:
+def test_a_picture_places_each_word_at_its_column() -> None:
     terminal_svg = module("terminal_svg")
     line = "a  \x1b[32mgreen word\x1b[0m &   ▕█▌  ▏"
-    root = ElementTree.fromstring(terminal_svg.terminal_svg([line], 80))  # noqa: S314  our own text
+    root = ElementTree.fromstring(terminal_svg.terminal_svg([line], 80))  # noqa: S314  trusted text
     words = [e for e in root if e.tag.endswith("text")]
     plain = "a  green word &   ▕█▌  ▏"
     assert [e.text for e in words] == plain.split()
@@ -47,7 +47,7 @@ def test_a_picture_has_each_word_at_its_column_so_that_no_renderer_decides_about
         assert plain[column:].startswith(element.text or "?")
     assert [e.attrib.get("class") for e in words[:3]] == [None, "good", "good"]
     for picture in (*(DOCS / "assets").glob("top-*.svg"), DOCS / "demo.svg"):
-        drawn = [e for e in ElementTree.parse(picture).getroot() if e.tag.endswith("text")]  # noqa: S314  our own text
+        drawn = [e for e in ElementTree.parse(picture).getroot() if e.tag.endswith("text")]  # noqa: S314  trusted text
         assert drawn and not any(" " in (e.text or "") or "x" not in e.attrib for e in drawn)
     cut = terminal_svg.terminal_svg(["12345 \x1b[1m789\x1b[0m more"], 8)
     assert [text.partition("<")[0] for text in cut.split('preserve">')[1:]] == ["12345"]

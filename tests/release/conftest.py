@@ -1,4 +1,4 @@
-"""The wheel, and an environment outside this tree in which it is installed."""
+"""Fixtures with the built wheel, and with an environment outside this tree in which the wheel is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.release import images
 from tests.release.installation import Environment, build
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest selects by marker
+@pytest.hookimpl(tryfirst=True)  # before pytest selects tests by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives builds and installations more time, and leaves them to ``make test-all``."""
     folder = str(Path(__file__).parent)
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist of this tree."""
+    """Returns a folder with the wheel and the sdist of this tree."""
     return shared_folder(tmp_path_factory, "dist", build)
 
 
@@ -38,7 +38,7 @@ def wheel(dist: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The name of an image that stands for python:3.13-slim."""
+    """Returns the name of an image that replaces python:3.13-slim."""
     shared_folder(tmp_path_factory, "base", images.make_base)
     return images.BASE
 
@@ -46,6 +46,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def installed(wheel: Path, tmp_path: Path) -> Environment:
     """Installs the wheel in a separate environment. Its dependencies come from the environment of the tests, not from an index."""
-    environment = Environment.make(tmp_path / "environment", lent=Path(sysconfig.get_path("purelib")))
+    environment = Environment.make(tmp_path / "environment", shared_packages=Path(sysconfig.get_path("purelib")))
     environment.install(wheel)
     return environment

@@ -1,4 +1,4 @@
-"""A pod of a driver's DaemonSet on the local cluster, run by podman as a kubelet would have its runtime run it."""
+"""Runs a pod of a driver's DaemonSet of the local cluster in podman, with the options that a kubelet would use."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from urllib.parse import urlsplit
 from dra_kubeletplugin.kube.config import SERVICE_ACCOUNT
 from tests.packaging.manifests.deployed import Deployed
 from tests.release.images import RUN
-from tests.release.installation import as_elsewhere
+from tests.release.installation import clean_environment
 
 JSON = dict[str, Any]
 
 
 @asynccontextmanager
 async def running(deployed: Deployed, pod: JSON, image: str, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The pod's only container, until the end; what it says goes to ``log``."""
+    """Runs the pod's only container inside the context, and writes its output to ``log``."""
     account = log.parent / "account"
     account.mkdir()
     (account / "token").write_text(await deployed.token("DaemonSet", pod))
@@ -33,13 +33,13 @@ async def running(deployed: Deployed, pod: JSON, image: str, log: Path) -> Async
     ]  # fmt: skip
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            "podman", "run", *options, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, env=as_elsewhere()
+            "podman", "run", *options, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, env=clean_environment()
         )  # fmt: skip
     try:
         yield process
     finally:
         if process.returncode is None:
-            process.send_signal(signal.SIGTERM)  # podman hands it on
+            process.send_signal(signal.SIGTERM)  # podman forwards the signal to the container
         await process.wait()
 
 
@@ -53,7 +53,7 @@ def _options(pod: JSON, objects: list[JSON]) -> Iterator[str]:
         environment[entry["name"]] = fields[field] if field else entry.get("value", "")
     for name, value in (
         environment | {"HTTP_ADDRESS": "127.0.0.1:0"}
-    ).items():  # the host's network is not the pod's own
+    ).items():  # The container shares the host's network, so a fixed port could be in use.
         yield from ("--env", f"{name}={value}")
     volumes = {v["name"]: v for v in pod["spec"]["volumes"]}
     for mount in container["volumeMounts"]:

@@ -1,4 +1,4 @@
-"""Images, really built and run where no registry is: by podman, on a base made of Debian's packages and a CPython of this machine."""
+"""Builds and runs images with podman and without a registry, on a base of Debian packages and this machine's CPython."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.release.installation import as_elsewhere, run
+from tests.release.installation import clean_environment, run
 
 BASE = "localhost/dra-test/python:3.13-slim"
 LIBRARIES = "ca-certificates,netbase,tzdata,libbz2-1.0,liblzma5,libssl3,libsqlite3-0,libffi8,libreadline8,libncursesw6,libuuid1,libexpat1"
-"""Debian's packages that python:3.13-slim has beside the smallest system."""
-# A container's own limits cannot be above this process's; the build needs the network, for the indexes. Nothing is taken
-# from a build before, and nothing but the image is left.
+"""Debian packages that python:3.13-slim contains in addition to the minimal system."""
+# The build needs the network for package indexes. It reuses no layers of earlier builds, and leaves only the image.
+# The limits of a container cannot exceed the limits of this process.
 BUILD = ("--layers=false", "--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={BASE}")
 RUN = ("--rm", "--runtime", "runc", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 
 
 def missing() -> str | None:
-    """What keeps images from being built and judged here, or nothing."""
+    """Returns the reason why images cannot be built and tested on this machine, or None."""
     if sys.version_info[:2] != (3, 13):
-        return "the image has Python 3.13: it is judged by the tests on that one"
+        return "the image contains Python 3.13, so only that version tests it"
     if sys.base_prefix == "/usr":
-        return "needs a CPython 3.13 in a folder of its own, such as pyenv's"
+        return "needs a CPython 3.13 in a separate folder, for example from pyenv"
     if os.geteuid() != 0:
         return "needs root"
-    absent = [command for command in ("podman", "runc", "debootstrap") if not shutil.which(command)]
-    return f"needs {', '.join(absent)}" if absent else None
+    missing_commands = [command for command in ("podman", "runc", "debootstrap") if not shutil.which(command)]
+    return f"needs {', '.join(missing_commands)}" if missing_commands else None
 
 
 def make_base(folder: Path) -> None:
-    """``BASE``, of the same parts and in the same places as python:3.13-slim; kept by podman for the next run."""
+    """Creates the image ``BASE`` with the same packages and paths as python:3.13-slim. podman keeps it for later runs."""
     if _podman("image", "exists", BASE, check=False).returncode == 0:
         return
     root = folder / "root"
     release = platform.freedesktop_os_release()[
         "VERSION_CODENAME"
-    ]  # the interpreter is linked with this one's libraries
+    ]  # The interpreter is linked with the libraries of this release.
     run("debootstrap", "--variant=minbase", f"--include={LIBRARIES}", release, str(root), cwd=folder, timeout=400)
     unwanted = shutil.ignore_patterns("__pycache__", "test", "tests", "config-3.13-*", "*.a")
     shutil.copytree(sys.base_prefix, root / "usr/local", symlinks=True, dirs_exist_ok=True, ignore=unwanted)
@@ -63,7 +63,7 @@ def make_base(folder: Path) -> None:
 
 
 def tag(name: str) -> str:
-    """Of this process: others may test beside it."""
+    """Returns an image name that contains the id of this process, because other test processes may run at the same time."""
     return f"localhost/dra-test/{name}:{os.getpid()}"
 
 
@@ -72,19 +72,19 @@ def build(context: Path, tag: str, *options: str) -> None:
 
 
 def size(image: str) -> int:
-    """Bytes of all its layers."""
+    """Returns the bytes of all layers of an image."""
     return int(_podman("image", "inspect", "--format", "{{.Size}}", image).stdout)
 
 
 def inside(image: str, *command: str) -> str:
-    """What a command in it prints, the image's own entry point left aside."""
+    """Runs a command in an image instead of its entry point, and returns the output."""
     program, *rest = command
     return _podman("run", *RUN, "--network=none", "--read-only", "--entrypoint", program, image, *rest).stdout
 
 
 @contextmanager
 def mounted(image: str) -> Iterator[Path]:
-    """Its files."""
+    """Mounts an image and yields the folder with its files."""
     try:
         yield Path(_podman("image", "mount", image).stdout.strip())
     finally:
@@ -97,7 +97,7 @@ def remove(image: str) -> None:
 
 def _podman(*args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        ["podman", *args], env=as_elsewhere(), capture_output=True, text=True, timeout=500, check=False, stdin=subprocess.DEVNULL
+        ["podman", *args], env=clean_environment(), capture_output=True, text=True, timeout=500, check=False, stdin=subprocess.DEVNULL
     )  # fmt: skip
     assert not check or done.returncode == 0, f"podman {' '.join(args)}\n{done.stdout}\n{done.stderr}"
     return done

@@ -1,4 +1,4 @@
-"""A package index of static files (PEP 503) with the wheel of this tree; other packages come from the usual index."""
+"""A package index of static files (PEP 503) with the wheel of this tree. Other packages come from the default index."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class _SilentHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 def fill(folder: Path, wheel: Path) -> str:
-    """Puts a wheel there; its hash in hexadecimal."""
+    """Adds a wheel to the index in ``folder``. Returns the SHA-256 digest of the wheel in hexadecimal."""
     content = wheel.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     project = folder / "simple" / wheel.name.partition("-")[0].replace("_", "-")
@@ -29,8 +29,8 @@ def fill(folder: Path, wheel: Path) -> str:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Its URL."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(folder))) as server:
+    """Serves the index in ``folder`` and yields its URL."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_SilentHandler, directory=str(folder))) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}/simple/"

@@ -1,4 +1,4 @@
-"""Building this tree, and installing what comes of it."""
+"""Builds this tree, and installs its wheel into new environments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def build(folder: Path, source: Path = ROOT, **environment: str) -> None:
-    """Wheel and sdist, as `make dist` makes them."""
+    """Builds the wheel and the sdist as `make dist` does."""
     run(sys.executable, "-m", "hatchling", "build", "-d", str(folder), cwd=source, **environment)
 
 
-_OURS = (
+_OWN_VARIABLES = (
     "PYTHONPATH",
     "PYTHONDONTWRITEBYTECODE",
     "KUBECONFIG",
@@ -31,19 +31,19 @@ _OURS = (
 )
 
 
-def as_elsewhere() -> dict[str, str]:
-    """The environment of somebody who knows nothing of this tree, nor of the `make` that runs its tests."""
-    return {k: v for k, v in os.environ.items() if k not in _OURS}
+def clean_environment() -> dict[str, str]:
+    """Returns the environment variables without those of this tree and of the `make` that runs the tests."""
+    return {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES}
 
 
 def run(*argv: str, cwd: Path, timeout: float = 300, **environment: str) -> str:
-    """What it printed. Nothing of this tree is on its path but what ``environment`` says."""
+    """Runs a command in a clean environment with ``environment`` added, and returns its output."""
     try:
         done = subprocess.run(
-            argv, cwd=cwd, env=as_elsewhere() | environment, capture_output=True, text=True, timeout=timeout, check=False,
+            argv, cwd=cwd, env=clean_environment() | environment, capture_output=True, text=True, timeout=timeout, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
-    except subprocess.TimeoutExpired as e:  # which does not show what was said so far
+    except subprocess.TimeoutExpired as e:  # The exception does not show the output.
         raise AssertionError(f"{' '.join(argv)} has not ended after {timeout:g} s\n{e.stdout}\n{e.stderr}") from None
     assert done.returncode == 0, f"{' '.join(argv)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -51,34 +51,42 @@ def run(*argv: str, cwd: Path, timeout: float = 300, **environment: str) -> str:
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment. ``pip`` is that of the tests."""
+    """A virtual environment. The tests' ``pip`` installs into it."""
 
     folder: Path
 
     @classmethod
-    def make(cls, folder: Path, lent: Path | None = None) -> Environment:
+    def make(cls, folder: Path, shared_packages: Path | None = None) -> Environment:
         run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=ROOT)
-        out = cls(folder)
-        if lent is not None:
-            (out.packages / "lent.pth").write_text(f"{lent}\n")
-        return out
+        environment = cls(folder)
+        if shared_packages is not None:
+            (environment.packages / "shared_packages.pth").write_text(f"{shared_packages}\n")
+        return environment
 
     @property
     def packages(self) -> Path:
         (found,) = self.folder.glob("lib/python*/site-packages")
         return found
 
-    def install(self, *what: Path) -> None:
-        """From files, without what they depend on."""
+    def install(self, *files: Path) -> None:
+        """Installs files without their dependencies."""
         options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
         run(
-            sys.executable, "-m", "pip", "--python", self.path("python"), "install", *options, *map(str, what), cwd=ROOT
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            self.path("python"),
+            "install",
+            *options,
+            *map(str, files),
+            cwd=ROOT,
         )
 
-    def install_from_index(self, what: str, url: str) -> None:
-        """With what it depends on; what this index does not have comes from the usual one."""
+    def install_from_index(self, requirements: str, url: str) -> None:
+        """Installs requirements with their dependencies, from the index at ``url`` and the default index."""
         argv = (sys.executable, "-m", "pip", "--python", self.path("python"), "install", "--quiet", "--no-cache-dir")
-        run(*argv, "--extra-index-url", url, *what.split(), cwd=self.folder)
+        run(*argv, "--extra-index-url", url, *requirements.split(), cwd=self.folder)
 
     def path(self, command: str) -> str:
         return str(self.folder / "bin" / command)

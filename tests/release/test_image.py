@@ -1,4 +1,4 @@
-"""The image itself: built from this tree on a base of Debian's and CPython's parts, looked into, and run as its DaemonSet runs it."""
+"""The image of the PCI driver is built from this tree, has the expected contents, and runs as its DaemonSet runs it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def image(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return tag
 
 
-def test_it_adds_at_most_ninety_megabytes(image: str, base: str) -> None:
+def test_the_image_adds_at_most_ninety_megabytes(image: str, base: str) -> None:
     assert images.size(image) - images.size(base) < 90e6
 
 
-def test_it_has_no_pip_no_compiler_no_cache_and_no_tests(image: str) -> None:
+def test_the_image_has_no_pip_no_compiler_no_cache_and_no_tests(image: str) -> None:
     with images.mounted(image) as root:
         files = {p.relative_to(root) for p in root.rglob("*") if p.is_file()}
     commands = {p.name for p in files if p.parent.name in {"bin", "sbin"}}
@@ -57,29 +57,31 @@ def test_it_has_no_pip_no_compiler_no_cache_and_no_tests(image: str) -> None:
     assert not [p for p in files if any(p.is_relative_to(folder) for folder in leftovers)]
 
 
-def test_its_list_of_parts_is_whole_and_has_licences(image: str) -> None:
+def test_the_sbom_of_the_image_is_complete_and_has_licences(image: str) -> None:
     script = "import importlib.metadata as m, json; print(json.dumps([[d.name, d.version] for d in m.distributions()]))"
     installed = {tuple(d) for d in json.loads(images.inside(image, "python", "-c", script))}
     dpkg = images.inside(image, "dpkg-query", "-W", "-f", "${Package} ${Version}\n")
     with images.mounted(image) as root:
         text = (root / SBOM).read_text()
-    from cyclonedx.schema import SchemaVersion  # takes a second, which a run without this test saves
+    from cyclonedx.schema import SchemaVersion  # The import takes a second, so only this test imports the module.
     from cyclonedx.validation.json import JsonStrictValidator
 
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     listed: JSON = json.loads(text)
     components = listed["components"]
-    have = {(c["name"], c.get("version", "")) for c in components}
+    components_found = {(c["name"], c.get("version", "")) for c in components}
     assert {"dra-kubeletplugin", "pci", "grpcio"} < {name for name, _ in installed}
-    assert installed <= have
-    assert {tuple(line.split()) for line in dpkg.splitlines()} <= have
-    assert {"cpython", "pci.ids", images.BASE} <= {name for name, _ in have}
+    assert installed <= components_found
+    assert {tuple(line.split()) for line in dpkg.splitlines()} <= components_found
+    assert {"cpython", "pci.ids", images.BASE} <= {name for name, _ in components_found}
     environment = [c for c in components if (c["name"], c.get("version", "")) in installed]
     assert [c["name"] for c in environment if not c.get("licenses")] == []
 
 
-@pytest.mark.parametrize("privileged", [True, False], ids=["as for VFIO", "without capabilities"])
-async def test_as_its_daemonset_runs_it_a_pod_gets_a_device(privileged: bool, image: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("privileged", [True, False], ids=["privileged, for VFIO", "without capabilities"])
+async def test_a_pod_receives_a_device_from_the_image_with_the_options_of_the_daemonset(
+    privileged: bool, image: str, tmp_path: Path
+) -> None:
     async with LocalCluster() as cluster:
         node = cluster.node
         values = values_of("pci") | {"kubeletRoot": str(node.kubelet_root), "cdiRoot": str(node.cdi_root)}
@@ -90,10 +92,10 @@ async def test_as_its_daemonset_runs_it_a_pod_gets_a_device(privileged: bool, im
             for path in sorted((ROOT / "drivers/pci/examples").glob("*.yaml")):
                 await cluster.apply_file(path)
             ended = asyncio.create_task(process.wait())
-            begun = asyncio.create_task(cluster.wait_running("pci-demo", timeout=200))
-            await asyncio.wait({ended, begun}, return_when=asyncio.FIRST_COMPLETED)
-            assert begun.done(), log.read_text()
-            await begun
+            started = asyncio.create_task(cluster.wait_running("pci-demo", timeout=200))
+            await asyncio.wait({ended, started}, return_when=asyncio.FIRST_COMPLETED)
+            assert started.done(), log.read_text()
+            await started
             (spec,) = node.cdi_root.glob("*.json")
             assert json.loads(spec.read_text())["kind"] == "k8s.pci.dra-kubeletplugin.dev/claim"
         assert process.returncode == 0, log.read_text()

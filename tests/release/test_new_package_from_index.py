@@ -1,4 +1,4 @@
-"""What a vendor does once this is published: installs from an index, makes a package, pins it, and builds its image."""
+"""The workflow of a vendor: install from an index, create a package, pin its dependencies, and build its image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tests.release.installation import Environment, run
 
 @pytest.mark.image
 @pytest.mark.timeout(1500)
-def test_its_image_is_made_of_what_the_index_has_and_the_lock_states(wheel: Path, base: str, tmp_path: Path) -> None:
+def test_the_image_of_a_new_package_contains_the_locked_packages_of_the_index(
+    wheel: Path, base: str, tmp_path: Path
+) -> None:
     digest = index.fill(tmp_path / "index", wheel)
     with index.served(tmp_path / "index") as url:
         tools = Environment.make(tmp_path / "tools")
@@ -22,9 +24,9 @@ def test_its_image_is_made_of_what_the_index_has_and_the_lock_states(wheel: Path
         package = tmp_path / "acme-fpga"
         run("make", "lock", cwd=package, UV_INDEX=url)
         (config := tmp_path / "pip.conf").write_text(f"[global]\nextra-index-url = {url}\n")
-        given = " ".join((*images.BUILD, "--volume", f"{config}:/etc/pip.conf:ro"))
+        build_options = " ".join((*images.BUILD, "--volume", f"{config}:/etc/pip.conf:ro"))
         image = images.tag("acme-fpga")
-        run("make", "image", "ENGINE=podman", f"IMAGE={image}", f"ARGS={given}", cwd=package, timeout=500)
+        run("make", "image", "ENGINE=podman", f"IMAGE={image}", f"ARGS={build_options}", cwd=package, timeout=500)
     try:
         assert f"--hash=sha256:{digest}" in (package / "image/requirements.txt").read_text()
         assert images.inside(image, "dra", "--version").startswith("dra ")
@@ -37,7 +39,7 @@ def test_its_image_is_made_of_what_the_index_has_and_the_lock_states(wheel: Path
 
 
 @pytest.mark.image
-def test_a_wheel_that_is_not_the_one_of_the_lock_is_refused(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_with_another_hash_than_the_lock_file_is_rejected(wheel: Path, tmp_path: Path) -> None:
     version = wheel.name.split("-")[1]
     (lock := tmp_path / "requirements.txt").write_text(f"dra-kubeletplugin=={version} --hash=sha256:{'0' * 64}\n")
     index.fill(tmp_path / "index", wheel)

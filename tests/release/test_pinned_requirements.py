@@ -1,4 +1,4 @@
-"""image/: versions and hashes of what an image takes from an index are those that pyproject.toml asks for."""
+"""The versions and hashes that image/ pins meet the requirements of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dra_kubeletplugin.packaging.scaffold.names import Names
 from tests.release.installation import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ASKED = {
+REQUIREMENTS = {
     "requirements.txt": PROJECT["project"]["dependencies"],
     "build-requirements.txt": PROJECT["dependency-groups"]["image"],
 }
@@ -23,7 +23,7 @@ NEW = {str(path): text for path, text in writer.package_files(Names("sdk", "acme
 
 
 def pins(path: Path) -> dict[str, Requirement]:
-    """By their names."""
+    """Returns the pins of a file by package name."""
     lines = path.read_text().replace("\\\n", " ").splitlines()
     found = [
         Requirement(line.partition(" --hash")[0].strip())
@@ -33,15 +33,15 @@ def pins(path: Path) -> dict[str, Requirement]:
     return {canonicalize_name(r.name): r for r in found}
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUIREMENTS)
 def test_each_requirement_is_met_by_a_pin(name: str) -> None:
-    have = pins(ROOT / "image" / name)
-    for wanted in map(Requirement, ASKED[name]):
-        (pin,) = have[canonicalize_name(wanted.name)].specifier
-        assert wanted.specifier.contains(pin.version), f"{wanted} is not met by {pin}: make lock"
+    pinned = pins(ROOT / "image" / name)
+    for requirement in map(Requirement, REQUIREMENTS[name]):
+        (pin,) = pinned[canonicalize_name(requirement.name)].specifier
+        assert requirement.specifier.contains(pin.version), f"{requirement} is not met by {pin}: make lock"
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUIREMENTS)
 def test_each_pin_is_one_version_with_hashes(name: str) -> None:
     text = (ROOT / "image" / name).read_text()
     for pin in pins(ROOT / "image" / name).values():
@@ -49,17 +49,17 @@ def test_each_pin_is_one_version_with_hashes(name: str) -> None:
         assert re.search(rf"^{re.escape(pin.name)}=={re.escape(next(iter(pin.specifier)).version)}.*\\\n +--hash=sha256:[0-9a-f]{{64}}", text, re.MULTILINE), pin  # fmt: skip
 
 
-def test_an_image_has_nothing_of_what_builds_it() -> None:
-    """But what both need."""
+def test_the_image_contains_no_build_tools() -> None:
+    """Packages that both the build and the driver need are not build tools."""
     assert {"hatchling", "cyclonedx-bom", "debsbom", "pip", "setuptools"}.isdisjoint(
         pins(ROOT / "image/requirements.txt")
     )
 
 
-def test_a_new_package_is_built_and_pinned_as_this_tree_is() -> None:
+def test_a_new_package_is_built_and_pinned_like_this_tree() -> None:
     assert tomllib.loads(NEW["pyproject.toml"])["dependency-groups"] == PROJECT["dependency-groups"]
-    ours = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     for line in NEW["Makefile"].replace(" $(WHEELS)", "").splitlines():
         if re.search(r"\$\(UV\)|\$\(COMPILE\)|^IMAGES|^LOCKED|uv>=", line) and not line.startswith("lock:"):
-            # A package's line also says what to do if it fails.
-            assert re.sub(r" \|\| \{ echo .*\}$", "", line) in ours
+            # The line of a package also prints a remedy on failure.
+            assert re.sub(r" \|\| \{ echo .*\}$", "", line) in makefile

@@ -1,4 +1,4 @@
-"""docs/release.md: what it tells to call is there, and its workflow is in good form."""
+"""The targets and tests that docs/release.md names exist, and the release workflow has minimal permissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULT
 WORKFLOW = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
 
 
-def test_each_target_and_test_that_it_names_exists() -> None:
+def test_each_target_and_test_that_the_page_names_exists() -> None:
     code = "\n".join(re.findall(r"```.*?```|`[^`]+`", PAGE, re.DOTALL))
     named = set(re.findall(r"\bmake ([a-z]+)", code))
     assert {"dist", "lock", "image", "sbom", "deploy"} <= named <= TARGETS
@@ -23,11 +23,15 @@ def test_each_target_and_test_that_it_names_exists() -> None:
 
 
 @pytest.mark.parametrize("job", WORKFLOW["jobs"])
-def test_a_job_of_the_workflow_has_only_the_rights_that_it_states(job: str) -> None:
+def test_a_job_of_the_workflow_has_only_its_declared_permissions(job: str) -> None:
     assert WORKFLOW["permissions"] == {}
-    said = WORKFLOW["jobs"][job]
-    assert set(said) <= {"needs", "runs-on", "environment", "permissions", "env", "steps"}
-    assert said.get("needs", "dist") in WORKFLOW["jobs"]
-    assert said["permissions"].get("contents") != "write"
-    assert all(set(step) <= {"uses", "with", "run"} and len({"uses", "run"} & set(step)) == 1 for step in said["steps"])
-    assert ("id-token" in said["permissions"]) == (job in {"index", "image"}), "only what publishes proves who it is"
+    definition = WORKFLOW["jobs"][job]
+    assert set(definition) <= {"needs", "runs-on", "environment", "permissions", "env", "steps"}
+    assert definition.get("needs", "dist") in WORKFLOW["jobs"]
+    assert definition["permissions"].get("contents") != "write"
+    assert all(
+        set(step) <= {"uses", "with", "run"} and len({"uses", "run"} & set(step)) == 1 for step in definition["steps"]
+    )
+    assert ("id-token" in definition["permissions"]) == (job in {"index", "image"}), (
+        "only jobs that publish have an identity token"
+    )

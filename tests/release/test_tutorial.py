@@ -1,4 +1,4 @@
-"""docs/tutorial.md: it is followed word for word, on a machine where this wheel is the index; and README's first minute."""
+"""The commands of docs/tutorial.md work exactly as written with this wheel, and README opens with the demo's output."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.pages import commands_of, output_pattern, updated
-from tests.release.installation import ROOT, Environment, as_elsewhere, run
+from tests.release.installation import ROOT, Environment, clean_environment, run
 
 PAGE = ROOT / "docs/tutorial.md"
 STEPS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 INSTALLED = {"python3 -m venv tools", "tools/bin/pip install dra-kubeletplugin"}
-"""Done by the fixture: an index that has this wheel is not at hand."""
-STAYS, ENGINE = "make dev", "make image"
+"""Commands that the fixture replaces, because no index contains this wheel."""
+STARTS_CLUSTER, ENGINE = "make dev", "make image"
 CHANGED = "src/acme_fpga/driver.py"
-"""The file that the page's change is about."""
+"""The file that the tutorial changes."""
 
 
 class Reader:
-    """Types the commands of the page, in the order of the page, and makes its change."""
+    """Runs the commands of the page in order, and applies its change to the driver."""
 
     def __init__(self, folder: Path, installed: Environment) -> None:
         self.folder = folder
@@ -35,22 +35,22 @@ class Reader:
         self._environment: dict[str, str] = {}
         self._cluster: subprocess.Popen[str] | None = None
 
-    def types(self, command: str) -> str:
-        """Returns what the command prints."""
+    def run_command(self, command: str) -> str:
+        """Runs a command and returns its output."""
         if command in INSTALLED:
             return ""
         if command.startswith("cd "):
             self._enter(command.removeprefix("cd "))
             return ""
-        if command == STAYS:
+        if command == STARTS_CLUSTER:
             return self._start(command)
-        if command.startswith(ENGINE):  # there is no engine here
-            said = self._run(f"make -n {command.removeprefix('make ')}")
-            assert "docker build -t registry.acme.com/fpga:0.1.0 ." in said
-            return said
+        if command.startswith(ENGINE):  # The test machine has no container engine.
+            output = self._run(f"make -n {command.removeprefix('make ')}")
+            assert "docker build -t registry.acme.com/fpga:0.1.0 ." in output
+            return output
         return self._run(command)
 
-    def changes(self, diff: str) -> None:
+    def apply_diff(self, diff: str) -> None:
         file = self.folder / CHANGED
         removed, added = ("".join(re.findall(rf"^\{sign}(.*\n)", diff, re.MULTILINE)) for sign in "-+")
         text = file.read_text()
@@ -61,9 +61,9 @@ class Reader:
         return run("bash", "-c", command, cwd=self.folder, timeout=150, **self._environment)
 
     def _enter(self, name: str) -> None:
-        """Enters the package, with the environment that its Makefile would install."""
+        """Enters the package and links the environment that its Makefile would install."""
         self.folder /= name
-        # As `pip install -e` makes it: a change of the driver counts at once, and the cluster reloads it.
+        # Like `pip install -e`: a change of the driver is effective immediately, and the cluster reloads the driver.
         (self._installed.packages / "package.pth").write_text(f"{self.folder}/src\n")
         (self.folder / ".venv").symlink_to(self._installed.folder)
         (self.folder / ".venv/.installed").touch()
@@ -72,21 +72,21 @@ class Reader:
         self._environment["MYPYPATH"] = "src"
 
     def _start(self, command: str) -> str:
-        """Starts the cluster, which runs until the end of the page, and takes its kubeconfig for the other shell."""
+        """Starts the cluster, which runs until the end of the page, and uses its kubeconfig for later commands."""
         log = self.folder.parent / "log"
         with log.open("w") as errors:
             self._cluster = process = subprocess.Popen(
                 command.split(), cwd=self.folder, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
-                env=as_elsewhere() | {"PYTHONUNBUFFERED": "1"},
+                env=clean_environment() | {"PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
         assert process.stdout
-        said = ""
-        while "Ctrl-C stops the cluster" not in said:
+        output = ""
+        while "Ctrl-C stops the cluster" not in output:
             line = process.stdout.readline()
-            assert line, said + log.read_text()
-            said += line
-        self._environment["KUBECONFIG"] = said.partition("KUBECONFIG=")[2].split()[0]
-        return said
+            assert line, output + log.read_text()
+            output += line
+        self._environment["KUBECONFIG"] = output.partition("KUBECONFIG=")[2].split()[0]
+        return output
 
     def close(self) -> None:
         if self._cluster and self._cluster.stdout:
@@ -108,33 +108,33 @@ def reader(installed: Environment, tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.timeout(600)
-def test_the_tutorial_works_word_for_word_and_prints_what_it_shows(reader: Reader) -> None:
+def test_the_tutorial_works_as_written_and_prints_the_shown_output(reader: Reader) -> None:
     ran: list[tuple[str, str, str]] = []
     for language, block in STEPS:
         if language == "diff":
-            reader.changes(block)
+            reader.apply_diff(block)
             continue
-        assert language == "console", f"nobody runs a block of {language!r}"
-        for command, output in commands_of(block):
+        assert language == "console", f"the test cannot run a block of {language!r}"
+        for command, expected in commands_of(block):
             if "kubectl" in command and not shutil.which("kubectl"):
                 continue
-            said = reader.types(command)
+            output = reader.run_command(command)
             if os.environ.get("UPDATE_PAGES"):
-                ran.append((command, output, said))
+                ran.append((command, expected, output))
             elif command not in INSTALLED:
-                assert output_pattern(output).fullmatch(said), (
-                    f"$ {command}\nsays:\n{said}\nand the page shows:\n{output}"
+                assert output_pattern(expected).fullmatch(output), (
+                    f"$ {command}\nprints:\n{output}\nbut the page shows:\n{expected}"
                 )
     assert {command for _, block in STEPS if block.startswith("$ ") for command, _ in commands_of(block)} > INSTALLED
     if ran:
         PAGE.write_text(updated(PAGE.read_text(), [step for step in ran if step[0] not in INSTALLED]))
 
 
-# --- the first minute ---------------------------------------------------------------------------------
+# --- the demo's output --------------------------------------------------------------------------------
 
 
 def milestones(text: str) -> Iterator[str]:
-    """What every run of the demo says, on whatever machine."""
+    """Yields the lines that every run of the demo prints on any machine."""
     for line in text.splitlines():
         if re.match(r" *(\d\. |\S+ created from |(CDI files|records|devices held|claims): )", line):
             yield " ".join(line.split())
@@ -147,15 +147,15 @@ def demo() -> list[str]:
     return found
 
 
-def test_readme_opens_with_what_the_demo_prints(demo: list[str]) -> None:
+def test_readme_opens_with_the_output_of_the_demo(demo: list[str]) -> None:
     opening = (ROOT / "README.md").read_text().partition("\n## ")[0]
     block = re.search(r"```console\n\$ make demo\n(.*?)```", opening, re.DOTALL)
     assert block
     assert list(milestones(block[1])) == demo
 
 
-def test_the_picture_shows_what_the_demo_prints(demo: list[str]) -> None:
-    """Lines of the terminal are texts at one height."""
+def test_the_picture_shows_the_output_of_the_demo(demo: list[str]) -> None:
+    """In the picture, the texts of one line of the terminal have the same height."""
     texts = re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>(.*?)</text>', (ROOT / "docs/demo.svg").read_text())
     lines: dict[str, str] = {}
     for y, text in texts:

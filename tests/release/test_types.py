@@ -1,4 +1,4 @@
-"""`py.typed` is a promise: a driver elsewhere is checked at its strictest against the installed wheel, and nothing it is given is Any."""
+"""With `py.typed`, strict type checkers accept a driver that uses the installed wheel, and no public value is Any."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.release.installation import Environment, run
 
 DRIVER = '''
-"""A driver and a test as somebody else writes them."""
+"""A driver and a test of another project."""
 
 from typing import assert_type
 
@@ -72,18 +72,18 @@ def mypy(installed: Environment, consumer: Path) -> str:
     )
 
 
-def test_mypy_at_its_strictest_finds_nothing(installed: Environment, consumer: Path) -> None:
+def test_strict_mypy_reports_no_error(installed: Environment, consumer: Path) -> None:
     assert "Success" in mypy(installed, consumer)
 
 
-def test_without_the_promise_mypy_believes_none_of_it(installed: Environment, consumer: Path) -> None:
+def test_without_py_typed_mypy_ignores_the_types_of_the_package(installed: Environment, consumer: Path) -> None:
     (installed.packages / "dra_kubeletplugin/py.typed").unlink()
     with pytest.raises(AssertionError, match=r"missing library stubs or py\.typed marker"):
         mypy(installed, consumer)
 
 
 @pytest.mark.skipif(not shutil.which("pyright"), reason="needs pyright on the PATH: pip install 'pyright[nodejs]'")
-def test_pyright_at_its_strictest_finds_nothing(installed: Environment, consumer: Path) -> None:
+def test_strict_pyright_reports_no_error(installed: Environment, consumer: Path) -> None:
     config = {"venvPath": str(installed.folder.parent), "venv": installed.folder.name, "typeCheckingMode": "strict"}
     (consumer / "pyrightconfig.json").write_text(json.dumps(config))
     assert "0 errors, 0 warnings" in run("pyright", "card.py", cwd=consumer)

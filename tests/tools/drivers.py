@@ -1,4 +1,4 @@
-"""What packages of `drivers/` have word for word from the templates of `dra new`: `make drivers` writes it."""
+"""`make drivers`: rewrites the files of `drivers/` that are copies of the templates of `dra new`."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from dra_kubeletplugin.packaging.scaffold.writer import common_files
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(p.parent for p in ROOT.glob("drivers/*/pyproject.toml"))
-OWN = {"README.md", "pyproject.toml", "deploy/values.yaml", "examples/pod.yaml"}
-"""What a template begins, and each driver goes on with."""
+CUSTOMIZED = {"README.md", "pyproject.toml", "deploy/values.yaml", "examples/pod.yaml"}
+"""Files that a template starts and each driver extends."""
 CI = PurePosixPath(".github/workflows/ci.yaml")
-"""Nobody would run it: this tree's is `.ci/run`."""
-_RULES = "PYTHON ?="  # in a Makefile what is above it is the driver's own
+"""A workflow that drivers in this tree do not need, because `.ci/run` tests them."""
+_RULES = "PYTHON ?="  # The lines above this text in a Makefile belong to the driver.
 
 
 def template(package: Path) -> dict[PurePosixPath, str]:
-    """What `dra new` would write for a driver of this name, whatever its kind."""
+    """Returns the files that `dra new` writes for a driver with this name, for every kind."""
     driver = yaml.safe_load((package / "deploy/values.yaml").read_text())["driverName"]
     return dict(common_files(Names("", package.name.replace("_", "-"), driver)))
 
 
-def same(package: Path) -> Iterator[tuple[Path, str]]:
-    """Each file that is as the template has it, and what should be in it."""
+def expected_files(package: Path) -> Iterator[tuple[Path, str]]:
+    """Yields each file that must equal its template, and the expected content."""
     for path, text in template(package).items():
-        if str(path) in OWN or path == CI:
+        if str(path) in CUSTOMIZED or path == CI:
             continue
         if path.name == "Makefile":
-            own = (package / path).read_text().partition(_RULES)[0]
-            text = own + _RULES + text.partition(_RULES)[2]
+            own_lines = (package / path).read_text().partition(_RULES)[0]
+            text = own_lines + _RULES + text.partition(_RULES)[2]
         yield package / path, text
 
 
 def main() -> int:
     for package in PACKAGES:
-        for path, text in same(package):
+        for path, text in expected_files(package):
             if not path.is_file() or path.read_text() != text:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)

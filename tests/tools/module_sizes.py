@@ -1,4 +1,4 @@
-"""Fails when a module has grown past the 450 lines at which it must be split."""
+"""Fails when a module has more than 450 lines and must be split."""
 
 from __future__ import annotations
 

@@ -1,15 +1,18 @@
-"""`make pauses`: tests with pauses put at random where a busy machine puts them, to find those that count on being quick.
+"""`make pauses`: runs tests with random pauses, as on a busy machine, to find tests and code that depend on timing.
 
-``make pauses ARGS="tests/localcluster/test_localcluster_kubernetes_releases.py --pauses late,children --seed 7"``. A test that fails here read something at a time that
-it did not wait for, or the code below it did. What was a fault of a test alone is mended there: wait for the thing that is asserted.
+Example: ``make pauses ARGS="tests/localcluster/test_localcluster_kubernetes_releases.py --pauses late,children --seed 7"``.
+If a test fails here, the test or the code reads a value without waiting for it. If only the test has the fault, change the test:
+wait for the same condition that it asserts.
 
 Kinds of pauses:
-    late: the test goes on late after each ``await``, while all around it goes on: 0 to 0.4 s, at every third.
-    tasks: any task goes on late: 0 to 0.05 s, one time in ten. Wakes in another order than asyncio's, so not each find is a fault.
-    loop: the whole event loop stands still: 0.03 to 0.8 s, one time in five hundred.
-    children: a process that the test started is stopped for 0.1 to 1 s, about every second.
-    steps: this process, and each Python process that the test starts, pauses at random before a step that others see: a process started,
-        a file opened or renamed, a connection. What is killed or looked at between two steps is met so. See inside/pausing.py.
+    late: one in three times, the test continues 0 to 0.4 s late after an ``await``. All other tasks continue in time.
+    tasks: one in ten times, any task continues 0 to 0.05 s late. The order of tasks then differs from asyncio's order, so a failure
+        is not always a fault.
+    loop: one in five hundred times, the event loop stops for 0.03 to 0.8 s.
+    children: about once per second, a process that the test started is stopped for 0.1 to 1 s.
+    steps: this process, and each Python process that the test starts, pauses at random before steps that other processes can observe.
+        Such steps start a process, open or rename a file, or connect. The pauses expose kills and reads between two steps.
+        See inside/pausing.py.
 """
 
 from __future__ import annotations
@@ -37,14 +40,19 @@ _PAUSES: pytest.StashKey[Pauses] = pytest.StashKey()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("pauses")
-    group.addoption("--pauses", default="late,tasks", help=f"kinds of pauses, of {', '.join(KINDS)}")
-    group.addoption("--seed", type=int, default=None, help="of the pauses; the order of events is the machine's still")
+    group.addoption("--pauses", default="late,tasks", help=f"kinds of pauses, separated by commas: {', '.join(KINDS)}")
+    group.addoption(
+        "--seed",
+        type=int,
+        default=None,
+        help="seed of the random pauses; the order of events still depends on the machine",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     kinds = set(config.getoption("--pauses").split(","))
     if wrong := kinds - {*KINDS}:
-        raise pytest.UsageError(f"--pauses {','.join(sorted(wrong))}: give some of {', '.join(KINDS)}")
+        raise pytest.UsageError(f"--pauses {','.join(sorted(wrong))}: use kinds of {', '.join(KINDS)}")
     seed = config.getoption("--seed")
     config.stash[_PAUSES] = Pauses(kinds, random.randrange(10**6) if seed is None else seed)
     config.stash[_PAUSES].install()
@@ -62,7 +70,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 class Pauses:
-    """Pauses of some kinds while a test runs; none while fixtures are made and taken away, but for steps of the processes that they start."""
+    """Adds pauses while a test runs. Fixtures run without pauses, except for ``steps`` in the processes that they start."""
 
     def __init__(self, kinds: set[str], seed: int) -> None:
         self.kinds = kinds
@@ -71,25 +79,27 @@ class Pauses:
         self._test = ""
 
     def install(self) -> None:
-        """For the rest of this process: asyncio has no other place to stand in."""
+        """Replaces methods of asyncio until this process ends, because asyncio has no hook for this purpose."""
         loop, handle = asyncio.BaseEventLoop, asyncio.Handle
         call_soon, run = loop.call_soon, handle._run
 
-        def soon(self_: Any, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
+        def call_soon_or_later(
+            self_: Any, callback: Callable[..., object], *args: Any, context: Any = None
+        ) -> asyncio.Handle:
             if self._test and (delay := self._before(getattr(callback, "__self__", None))):
                 later: asyncio.Handle = self_.call_later(delay, callback, *args, context=context)
                 return later
-            made: asyncio.Handle = call_soon(self_, callback, *args, context=context)
-            return made
+            immediate: asyncio.Handle = call_soon(self_, callback, *args, context=context)
+            return immediate
 
-        def paused(self_: Any) -> None:
+        def run_after_pause(self_: Any) -> None:
             if self._test and self._random.random() < 0.002:
                 time.sleep(self._random.uniform(0.03, 0.8))
             run(self_)
 
-        loop.call_soon = soon  # type: ignore[method-assign, assignment]
+        loop.call_soon = call_soon_or_later  # type: ignore[method-assign, assignment]
         if "loop" in self.kinds:
-            handle._run = paused  # type: ignore[method-assign, assignment]
+            handle._run = run_after_pause  # type: ignore[method-assign, assignment]
         if "steps" in self.kinds:
             self._install_steps()
 
@@ -97,23 +107,23 @@ class Pauses:
         pause_at_steps(self._random, lambda: bool(self._test))
         start = subprocess.Popen.__init__
 
-        def started(self_: Any, *args: Any, env: Any = None, **given: Any) -> None:
+        def start_with_pauses(self_: Any, *args: Any, env: Any = None, **options: Any) -> None:
             env = dict(os.environ if env is None else env)
             path = [str(_INSIDE), *filter(None, [env.get("PYTHONPATH")])]
             env |= {"PYTHONPATH": os.pathsep.join(path), "PAUSES_SEED": str(self.seed)}
-            start(self_, *args, env=env, **given)
+            start(self_, *args, env=env, **options)
 
-        subprocess.Popen.__init__ = started  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = start_with_pauses  # type: ignore[method-assign]
 
     def _before(self, owner: object) -> float:
-        """Seconds until a task may go on."""
+        """Returns the delay of a task's next step, in seconds."""
         if not isinstance(owner, asyncio.Task):
             return 0.0
         code = getattr(owner.get_coro(), "cr_code", None)
         if code is None or code.co_filename.endswith((".pyx", ".pyx.pxi")):
-            return 0.0  # grpc's own: a call that is cancelled before its first step complains
+            return 0.0  # a task of grpc, which logs an error if a call is cancelled before its first step
         if code.co_name == "_accept_connection2":
-            return 0.0  # asyncio's own: a server that closes waits for it one step of the loop, which is enough without pauses
+            return 0.0  # a task of asyncio, for which a closing server waits only one step of the loop
         if "late" in self.kinds and code.co_name == self._test:
             return self._random.uniform(0, 0.4) if self._random.random() < 0.3 else 0.0
         return self._random.uniform(0, 0.05) if "tasks" in self.kinds and self._random.random() < 0.1 else 0.0
@@ -135,7 +145,9 @@ class Pauses:
 
     def _stop_children(self, ended: threading.Event) -> None:
         while not ended.wait(self._random.uniform(0.1, 2)):
-            pids = [p for p in _descendants(os.getpid()) if _state(p) != "T"]  # a test's own stop is left alone
+            pids = [
+                p for p in _descendants(os.getpid()) if _state(p) != "T"
+            ]  # A test may have stopped the process itself.
             if not pids:
                 continue
             pid = self._random.choice(pids)

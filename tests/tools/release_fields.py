@@ -1,9 +1,9 @@
-"""Makes ``tests/packaging/manifests/release_fields.json``: which fields the kinds of `deploy/` have in which release of Kubernetes.
+"""Writes ``tests/packaging/manifests/release_fields.json``: the fields of the kinds in `deploy/` per release of Kubernetes.
 
     python -m tests.tools.release_fields
 
-Read from the official Python client, whose models are generated from each release's OpenAPI: package 32 is Kubernetes 1.32, and so on.
-A field is its type, and the first and last release that has it.
+The source is the official Python client, whose models are generated from the OpenAPI of each release: version 32 is Kubernetes 1.32.
+For each field, the file contains the type and the first and the last release.
 """
 
 from __future__ import annotations

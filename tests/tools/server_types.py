@@ -1,11 +1,11 @@
-"""Makes ``resourceapi/schemas/types.json``: all that the local API server knows of the types of the kinds it serves.
+"""Writes ``resourceapi/schemas/types.json``, the types of all kinds that the local API server serves.
 
     python -m tests.tools.server_types kubernetes-1.36.json /path/to/kubectl
 
-The schemas are those that a server publishes as OpenAPI v3, with short names. A field's ``go`` is added from kubectl's own types:
-its protobuf number, then ``p`` for a pointer and ``a`` for a field that is written even when it is empty. ``nested`` of a type
-has the fields that JSON has inline and protobuf in a message of their own. The modules ``types_newer_fields`` and
-``types_pod_groups`` have the types that these sources lack.
+The schemas are the OpenAPI v3 schemas of a server, with short names. kubectl's Go types add ``go`` to a field: its protobuf number,
+then ``p`` for a pointer and ``a`` for a field that is written even if it is empty. ``nested`` of a type contains the fields that are
+inline in JSON but in a separate message in protobuf. The modules ``types_newer_fields`` and ``types_pod_groups`` contain the types
+that these sources lack.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def short(name: str) -> str:
 
 
 def go_name(name: str) -> str:
-    """The Go type that a schema was made from."""
+    """Returns the name of the Go type of a schema."""
     path = name.removeprefix("io.k8s.").split(".")
     return f"k8s.io/{'/'.join(path[:-1])}:{path[-2]}.{path[-1]}"
 
@@ -68,7 +68,7 @@ class Types:
     def add(self, name: str) -> str:
         key = short(name)
         if key not in self.found:
-            self.found[key] = {}  # before its fields: types refer to themselves
+            self.found[key] = {}  # The entry exists before its fields are read, because types refer to themselves.
             schema = self._copied(self.schemas[name])
             numbers, nested = self._wire(go_name(name))
             for field, spec in schema.get("properties", {}).items():
@@ -92,7 +92,7 @@ class Types:
         return numbers, nested
 
     def _copied(self, schema: JSON) -> JSON:
-        """A schema; names of properties are no words of the schema's own."""
+        """Returns a copy of a schema with short names. Names of properties are not treated as keywords of the schema."""
         if (all_of := schema.get("allOf")) and len(all_of) == 1:
             schema = {**all_of[0], **{k: v for k, v in schema.items() if k != "allOf"}}
         out: JSON = {}
@@ -122,7 +122,7 @@ def main(schemas: str, kubectl: str) -> None:
 
 
 def write(kinds: dict[str, str], types: JSON) -> None:
-    """Writes the file, with the types that the sources lack."""
+    """Writes the file, including the types that the sources lack."""
     more_kinds, more_types = types_pod_groups.kinds_and_types()
     kinds, types = types_newer_fields.extended(kinds | more_kinds, types | more_types)
     content = json.dumps({"kinds": kinds, "types": types}, separators=(",", ":"), sort_keys=True)

@@ -1,7 +1,7 @@
-"""Fails when a class name occurs twice in a ring, or a constructor has more than seven parameters.
+"""Fails when a class name occurs twice in a ring, or when a constructor has more than seven parameters.
 
-The rings are those of the import contract in pyproject.toml. `self` does not count; keyword-only parameters do. Dataclasses and
-msgspec structs have no written constructor, so they are exempt.
+The import contract in pyproject.toml defines the rings. Keyword-only parameters count, and `self` does not. Dataclasses and msgspec
+structs have no explicit constructor, so they are exempt.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/dra_kubeletplugin"
-MOST = 7
-TWICE: Mapping[str, str] = {
+MAX_PARAMETERS = 7
+ALLOWED_DUPLICATES: Mapping[str, str] = {
     "Device": "public in dra_kubeletplugin, for drivers, and in dra_kubeletplugin.metadata, for programs in containers, which import one"
 }
 """Class names that may occur twice in a ring, each with the reason."""
@@ -38,7 +38,7 @@ def classes(package: Path = PACKAGE) -> Iterator[tuple[Path, ast.ClassDef]]:
 
 
 def parameters(node: ast.ClassDef) -> int:
-    """Returns how many parameters the constructor of a class has; 0 without a constructor."""
+    """Returns the number of parameters of a class's constructor, or 0 without a constructor."""
     for member in node.body:
         if isinstance(member, ast.FunctionDef) and member.name == "__init__":
             args = member.args
@@ -49,13 +49,13 @@ def parameters(node: ast.ClassDef) -> int:
 def faults(found: Sequence[tuple[Path, ast.ClassDef]], ring_packages: Sequence[frozenset[str]]) -> Iterator[str]:
     places: dict[tuple[int, str], list[str]] = defaultdict(list)
     for path, node in found:
-        if (count := parameters(node)) > MOST:
-            yield f"{path}:{node.lineno}: the constructor of {node.name} has {count} parameters, more than {MOST}"
+        if (count := parameters(node)) > MAX_PARAMETERS:
+            yield f"{path}:{node.lineno}: the constructor of {node.name} has {count} parameters, more than {MAX_PARAMETERS}"
         for ring, packages in enumerate(ring_packages):
             if path.with_suffix("").parts[0] in packages:
                 places[ring, node.name].append(f"{path}:{node.lineno}")
     for (_, name), where in places.items():
-        if len(where) > 1 and name not in TWICE:
+        if len(where) > 1 and name not in ALLOWED_DUPLICATES:
             yield f"{name} is the name of {len(where)} classes of one ring: {', '.join(where)}"
 
 

@@ -1,4 +1,4 @@
-"""``make check`` finds the tests of what changed."""
+"""``make check`` finds the tests of changed files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tools import changed
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a package, a driver and tests."""
+    """Creates a repository with a package, a driver and tests."""
     files = {
         "docs/page.md": "",
         "drivers/x/src/x/driver.py": "",
@@ -27,7 +27,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "tests/docs/test_pages.py": "",
         "tests/helpers/helper.py": "",
         "tests/far/test_b.py": "from pkg.sub.b import x\n",
-        "tests/far/test_helped.py": "from ..helpers.helper import x\nPAGE = 'page.md'\n",
+        "tests/far/test_helper_user.py": "from ..helpers.helper import x\nPAGE = 'page.md'\n",
         "tests/far/test_package.py": "import pkg.sub\n",
         "tests/sub/conftest.py": "",
         "tests/sub/test_a.py": "from pkg.sub import a\n",
@@ -44,7 +44,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def found(*names: str) -> list[str]:
+def selected_tests(*names: str) -> list[str]:
     return [str(p).removeprefix("tests/") for p in changed.tests_of([Path(n) for n in names])]
 
 
@@ -58,36 +58,41 @@ def test_changed_and_new_files_are_found_and_deleted_ones_are_not(tree: Path) ->
 
 
 @pytest.mark.usefixtures("tree")
-def test_tests_at_the_path_of_a_module_come_first_then_importers_then_those_of_its_package() -> None:
-    assert found("src/pkg/sub/b.py") == [
+def test_tests_of_a_module_come_before_importers_and_other_tests_of_its_package() -> None:
+    assert selected_tests("src/pkg/sub/b.py") == [
         "sub/test_b.py", "sub/test_b_is_killed.py", "far/test_b.py", "sub/test_a.py", "far/test_package.py",
     ]  # fmt: skip
-    assert found("src/pkg/sub/__init__.py")[0] == "far/test_package.py"
-    assert found("src/pkg/other.py") == []
+    assert selected_tests("src/pkg/sub/__init__.py")[0] == "far/test_package.py"
+    assert selected_tests("src/pkg/other.py") == []
 
 
 @pytest.mark.usefixtures("tree")
-def test_tests_of_helpers_and_settings_of_tests_drivers_and_pages() -> None:
-    assert found("tests/helpers/helper.py") == ["far/test_helped.py"]
-    assert found("tests/sub/conftest.py") == ["sub/test_a.py", "sub/test_b.py", "sub/test_b_is_killed.py"]
-    assert found("drivers/x/src/x/driver.py") == ["drivers/x/tests/test_x.py"]
-    assert found("docs/page.md") == ["far/test_helped.py", "docs/test_pages.py"]
+def test_tests_are_found_for_helpers_conftest_files_drivers_and_pages() -> None:
+    assert selected_tests("tests/helpers/helper.py") == ["far/test_helper_user.py"]
+    assert selected_tests("tests/sub/conftest.py") == ["sub/test_a.py", "sub/test_b.py", "sub/test_b_is_killed.py"]
+    assert selected_tests("drivers/x/src/x/driver.py") == ["drivers/x/tests/test_x.py"]
+    assert selected_tests("docs/page.md") == ["far/test_helper_user.py", "docs/test_pages.py"]
 
 
 @pytest.mark.usefixtures("tree")
-def test_a_changed_test_file_comes_first_and_alone() -> None:
-    assert found("tests/far/test_package.py") == ["far/test_package.py"]
-    assert found("src/pkg/sub/b.py", "tests/far/test_package.py")[:2] == ["far/test_package.py", "sub/test_b.py"]
+def test_a_changed_test_file_comes_first_and_selects_no_other_tests() -> None:
+    assert selected_tests("tests/far/test_package.py") == ["far/test_package.py"]
+    assert selected_tests("src/pkg/sub/b.py", "tests/far/test_package.py")[:2] == [
+        "far/test_package.py",
+        "sub/test_b.py",
+    ]
 
 
 def test_a_test_that_would_start_after_the_minute_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    run: Any = SimpleNamespace(config=SimpleNamespace(stash=pytest.Stash()))  # not the run of this test, which goes on
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(stash=pytest.Stash())
+    )  # a stub, because the session of this test must continue
     changed.pytest_collection_finish(run)
     changed.pytest_runtest_setup(run)
     monkeypatch.setenv("MAKE_CHECK_BEGUN", "0")
     changed.pytest_collection_finish(run)
-    changed.pytest_runtest_setup(run)  # lint took long, and there is still some time for tests
-    monkeypatch.setattr(changed, "_LEAST", -1.0)
+    changed.pytest_runtest_setup(run)  # Lint took the whole minute, but tests have a minimum of time.
+    monkeypatch.setattr(changed, "_MIN_SECONDS", -1.0)
     changed.pytest_collection_finish(run)
     with pytest.raises(pytest.skip.Exception, match="the minute of `make check` has passed"):
         changed.pytest_runtest_setup(run)

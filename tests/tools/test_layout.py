@@ -1,4 +1,4 @@
-"""The map in CONTRIBUTING.md equals the tree, tests/ mirrors the package, and the plugin on a node loads nothing of the upper rings."""
+"""The map in CONTRIBUTING.md equals the tree, tests/ has the structure of the package, and cluster processes load no upper rings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NAMED_FOLDERS = {"docs", "helpers", "release", "system", "tools", "vectors"}
 FIRST_LEVEL = 22
 
 
-def mapped() -> set[str]:
-    """Every path below the package that the map of CONTRIBUTING names."""
+def mapped_paths() -> set[str]:
+    """Returns every path below the package that the map of CONTRIBUTING names."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
     found: set[str] = set()
@@ -33,19 +33,19 @@ def mapped() -> set[str]:
     return found
 
 
-def existing() -> set[str]:
-    """Every folder of the package with files in it, and the files of its first level."""
+def existing_paths() -> set[str]:
+    """Returns every folder of the package that contains files, and the files of its first level."""
     folders = {p.parent for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
     below = {f"{p.relative_to(PACKAGE)}/" for p in folders if p != PACKAGE and "templates" not in p.parts}
     return below | {p.name for p in PACKAGE.iterdir() if p.is_file()}
 
 
 def test_the_map_of_contributing_equals_the_tree() -> None:
-    assert mapped() == existing()
+    assert mapped_paths() == existing_paths()
 
 
 def named_files() -> list[Path]:
-    """The files that the map names in parentheses, each in the package of its entry."""
+    """Returns the files that the map names in parentheses, in the package of their entry."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     lines = text.partition("    src/dra_kubeletplugin/\n")[2].partition("Beside the package:")[0].splitlines()
     found: list[Path] = []
@@ -65,19 +65,19 @@ def test_the_files_that_the_map_names_exist() -> None:
     assert [str(file.relative_to(PACKAGE)) for file in files if not file.is_file()] == []
 
 
-def test_the_first_level_is_small_enough_to_be_read_at_once() -> None:
+def test_the_first_level_of_the_package_has_few_entries() -> None:
     assert len([p for p in PACKAGE.iterdir() if p.name != "__pycache__"]) <= FIRST_LEVEL
 
 
 def packages() -> set[Path]:
-    """Every package with modules, relative to the whole; generated stubs and templates are none."""
+    """Returns every subpackage with modules, as a relative path. Generated stubs and templates do not count."""
     modules = (p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py") if p.name != "__init__.py")
     return {m.parent for m in modules if not {"_proto", "templates"} & {*m.parts}}
 
 
 def test_each_package_has_tests_at_its_path() -> None:
     without = [str(p) for p in packages() if not list((TESTS / p).glob("test_*.py"))]
-    assert without == [], "each package needs a test file in the folder of tests/ with its path"
+    assert without == [], "each package needs a test file in the folder of tests/ with the same path"
 
 
 def test_each_test_file_is_named_after_a_module_of_its_package_or_after_the_package() -> None:
@@ -89,7 +89,7 @@ def test_each_test_file_is_named_after_a_module_of_its_package_or_after_the_pack
         names = {p.stem for p in package.glob("*.py")} | {p.parent.name for p in package.glob("*/__init__.py")}
         if not any(f"{test.stem}_".startswith(f"test_{name}_") for name in {*names, package.name}):
             wrong.append(str(test))
-    assert wrong == [], "no module of that name at that path: see CONTRIBUTING.md, Tests"
+    assert wrong == [], "no module with this name at this path: see CONTRIBUTING.md, Tests"
 
 
 def test_each_folder_of_tests_is_the_path_of_a_package_or_a_named_folder() -> None:
@@ -99,7 +99,7 @@ def test_each_folder_of_tests_is_the_path_of_a_package_or_a_named_folder() -> No
     assert {p.name for p in TESTS.iterdir()} >= NAMED_FOLDERS
 
 
-def test_the_processes_of_a_cluster_load_nothing_of_development_and_operations() -> None:
+def test_cluster_processes_load_no_development_or_operations_packages() -> None:
     program = (
         "import sys\n"
         "from dra_kubeletplugin.plugin import node, webhook\n"
@@ -119,7 +119,7 @@ def classes_of(**sources: str) -> list[tuple[Path, ast.ClassDef]]:
     return [(path, node) for path, tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
 
 
-def test_the_lint_finds_a_name_twice_in_a_ring_and_not_in_two_rings() -> None:
+def test_the_lint_reports_a_duplicate_name_in_one_ring_but_not_in_two_rings() -> None:
     rings = [frozenset({"upper"}), frozenset({"a", "b"})]
     source = "class _X: pass"
     (fault,) = structure.faults(classes_of(a_m=source, b_m=source, upper_m=source), rings)
@@ -127,14 +127,14 @@ def test_the_lint_finds_a_name_twice_in_a_ring_and_not_in_two_rings() -> None:
     assert not list(structure.faults(classes_of(a_m=source, upper_m=source), rings))
 
 
-def test_the_lint_counts_every_parameter_of_a_constructor_but_self() -> None:
+def test_the_lint_counts_every_parameter_of_a_constructor_except_self() -> None:
     seven = "class X:\n    def __init__(self, a, b, c, /, d, e, *, f, g): pass"
     assert not list(structure.faults(classes_of(a_m=seven), []))
     (fault,) = structure.faults(classes_of(a_m=seven.replace("g)", "g, h)")), [])
     assert fault == "a/m.py:1: the constructor of X has 8 parameters, more than 7"
 
 
-def test_the_rings_are_those_of_the_import_contract() -> None:
+def test_the_rings_are_read_from_the_import_contract() -> None:
     found = structure.rings()
     assert [sorted(packages) for packages in found[:1]] == [["cli", "packaging"]]
     folders = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").is_file()} - {"_proto"}

@@ -1,4 +1,4 @@
-"""What the tests of this tree rely on when they run in parallel: printable reports, hidden settings, short paths, shared folders."""
+"""Parallel test runs need printable reports, an environment without the machine's settings, short paths and shared folders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs pytest with a worker on one test file that has this tree's conftest.py beside it."""
+    """Returns a function that runs pytest with one worker on one test file, with a copy of this tree's conftest.py."""
 
     def run(source: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text())
@@ -56,13 +56,13 @@ def test_it(tmp_path):
 """)
     assert "1 failed" in done.stdout, done.stdout + done.stderr
     folder = re.search(r"/\w+/t-\w+", done.stdout)
-    assert folder, "the folder of a run that failed stays"
+    assert folder, "the folder of a failed run is kept"
     shutil.rmtree(folder[0])
     assert "in the message" in done.stdout
     assert "crashed" not in done.stdout
 
 
-def test_a_run_sees_neither_the_settings_of_the_machine_nor_a_long_temporary_folder(run: Run, tmp_path: Path) -> None:
+def test_a_run_has_neither_settings_of_the_machine_nor_a_long_temporary_folder(run: Run, tmp_path: Path) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()
     source = """
@@ -86,7 +86,7 @@ def test_it(tmp_path):
 
 
 @pytest.mark.full
-def test_the_tests_that_a_marker_leaves_out_are_counted(run: Run) -> None:
+def test_the_summary_counts_the_tests_that_markers_exclude(run: Run) -> None:
     source = """
 import pytest
 @pytest.mark.full
@@ -104,22 +104,22 @@ def test_short(): pass
     )
 
 
-def test_a_folder_is_made_once_for_all_workers_and_again_after_a_failure(
+def test_a_shared_folder_is_created_once_and_again_after_a_failure(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    name = f"once-{os.getpid()}"  # no other worker uses it
-    made: list[Path] = []
+    name = f"once-{os.getpid()}"  # a name that no other worker uses
+    calls: list[Path] = []
 
     def fails(folder: Path) -> None:
-        (folder / "half").touch()
+        (folder / "partial").touch()
         raise OSError("no space")
 
     def make(folder: Path) -> None:
-        made.append(folder)
-        (folder / "whole").touch()
+        calls.append(folder)
+        (folder / "complete").touch()
 
     with pytest.raises(OSError, match="no space"):
         shared_folder(tmp_path_factory, name, fails)
     folders = {shared_folder(tmp_path_factory, name, make) for _ in range(2)}
-    assert len(made) == len(folders) == 1
-    assert [p.name for p in folders.pop().iterdir()] == ["whole"]
+    assert len(calls) == len(folders) == 1
+    assert [p.name for p in folders.pop().iterdir()] == ["complete"]

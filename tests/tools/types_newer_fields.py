@@ -1,6 +1,6 @@
-"""The additions of Kubernetes 1.37 to the resource.k8s.io types of 1.36, for :mod:`.server_types`.
+"""Adds the fields of Kubernetes 1.37 to the resource.k8s.io types of 1.36, for :mod:`.server_types`.
 
-kubectl 1.36 has no Go types of resource.k8s.io/v1, so this module also has the marks of v1 fields.
+kubectl 1.36 has no Go types of resource.k8s.io/v1, so this module also contains the marks of v1 fields.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import yaml
 from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.packaging.scaffold.names import Names, module_of
 from dra_kubeletplugin.packaging.scaffold.writer import write_package
-from tests.tools.drivers import CI, PACKAGES, ROOT, same
+from tests.tools.drivers import CI, PACKAGES, ROOT, expected_files
 
 LEFT_OUT = {
     str(CI): "nobody would run it: this tree's is .ci/run",
@@ -88,7 +88,9 @@ def test_a_driver_has_the_files_of_a_new_package_and_no_others(package: Path, fr
 
 @every_driver
 def test_files_shared_by_all_drivers_equal_the_template(package: Path) -> None:
-    assert {str(p.relative_to(ROOT)) for p, text in same(package) if p.read_text() != text} == set(), "make drivers"
+    assert {str(p.relative_to(ROOT)) for p, text in expected_files(package) if p.read_text() != text} == set(), (
+        "make drivers"
+    )
 
 
 @every_driver

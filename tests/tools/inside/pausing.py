@@ -1,6 +1,6 @@
-"""Pauses at random before a Python process does what others see: starts a process, names a file, connects. See tests/tools/pauses.py.
+"""Pauses at random before steps that other processes can observe, for example before a rename. See tests/tools/pauses.py.
 
-Between two such steps is where another may look, or kill: a state that only lasts microseconds lasts long enough to be met.
+Without pauses, the state between two such steps lasts microseconds, so that tests rarely read it or kill the process in it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Of Python's table of audit events: the part of steps at which to pause.
+# Audit events of Python, each with the probability of a pause.
 _STEPS = {
     "fcntl.flock": 0.05,
     "open": 0.005,
@@ -31,13 +31,13 @@ _CODE = (".py", ".pyc", ".so", ".pth")
 
 
 def pause_at_steps(chance: random.Random, when: Callable[[], bool] = lambda: True) -> None:
-    """For the rest of this process; ``when`` says whether now."""
+    """Installs the pauses until this process ends. A pause happens only while ``when`` returns true."""
 
-    def hook(event: str, given: tuple[Any, ...]) -> None:
-        part = _STEPS.get(event)
-        if part is None or not when() or chance.random() > part:
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        probability = _STEPS.get(event)
+        if probability is None or not when() or chance.random() > probability:
             return
-        if event == "open" and str(given[0]).endswith(_CODE):
+        if event == "open" and str(arguments[0]).endswith(_CODE):
             return
         time.sleep(chance.uniform(0.05, 0.6))
 

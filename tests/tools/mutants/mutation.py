@@ -1,7 +1,8 @@
-"""Which small changes can be made to a source: each is one that a good test would notice.
+"""Finds the small changes that can be made to a source. A good test detects each of them.
 
-Never changed: docstrings, annotations, decorators, assertions, calls of the log and the text of f-strings (what people read is
-judged by people), ``if TYPE_CHECKING``, and numbers with a fraction (seconds, mostly: no test should care for 40.0 or 41.0).
+These parts are never changed: docstrings, annotations, decorators, assertions, ``if TYPE_CHECKING``, log calls and the text of
+f-strings, which only people read, and numbers with a fraction. Most of these numbers are seconds, and no test should depend on
+40.0 instead of 41.0.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Operator(enum.Enum):
-    """What a change does to the code."""
+    """The kinds of changes."""
 
     CONDITION = "negated condition"
     NOT = "removed not"
@@ -48,8 +49,8 @@ class Operator(enum.Enum):
 class Mutation:
     """One change of one file.
 
-    ``lines`` are those of which a test must run at least one to have a chance to notice; none where a test of anything in the
-    room has it. ``start`` and ``end`` are bytes in the source. ``number`` tells changes apart that look alike in one function.
+    A test can detect the change only if it runs at least one of ``lines``. If ``lines`` is empty, any test of the subpackage may detect
+    it. ``start`` and ``end`` are bytes in the source. ``number`` distinguishes equal changes in one function.
     """
 
     path: str
@@ -65,24 +66,24 @@ class Mutation:
     text: str
 
     @property
-    def room(self) -> str:
-        """The folder of the package, or its module."""
+    def subpackage(self) -> str:
+        """Returns the subpackage or the top-level module of the file."""
         return self.path.partition("/")[0]
 
     @property
     def key(self) -> str:
-        """The same wherever the lines move, and whatever else the function does."""
-        again = f" (number {self.number})" if self.number > 1 else ""
-        return f"{self.path} {self.function}: {self.before} -> {self.after}{again}"
+        """Returns a name that does not change if lines move or if other lines of the function change."""
+        suffix = f" (number {self.number})" if self.number > 1 else ""
+        return f"{self.path} {self.function}: {self.before} -> {self.after}{suffix}"
 
     def apply(self, source: str) -> str:
-        """The source with the change made."""
+        """Returns the source with the change."""
         data = source.encode()
         return (data[: self.start] + self.text.encode() + data[self.end :]).decode()
 
 
 def mutations(source: str, path: str = "") -> list[Mutation]:
-    """All changes of a source, in the order of the text. Each compiles."""
+    """Returns all changes of a source in the order of the text. Each changed source compiles."""
     finder = _Finder(source, path)
     finder.visit(ast.parse(source))
     seen: Counter[str] = Counter()
@@ -94,7 +95,7 @@ def mutations(source: str, path: str = "") -> list[Mutation]:
 
 
 def is_log_call(node: ast.AST) -> bool:
-    """``log.warning(...)``, ``self.log.info(...)``."""
+    """Returns whether a node is a log call such as ``log.warning(...)`` or ``self.log.info(...)``."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
     owner = node.func.value
@@ -109,13 +110,13 @@ class _Finder(ast.NodeVisitor):
         self._starts = [0]
         for line in source.encode().splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
-        self._names: list[str] = []  # of the classes and functions around
-        self._functions = 0  # how many of them are functions
+        self._names: list[str] = []  # of the enclosing classes and functions
+        self._functions = 0  # the number of functions among them
         self._lines: tuple[int, ...] = ()
-        self._users: list[tuple[set[str], range]] = []  # of each function: the names in it, its lines
+        self._users: list[tuple[set[str], range]] = []  # per function: the names in it and its lines
         self._returns_none: set[ast.ExceptHandler] = set()
 
-    # --- where we are ---------------------------------------------------------------------------
+    # --- context --------------------------------------------------------------------------------
 
     def visit_Module(self, node: ast.Module) -> None:
         self._users = [(_names_in(f), _body(f)) for f in ast.walk(node) if isinstance(f, Function)]
@@ -131,7 +132,7 @@ class _Finder(ast.NodeVisitor):
         self._lines = before
 
     def _users_of(self, node: ast.stmt) -> tuple[int, ...]:
-        """A statement that runs at import is noticed where its name is used, else where anything of the module is."""
+        """Returns the lines that depend on a statement at import: functions that use its name, or else all functions of the module."""
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
@@ -161,20 +162,20 @@ class _Finder(ast.NodeVisitor):
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
-    # --- what is left alone ---------------------------------------------------------------------
+    # --- unchanged nodes ------------------------------------------------------------------------
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self.visit(node.value)
 
     def visit_arg(self, node: ast.arg) -> None:
-        """Only an annotation is in it."""
+        """An argument contains only an annotation."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Our own promises, mostly for the type checker."""
+        """Assertions in the package are mostly for the type checker."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Text for people."""
+        """Only people read the text."""
 
     def visit_Call(self, node: ast.Call) -> None:
         if not is_log_call(node):
@@ -184,7 +185,7 @@ class _Finder(ast.NodeVisitor):
         if not (isinstance(node.value, ast.Name) and node.value.id in _TYPES):
             self.generic_visit(node)
 
-    # --- what is changed ------------------------------------------------------------------------
+    # --- changed nodes --------------------------------------------------------------------------
 
     def visit_Expr(self, node: ast.Expr) -> None:
         value = node.value.value if isinstance(node.value, ast.Await) else node.value
@@ -254,14 +255,14 @@ class _Finder(ast.NodeVisitor):
     def visit_Continue(self, node: ast.Continue) -> None:
         self._replace(Operator.LOOP, node, ast.Break())
 
-    # --- parts ----------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------
 
     def _each(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
             self.visit(node)
 
     def _negate(self, test: ast.expr) -> None:
-        """Conditions whose opposite is another operator's work, and ``while True``, are left to it."""
+        """Negates a condition, except ``while True`` and conditions that another operator negates."""
         if isinstance(test, ast.Compare) and not (len(test.ops) == 1 and isinstance(test.ops[0], _ORDERING)):
             return
         if isinstance(test, ast.Constant) or (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):
@@ -308,7 +309,7 @@ def _body(node: Function) -> range:
 
 
 def _returns_none_at_end(node: Function) -> set[ast.ExceptHandler]:
-    """The handlers that only return None where the function ends, and so returns None, without them too."""
+    """Returns the handlers that only return None at the end of the function. Without them, the function also returns None."""
     last = node.body[-1]
     return {
         handler
@@ -319,7 +320,7 @@ def _returns_none_at_end(node: Function) -> set[ast.ExceptHandler]:
 
 
 def _header(node: ast.stmt) -> tuple[int, ...]:
-    """The lines of a statement without those of the statements in it."""
+    """Returns the lines of a statement without the lines of its inner statements."""
     inner = []
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.ExceptHandler):

@@ -1,4 +1,4 @@
-"""What pytest does differently here: runs the tests of a plan in its order, and writes down what became of each at once."""
+"""A pytest plugin that runs the tests of a plan in the plan's order and writes the result of each test immediately."""
 
 from __future__ import annotations
 

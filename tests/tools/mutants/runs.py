@@ -1,4 +1,4 @@
-"""Running tests in copies of the tree: once to see what each test runs, then against one change at a time."""
+"""Runs tests in copies of the tree: once to record the lines that each test runs, and then for one change at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[3]
 PACKAGE = Path("src/dra_kubeletplugin")
 _HERE = Path("tests/tools/mutants")
 _HIDDEN = {".ci", ".github"}  # hidden folders that tests read
-_SUITE = 1800  # seconds that the measured run may take
-_MARKERS = "not full and not crash"  # tests that start processes see no change that was made for another
+_SUITE = 1800  # the time limit of the recorded run, in seconds
+_MARKERS = "not full and not crash"  # Crash tests are excluded because the plugin does not record the lines of their processes.
 
 
-class Fate(enum.Enum):
-    """What the tests made of a change. A run that hangs, or cannot import the package, noticed it."""
+class Outcome(enum.Enum):
+    """The result of the tests for a change. A run that hangs or cannot import the package has detected the change."""
 
-    NOTICED = "noticed"
+    DETECTED = "detected"
     HUNG = "hung"
     SURVIVED = "survived"
     UNTESTED = "no test runs it"
@@ -40,28 +40,28 @@ class Fate(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """``test`` is the one that failed; ``tests`` are how many were asked, ``of`` how many run the line."""
+    """``test`` is the failed test, ``tests`` the number of selected tests, and ``covering`` the number of tests that run the line."""
 
-    fate: Fate
+    outcome: Outcome
     test: str
     tests: int
-    of: int
+    covering: int
 
     @property
-    def noticed(self) -> bool:
-        return self.fate in {Fate.NOTICED, Fate.HUNG}
+    def detected(self) -> bool:
+        return self.outcome in {Outcome.DETECTED, Outcome.HUNG}
 
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """Tests that pass on the tree as it is, with their seconds, and ``path:line`` → those that run it."""
+    """The tests that pass without a change, with their seconds, and the tests that run each ``path:line``."""
 
     seconds: dict[str, float]
     ran: dict[str, list[str]]
-    left_out: dict[str, str]  # test → failed or skipped
+    excluded: dict[str, str]  # test → failed or skipped
 
     def tests(self, change: Mutation) -> list[str]:
-        """Those that have a chance to notice: first those of the module itself, quickest first."""
+        """Returns the tests that may detect a change, fastest first. Tests of the changed module come before all others."""
         if change.lines:
             found = {t for n in change.lines for t in self.ran.get(f"{change.path}:{n}", ())}
         else:
@@ -73,17 +73,17 @@ class Baseline:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies what tests need of a tree."""
-    shutil.copytree(source, target, ignore=_left_out)
+    """Copies the files of a tree that tests need."""
+    shutil.copytree(source, target, ignore=_ignored_names)
 
 
-def _left_out(_: str, names: list[str]) -> set[str]:
+def _ignored_names(_: str, names: list[str]) -> set[str]:
     hidden = {name for name in names if name.startswith(".") and name not in _HIDDEN}
     return hidden | {name for name in names if name == "__pycache__" or name.endswith(".egg-info")}
 
 
 class Tree:
-    """A copy of ``source`` in a temporary folder, with temporary files of its own. Tests in it touch nothing of another's."""
+    """A copy of ``source`` in a temporary folder, with its own folder for temporary files. Tests of two copies share no files."""
 
     def __init__(self, source: Path, *, trace: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="mut-"))
@@ -97,7 +97,7 @@ class Tree:
         copy(source, self.root)
 
     def stop(self) -> None:
-        """Ends the run that is under way, which then answers nothing that counts."""
+        """Kills the current run. Its result must be ignored."""
         if self._running is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._running.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ class Tree:
             self._forget_compiled(file)
 
     def _forget_compiled(self, file: Path) -> None:
-        """Compiled files are told apart by second and size only, and changes follow each other faster."""
+        """Deletes compiled files. Python compares only seconds and sizes, and changes follow each other within a second."""
         for compiled in (self._compiled / str(file.parent)[1:]).glob(f"{file.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
 
@@ -134,9 +134,10 @@ class Tree:
         first: bool = True,
         paths: Sequence[str] = (),
     ) -> tuple[int | None, list[dict[str, Any]]]:
-        """The exit code, None when it had to be killed after ``seconds``, and what became of each test.
+        """Returns the exit code, or None if the run was killed after ``seconds``, and the result of each test.
 
-        Without ``tests`` it runs the share ``(i, n)`` of all tests, or of those below ``paths``. ``first`` ends it with the first failure.
+        Without ``tests``, it runs the share ``(i, n)`` of all tests, or of the tests below ``paths``. With ``first``, the run ends at the
+        first failure.
         """
         self._runs += 1
         out, plan = self.folder / f"{self._runs}.jsonl", self.folder / "plan"
@@ -148,13 +149,13 @@ class Tree:
             "PYTHONPATH": f"{self.root / 'src'}:{self.root}",
             "TMPDIR": str(self.temporary),
             "MUTANTS_PLAN": str(plan),
-            # Importing is half of a short run. An empty value is none.
+            # Imports are half of a short run, so Python may write compiled files. An empty value unsets the variable.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(self._compiled),
         }
         generator = ROOT / ".venv-proto/bin/python"
         if generator.exists():
-            env["PROTO_PYTHON"] = str(generator)  # else each copy installs its own
+            env["PROTO_PYTHON"] = str(generator)  # Without this variable, each copy installs its own generator.
         command = [
             sys.executable,
             "-m",
@@ -193,12 +194,12 @@ class Tree:
         self._sweep()
         return code, [json.loads(line) for line in out.read_text().splitlines()]
 
-    def said(self) -> str:
-        """The end of the last run's output."""
+    def log_tail(self) -> str:
+        """Returns the end of the output of the last run."""
         return self._log.read_text(errors="replace")[-3000:]
 
     def _sweep(self) -> None:
-        """What a killed run left: mounts, then files."""
+        """Deletes mounts and temporary files of a killed run."""
         below = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
         for mount in sorted((m for m in below if m.startswith(str(self.folder))), reverse=True):
             subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
@@ -206,7 +207,7 @@ class Tree:
 
 
 def fingerprint(tree: Path) -> str:
-    """Of all that decides what tests do: the tree without this tool, and the interpreter."""
+    """Returns a digest of the tree without this tool, and of the interpreter. Test results depend on nothing else."""
     digest = hashlib.sha256(sys.version.encode())
     for folder in ("src", "tests", "drivers", "bench", "deploy", "pyproject.toml"):
         top = tree / folder
@@ -218,12 +219,12 @@ def fingerprint(tree: Path) -> str:
 
 
 def measure(trees: Sequence[Tree], paths: Sequence[str] = ()) -> Baseline:
-    """Runs each test below ``paths`` once, shared among the trees. By default all tests that `make test` runs in one process."""
+    """Runs each test below ``paths`` once, distributed over the trees. The default is all tests that need no other process."""
 
     def share(i: int) -> list[dict[str, Any]]:
         code, done = trees[i].pytest({}, _SUITE, (i, len(trees)), first=False, paths=paths)
         if code not in {0, 1}:
-            raise SystemExit(f"the tests do not run on the tree as it is (exit code {code}):\n{trees[i].said()}")
+            raise SystemExit(f"the tests do not run without a change (exit code {code}):\n{trees[i].log_tail()}")
         return done
 
     with ThreadPoolExecutor(len(trees)) as pool:
@@ -237,39 +238,44 @@ def measure(trees: Sequence[Tree], paths: Sequence[str] = ()) -> Baseline:
     for d in done:
         for at in d["lines"] if d["test"] in passed else ():
             ran.setdefault(at, set()).add(d["test"])
-    left_out = {d["test"]: d["outcome"] for d in done if d["outcome"] != "passed"}
-    return Baseline(passed, {at: sorted(tests) for at, tests in ran.items()}, left_out)
+    excluded = {d["test"]: d["outcome"] for d in done if d["outcome"] != "passed"}
+    return Baseline(passed, {at: sorted(tests) for at, tests in ran.items()}, excluded)
 
 
-def judge(tree: Tree, change: Mutation, baseline: Baseline, limit: float) -> Result:
-    """Runs the tests that run the changed line, for at most ``limit`` seconds of them.
+def evaluate(tree: Tree, change: Mutation, baseline: Baseline, limit: float) -> Result:
+    """Runs the tests of the changed line, as many as fit into ``limit`` seconds.
 
-    A failure counts when it repeats, so that a test that fails now and then by itself notices nothing.
+    A failure counts only if it repeats, so that a flaky test does not count as detection.
     """
     all_tests = baseline.tests(change)
-    left = list(_within(all_tests, baseline.seconds, limit))
-    asked = len(left)
-    if not left:
-        return Result(Fate.UNTESTED, "", 0, 0)
+    remaining = list(_within(all_tests, baseline.seconds, limit))
+    selected = len(remaining)
+    if not remaining:
+        return Result(Outcome.UNTESTED, "", 0, 0)
     with tree.changed(change):
-        while left:
-            code, done = tree.pytest({t: baseline.seconds[t] for t in left}, _patience(left, baseline))
+        while remaining:
+            code, done = tree.pytest({t: baseline.seconds[t] for t in remaining}, _time_limit(remaining, baseline))
             failed = [d["test"] for d in done if d["outcome"] == "failed"]
             if code is None:
-                return Result(Fate.HUNG, left[len(done)] if len(done) < len(left) else left[-1], asked, len(all_tests))
+                return Result(
+                    Outcome.HUNG,
+                    remaining[len(done)] if len(done) < len(remaining) else remaining[-1],
+                    selected,
+                    len(all_tests),
+                )
             if code == 0:
                 break
             if code != 1 or not failed:
-                return Result(Fate.NOTICED, "the tests do not start", asked, len(all_tests))
-            again, _ = tree.pytest({failed[0]: baseline.seconds[failed[0]]}, _patience(failed, baseline))
+                return Result(Outcome.DETECTED, "the tests do not start", selected, len(all_tests))
+            again, _ = tree.pytest({failed[0]: baseline.seconds[failed[0]]}, _time_limit(failed, baseline))
             if again != 0:
-                return Result(Fate.NOTICED, failed[0], asked, len(all_tests))
-            left = left[left.index(failed[0]) + 1 :]
-    return Result(Fate.SURVIVED, "", asked, len(all_tests))
+                return Result(Outcome.DETECTED, failed[0], selected, len(all_tests))
+            remaining = remaining[remaining.index(failed[0]) + 1 :]
+    return Result(Outcome.SURVIVED, "", selected, len(all_tests))
 
 
 def _within(tests: Iterable[str], seconds: dict[str, float], limit: float) -> Iterator[str]:
-    """At least one, then as many as fit."""
+    """Yields at least one test, then as many tests as fit into ``limit`` seconds."""
     total = 0.0
     for i, test in enumerate(tests):
         total += seconds[test]
@@ -278,12 +284,12 @@ def _within(tests: Iterable[str], seconds: dict[str, float], limit: float) -> It
         yield test
 
 
-def _patience(tests: Sequence[str], baseline: Baseline) -> float:
+def _time_limit(tests: Sequence[str], baseline: Baseline) -> float:
     return 60 + 4 * sum(baseline.seconds[t] for t in tests)
 
 
-class Memory:
-    """What is known of this very tree: the measured run, and the fate of changes. Kept until the tree is another."""
+class ResultCache:
+    """Stores the recorded run and the results of changes for this state of the tree. Deletes results of other states."""
 
     def __init__(self, folder: Path, tree: Path, paths: Sequence[str] = ()) -> None:
         self._paths = paths
@@ -313,13 +319,13 @@ class Memory:
         part.rename(file)
         return found
 
-    def known(self) -> dict[str, Result]:
+    def results(self) -> dict[str, Result]:
         if not self._results.exists():
             return {}
         lines = [json.loads(line) for line in self._results.read_text().splitlines()]
-        return {d.pop("key"): Result(Fate(d.pop("fate")), **d) for d in lines}
+        return {d.pop("key"): Result(Outcome(d.pop("outcome")), **d) for d in lines}
 
-    def remember(self, change: Mutation, result: Result) -> None:
-        line = {"key": change.key} | dataclasses.asdict(result) | {"fate": result.fate.value}
+    def add(self, change: Mutation, result: Result) -> None:
+        line = {"key": change.key} | dataclasses.asdict(result) | {"outcome": result.outcome.value}
         with self._results.open("a") as f:
             f.write(json.dumps(line) + "\n")

@@ -1,6 +1,6 @@
-"""Which lines of the package a test runs in the process of the tests. Processes that a test starts are not watched.
+"""Records the lines of the package that a test runs in the process of the tests, but not in child processes.
 
-Each line is reported once for each test, so the tests take a fifth longer than without. Source: PEP 669.
+Each line is reported once per test, so the tests take a fifth longer than without tracing. Source: PEP 669.
 """
 
 from __future__ import annotations
