@@ -384,12 +384,14 @@ async def test_a_failure_that_returns_after_a_success_is_logged_again(
             assert not isinstance(await manager.prepare(ref), DraError)
 
 
-async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_unreachable", [False, True])
+async def test_a_repetition_that_writes_a_file_again_names_the_claim(tmp_path: Path, is_unreachable: bool) -> None:
     api, lines = FakeApiServer(), FieldRecorder()
     ref = api.allocate("a", "a", "d-0", DRIVER)
     async with running_manager(tmp_path, PlainDriver(), api) as manager:
         await manager.prepare(ref)
         manager.claims.files.specs.remove("a")
+        api.is_unreachable = is_unreachable
         logging.getLogger().addHandler(lines)
         await manager.prepare(ref)
         logging.getLogger().removeHandler(lines)

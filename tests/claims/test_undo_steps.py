@@ -440,6 +440,7 @@ async def test_a_failure_that_is_raised_later_is_not_also_reported_by_asyncio(di
     await settle_task
     with pytest.raises(RecordsError):
         undo.check()
+    disk.fault = None  # its traceback refers to the step
     del undo, claim, settle_task
     gc.collect()
     assert problems == []

@@ -64,11 +64,11 @@ class Journal:
     boot_id: str
     wait: float
     metrics: Metrics
-    report: list[str] = dataclasses.field(default_factory=list, init=False)
-    loads: int = dataclasses.field(default=0, init=False)
-    file: JournalFile | None = dataclasses.field(default=None, init=False)
+    report: list[str] = dataclasses.field(default_factory=list)
+    loads: int = 0
+    file: JournalFile | None = None
     # Generation of the last repair whose file all living instances have read. The first file has generation 1 and replaced no other.
-    _followed: int = dataclasses.field(default=1, init=False)
+    _followed: int = 1
 
     def __post_init__(self) -> None:
         self._lock = FolderLock(self.path.parent)
