@@ -136,5 +136,5 @@ async def test_attach_counts_skipped_checks_in_one_line(
     out = capsys.readouterr().out
     assert "ok    REG-001" in out
     assert "PRE-001" not in out
-    assert "1 passed, 2 skipped" in out
+    assert "1 passed (1 MUST), 2 skipped" in out
     assert "2 of the skipped checks would change the node: run them with --driver-cmd" in out

@@ -41,6 +41,7 @@ _COLORS = {
     OutcomeStatus.PASSED: "32",
     OutcomeStatus.FAILED: "1;31",
     OutcomeStatus.SKIPPED: "33",
+    OutcomeStatus.NOT_APPLICABLE: "33",
     OutcomeStatus.XFAILED: "33",
 }
 

@@ -120,7 +120,7 @@ def add_conformance(conformance: Parser) -> None:
     text = "ClusterRole or Role of the driver, for SEC-001; may be repeated"
     add_repeated(conformance, "--rbac", metavar="FILE", help=text)
     conformance.add_argument("--strict", action="store_true", help="end with exit code 4 if a SHOULD failed")
-    text = "end with exit code 1 if a check was skipped, for certification"
+    text = "end with exit code 1 if a check has the result skip, for certification"
     conformance.add_argument("--fail-on-skip", action="store_true", help=text)
     for form, shown in (("junit", "JUnit XML"), ("json", "JSON"), ("markdown", "Markdown with a badge")):
         conformance.add_argument(f"--{form}", metavar="FILE", help=f"write a report as {shown}")

@@ -53,7 +53,7 @@ def _report(run: ConformanceRun, check_id: str) -> None:
     outcome = next((o for o in run.outcomes if o.check.id == check_id), None)
     if outcome is None:
         pytest.fail(f"{check_id} did not run: {run.fault}", pytrace=False)
-    if outcome.status is OutcomeStatus.SKIPPED:
+    if outcome.status in {OutcomeStatus.SKIPPED, OutcomeStatus.NOT_APPLICABLE}:
         pytest.skip(outcome.reason)
     if outcome.status is OutcomeStatus.XFAILED:
         pytest.xfail(outcome.reason)

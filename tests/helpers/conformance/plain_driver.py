@@ -234,8 +234,6 @@ class Claims:
         name = f"{uid}-{result['device']}"
         if BUG == "CDI name for all claims":
             name = str(result["device"])
-        if BUG == "CDI version too old":
-            name = f"0-{name}"  # a digit needs version 0.5.0
         if BUG == "overlapping prepares":
             name += f"-{time.time_ns()}"
         ids = [f"{KIND}={name}{'-x' if BUG == 'unknown CDI id' else ''}"]
@@ -258,7 +256,7 @@ class Claims:
                 edits["deviceNodes"] = [{"path": "/dev/no-such-device"}]
             if BUG == "missing host path":
                 edits["mounts"].append({"hostPath": "/no/such/path", "containerPath": "/data"})
-            version = "0.3.0" if BUG == "CDI version too old" else "0.5.0"
+            version = "0.3.0" if BUG == "CDI version too old" else "0.5.0"  # for a UID that begins with a digit
             spec = {
                 "cdiVersion": version,
                 "kind": KIND,

@@ -57,6 +57,7 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "_SETTLED", 3.0)
     monkeypatch.setattr(health, "_FIRST", 3.0)
     monkeypatch.setattr(harness, "_RETRY", 5.0)
+    monkeypatch.setattr(harness, "CALL_TIMEOUT", 5.0)
 
 
 async def run(

@@ -28,6 +28,9 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "prepares every device name": ("PRE-003",),
     "static spec of each device": ("UNP-003", "PRE-007", "RST-001"),  # written at the first prepare
     "second pool without devices": ("SLC-008",),
+    "reads claims with a list": ("PRE-008", "PRE-009"),  # an informer
+    "reads the pod of a claim": ("PRE-001", "PRE-004", "PRE-010", "UNP-003"),  # network drivers
+    "no entry for one device": ("PRE-001", "PRE-013"),  # a device that needs no CDI device
     "health of prepared devices only": ("HLT-001", "HLT-002", "HLT-003", "HLT-004"),
 }
 """Behaviors that a kubelet accepts, each with checks that must pass."""
@@ -39,6 +42,8 @@ BROKEN: dict[str, tuple[str, ...]] = {
     "no entry for a failed claim": ("PRE-003", "PRE-004", "PRE-005", "PRE-010", "PRE-011"),
     "one spec that only grows": ("UNP-003", "PRE-007", "RST-001"),
     "deletes folders of other drivers": ("CDI-006",),
+    "the first device of a claim only": ("PRE-013",),
+    "crash at the first call with damaged state": ("RST-003",),
     "invalid metadata": ("MET-002",),
     "metadata without devices": ("MET-002",),
     "parameters of the class precede": ("CFG-004",),
@@ -181,7 +186,76 @@ def prepared_health() -> None:
     plain.Health.NodeWatchResources = prepared_only  # type: ignore[method-assign]
 
 
+def list_claims() -> None:
+    call = plain.Api.call
+
+    def from_list(self: Any, method: str, path: str, body: JSON | None = None) -> JSON:
+        folder, _, name = path.rpartition("/")
+        if method != "GET" or not folder.endswith("/resourceclaims"):
+            return call(self, method, path, body)
+        found = call(self, "GET", folder)["items"]
+        return next((c for c in found if c["metadata"]["name"] == name), {"metadata": {}})
+
+    plain.Api.call = from_list  # type: ignore[method-assign]
+
+
+def read_pods() -> None:
+    """Reads the driver's pod at its start, and prepares only claims that are reserved for one pod of the node."""
+    prepare = plain.NodeService.NodePrepareResources
+    api = plain.Api(os.environ["KUBECONFIG"])
+    api.call("GET", f"/api/v1/namespaces/{os.environ['POD_NAMESPACE']}/pods/{os.environ['POD_NAME']}")
+
+    def with_pod(self: Any, request: Any, context: Any) -> Any:
+        for claim in request.claims:
+            folder = f"/apis/resource.k8s.io/v1/namespaces/{claim.namespace}"
+            try:
+                found = api.call("GET", f"{folder}/resourceclaims/{claim.name}")
+            except OSError:
+                continue
+            [consumer] = found["status"].get("reservedFor") or [{}]
+            pod = api.call("GET", f"/api/v1/namespaces/{claim.namespace}/pods/{consumer['name']}")
+            if pod["metadata"]["uid"] != consumer["uid"] or pod["spec"]["nodeName"] != plain.NODE:
+                raise ValueError(f"claim {claim.name} is reserved for another pod")
+        return prepare(self, request, context)
+
+    plain.NodeService.NodePrepareResources = with_pod  # type: ignore[method-assign]
+
+
+def without_entries(selected: Callable[[list[Any]], list[Any]]) -> Callable[[], None]:
+    """Returns only the selected entries for a claim."""
+
+    def apply() -> None:
+        prepare = plain.NodeService.NodePrepareResources
+
+        def fewer(self: Any, request: Any, context: Any) -> Any:
+            out = prepare(self, request, context)
+            for entry in out.claims.values():
+                kept = selected(list(entry.devices))
+                del entry.devices[:]
+                entry.devices.extend(kept)
+            return out
+
+        plain.NodeService.NodePrepareResources = fewer  # type: ignore[method-assign]
+
+    return apply
+
+
 # --- broken ---------------------------------------------------------------------------------------
+
+
+def late_crash() -> None:
+    """Starts with damaged records, and ends when a call reads them."""
+    prepare = plain.NodeService.NodePrepareResources
+
+    def reading(self: Any, request: Any, context: Any) -> Any:
+        for path in Path(os.environ["PLUGIN_DATA_DIR"]).rglob("*.json"):
+            try:
+                json.loads(path.read_text())
+            except ValueError:
+                os._exit(1)
+        return prepare(self, request, context)
+
+    plain.NodeService.NodePrepareResources = reading  # type: ignore[method-assign]
 
 
 def endpoint_outside() -> None:
@@ -296,6 +370,38 @@ def feature_line() -> None:
     plain.log("flag: --feature-gates is empty")
 
 
+def hidden_registration() -> None:
+    serve = plain.serve
+
+    def serve_hidden(path: Path, *adders: Any) -> grpc.Server:
+        return serve(path.with_name(f".{path.name}") if path.name.endswith("-reg.sock") else path, *adders)
+
+    plain.serve = serve_hidden
+
+
+def wrong_endpoint() -> None:
+    """Names an endpoint that does not exist."""
+    get_info = plain.Registration.GetInfo
+
+    def named(self: Any, request: Any, context: Any) -> Any:
+        out = get_info(self, request, context)
+        out.endpoint = "dra.sock"
+        return out
+
+    plain.Registration.GetInfo = named  # type: ignore[method-assign]
+
+
+def invalid_attribute() -> None:
+    desired = plain.Publisher.desired
+
+    def invalid(self: Any) -> JSON:
+        out = desired(self)
+        out["spec"]["devices"][0]["attributes"] = {"Model Name": {"string": "a"}}
+        return out
+
+    plain.Publisher.desired = invalid  # type: ignore[method-assign]
+
+
 # --- processes ------------------------------------------------------------------------------------
 
 
@@ -311,6 +417,9 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "prepares every device name": every_device,
     "static spec of each device": static_specs,
     "second pool without devices": empty_pool,
+    "reads claims with a list": list_claims,
+    "reads the pod of a claim": read_pods,
+    "no entry for one device": without_entries(lambda found: [d for d in found if d.device_name != plain.DEVICES[1]]),
     "health of prepared devices only": prepared_health,
     "endpoint outside of the kubelet's root": endpoint_outside,
     "ends when it is idle": idle_end,
@@ -320,12 +429,17 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "no entry for a failed claim": no_entry,
     "one spec that only grows": growing_spec,
     "deletes folders of other drivers": deletes_folders,
+    "the first device of a claim only": without_entries(lambda found: found[:1]),
+    "crash at the first call with damaged state": late_crash,
     "invalid metadata": metadata("[1, 2]"),
     "metadata without devices": metadata(
         '{"apiVersion": "metadata.resource.k8s.io/v1beta1", "kind": "DeviceMetadata"}'
     ),
     "parameters of the class precede": class_precedes,
     "first line names features": feature_line,
+    "registration socket with a dot": hidden_registration,
+    "wrong endpoint": wrong_endpoint,
+    "invalid attribute": invalid_attribute,
     "ignores SIGTERM": ignores_sigterm,
 }
 

@@ -22,7 +22,7 @@ def slice_of(node: str, count: int, devices: list[dict[str, Any]]) -> dict[str, 
     [
         ([], "no ResourceSlice has the driver a.com"),
         ([slice_of("node-2", 1, [{"name": "d"}])], "its slices are for the node node-2, but NODE_NAME is node-1"),
-        ([slice_of("node-1", 2, [{"name": "d"}])], "pool pool is incomplete"),
+        ([slice_of("node-1", 2, [{"name": "d"}])], "pool pool is incomplete: it has 1 of 2 slices of generation 1"),
         ([slice_of("node-1", 1, [])], "its 1 slices have no device for the node node-1"),
     ],
 )

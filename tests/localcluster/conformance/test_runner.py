@@ -15,7 +15,7 @@ from dra_kubeletplugin.localcluster.conformance import CATALOGUE, runner, select
 from dra_kubeletplugin.localcluster.conformance.catalogue import DevicesMissing
 from dra_kubeletplugin.localcluster.conformance.driver_command import DriverCommand
 from tests.helpers.conformance import runs
-from tests.helpers.conformance.runs import PLAIN, explained
+from tests.helpers.conformance.runs import PLAIN, VARIANT, explained
 
 
 def processes_with(mark: str) -> list[str]:
@@ -65,6 +65,30 @@ async def test_a_bad_command_ends_with_a_sentence(name: str, monkeypatch: pytest
     assert found.exit_code() == 3
     assert found.outcomes == []
     assert processes_with(mark) == []
+
+
+@pytest.mark.parametrize(
+    ("variant", "sentence"),
+    [
+        ("registration socket with a dot", "the kubelet ignores the socket .plain.example.com-"),
+        ("wrong endpoint", "no process listens at the endpoint 'dra.sock' of GetInfo 4 s after the registration"),
+    ],
+)
+async def test_a_driver_without_a_socket_for_the_kubelet_ends_the_run(
+    variant: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VARIANT", variant)
+    found = await runs.run(VARIANT, ready_timeout=4.0)
+    assert sentence in found.fault
+    assert found.exit_code() == 3
+    assert found.outcomes == []
+
+
+async def test_the_line_of_a_rejected_request_has_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VARIANT", "invalid attribute")
+    found = await runs.run(VARIANT, ["SLC-001"], ready_timeout=4.0)
+    assert found.failed_ids == ["SLC-001"]
+    assert any("-> 422" in e.summary and "Model Name" in e.summary for e in found.outcomes[0].transcript)
 
 
 async def test_a_driver_with_another_name_ends_the_run() -> None:

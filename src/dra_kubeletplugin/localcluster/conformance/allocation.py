@@ -57,7 +57,7 @@ def why_no_device(driver: str, slices: Sequence[Mapping[str, Any]], node: Mappin
     name = node["metadata"]["name"]
     pools = pools_of(slices, node)
     faults = [
-        f"pool {p.name} is {f'invalid: {p.invalid}' if p.invalid else 'incomplete'}"
+        f"pool {p.name} is {f'invalid: {p.invalid}' if p.invalid else f'incomplete: {_found_slices(slices, p)}'}"
         for p in pools
         if p.invalid or p.incomplete
     ]
@@ -71,6 +71,16 @@ def why_no_device(driver: str, slices: Sequence[Mapping[str, Any]], node: Mappin
     else:
         why = f"its {len(slices)} slices have no device for the node {name}"
     return f"the driver publishes no usable device: {why}"
+
+
+def _found_slices(slices: Sequence[Mapping[str, Any]], pool: AllocatorPool) -> str:
+    """Returns how many slices of its newest generation a pool has."""
+    own = [s for s in slices if key_of(s) == pool.key]
+    generation = max(map(generation_of, own))
+    newest = [s for s in own if generation_of(s) == generation]
+    return (
+        f"it has {len(newest)} of {newest[0]['spec']['pool']['resourceSliceCount']} slices of generation {generation}"
+    )
 
 
 def allocate(

@@ -6,7 +6,9 @@ The suite reads and writes the storage directly, so the transcript contains only
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import ssl
 import uuid
 from collections import deque
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.http_server.server import Request, Response
+from ...errors import clip
 from ...resourceapi.kubernetes_releases import Features
 from ..apiserver import ApiServer
 from ..apiserver.certificate import write as write_certificate
@@ -28,9 +31,12 @@ JSON = dict[str, Any]
 SLICES = "resourceslices.resource.k8s.io"
 CLAIMS = "resourceclaims.resource.k8s.io"
 NODES = "nodes"
+PODS = "pods"
+NODE = "conformance-node"
 NAMESPACE = "conformance"
 _FLOOD = 3000  # requests of a driver within _FLOOD_SECONDS after which the run ends
 _FLOOD_SECONDS = 10.0
+_MESSAGE = 300  # bytes of an error in the line of a request
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
@@ -111,11 +117,34 @@ class RecordingApiServer(ApiServer):
         return len(found)
 
     def put_claim(self, name: str, spec: JSON, status: JSON) -> JSON:
+        """Creates a claim. An allocated claim is reserved for a pod, as a kubelet requires before it prepares the claim.
+
+        The UID begins with a digit, because CDI device names that begin with it then need cdiVersion 0.5.0.
+        """
         meta = new_metadata({"name": name, "namespace": NAMESPACE})
+        meta["uid"] = f"{random.randrange(10)}{meta['uid'][1:]}"
+        if status.get("allocation"):
+            pod = self._put_user(name)["metadata"]
+            status = {**status, "reservedFor": [{"resource": "pods", "name": pod["name"], "uid": pod["uid"]}]}
         return self.storage.put(CLAIMS, {"metadata": meta, "spec": spec, "status": status})
+
+    def _put_user(self, claim: str) -> JSON:
+        """Creates a pending pod on the node that uses a claim."""
+        container = {"name": "main", "image": "example.com/main", "resources": {"claims": [{"name": "claim"}]}}
+        claims = [{"name": "claim", "resourceClaimName": claim}]
+        spec = {"nodeName": NODE, "containers": [container], "resourceClaims": claims}
+        meta = new_metadata({"name": f"{claim}-user", "namespace": NAMESPACE})
+        return self.storage.put(PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+
+    def put_driver_pod(self, name: str, uid: str) -> None:
+        """Creates the pod of an instance of the driver."""
+        meta = {**new_metadata({"name": name, "namespace": NAMESPACE}), "uid": uid}
+        spec = {"nodeName": NODE, "containers": [{"name": "driver", "image": "example.com/driver"}]}
+        self.storage.put(PODS, {"metadata": meta, "spec": spec, "status": {"phase": "Running"}})
 
     def remove_claim(self, name: str) -> None:
         self.storage.remove(CLAIMS, NAMESPACE, name)
+        self.storage.remove(PODS, NAMESPACE, f"{name}-user")
 
     @contextmanager
     def slice_changes(self) -> Iterator[Watch]:
@@ -184,7 +213,11 @@ class RecordingApiServer(ApiServer):
         self.transcript.calls.append(call)
         query = "&".join(f"{k}={v}" for k, v in request.query.items())
         shown = f"{request.method} {request.path}{'?' + query if query else ''} -> {response.status}"
-        body = cut(response.body) if response.status >= 400 else ""
+        body = ""
+        if response.status >= 400:
+            body = cut(response.body)
+            with contextlib.suppress(ValueError, KeyError):
+                shown += f" {clip(json.loads(response.body)['message'], _MESSAGE)}"
         self.transcript.add("HTTP", shown, request.body, body)
 
 

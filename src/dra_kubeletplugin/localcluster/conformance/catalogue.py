@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .harness import Harness
 
+TIME_LIMIT = 180.0
+"""Seconds of a check: enough for four calls, because a kubelet waits up to 45 s for each."""
 CheckFunction = Callable[["Harness"], Awaitable[None]]
 
 
@@ -52,7 +54,7 @@ class ConformanceCheck:
     consequence: str
     source: str
     run: CheckFunction
-    limit: float = 60.0
+    limit: float = TIME_LIMIT
     attach: bool = False
 
     @property
@@ -99,7 +101,11 @@ class CheckFailed(Exception):
 
 
 class CheckSkipped(Exception):
-    """The check does not apply to this driver. The text is the reason."""
+    """The check did not run. The text is the reason."""
+
+
+class CheckNotApplicable(CheckSkipped):
+    """The driver lacks the optional feature of the check, so no option or profile can make the check run."""
 
 
 class DevicesMissing(CheckSkipped):
@@ -113,7 +119,7 @@ def check(
     *,
     consequence: str,
     source: str,
-    limit: float = 60.0,
+    limit: float = TIME_LIMIT,
     attach: bool = False,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Adds the decorated function to the catalogue. The arguments are the fields of :class:`ConformanceCheck`."""

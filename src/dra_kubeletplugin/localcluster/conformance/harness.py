@@ -9,16 +9,16 @@ from typing import Any
 
 from ..node_reboot import empty
 from . import allocation
-from .api_server import NAMESPACE
+from .api_server import NAMESPACE, NODE
 from .catalogue import CheckFailed, CheckSkipped, DevicesMissing, expect
 from .driver_command import DriverCommand
-from .kubelet_client import CallResponse, ClaimResponse
+from .kubelet_client import CALL_TIMEOUT, CallResponse, ClaimResponse
 from .profile import ConformanceProfile
-from .surroundings import NODE, DriverSurroundings, RunAborted
+from .surroundings import DriverSurroundings, RunAborted
 
 JSON = dict[str, Any]
 _RETURN = 10.0  # seconds until a driver that publishes has complete slices
-_RETRY = 15.0  # seconds in which a retry must succeed
+_RETRY = 15.0  # seconds after which no retry begins; each has the time of a kubelet's call
 REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
 
 
@@ -145,11 +145,11 @@ class Harness(DriverSurroundings):
     async def _retry(self, call: Callable[..., Any], claim: Mapping[str, Any]) -> CallResponse:
         end = asyncio.get_running_loop().time() + _RETRY
         while True:
-            found: CallResponse = await call(claim, timeout=max(1.0, end - asyncio.get_running_loop().time()))
+            found: CallResponse = await call(claim, timeout=CALL_TIMEOUT)
             if not (error := found.of(claim["metadata"]["uid"]).error):
                 return found
             if asyncio.get_running_loop().time() > end:
-                raise CheckFailed(f"a retry of {call.__name__} succeeds within {_RETRY:g} s", error)
+                raise CheckFailed(f"{call.__name__} succeeds, at the latest with a retry after {_RETRY:g} s", error)
             await asyncio.sleep(0.2)
 
     # --- CDI specs --------------------------------------------------------------------------------

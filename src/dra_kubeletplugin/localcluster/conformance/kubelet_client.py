@@ -129,13 +129,17 @@ class CallResponse:
         return self.claims.get(uid) or ClaimResponse("the response has no entry for the claim", missing=True)
 
 
-def find_sockets(registry: Path) -> list[Path]:
-    """Returns the sockets in the registry that the kubelet considers, sorted. Their names do not begin with a dot."""
+def find_sockets(registry: Path, *, hidden: bool = False) -> list[Path]:
+    """Returns the sockets in the registry that the kubelet considers, sorted. Their names do not begin with a dot.
+
+    Args:
+        hidden: whether to return the other sockets instead.
+    """
     found = []
     with contextlib.suppress(OSError):
         for path in registry.rglob("*"):
             with contextlib.suppress(OSError):
-                if not path.name.startswith(".") and stat.S_ISSOCK(path.lstat().st_mode):
+                if path.name.startswith(".") is hidden and stat.S_ISSOCK(path.lstat().st_mode):
                     found.append(path)
     return sorted(found)
 
@@ -244,7 +248,9 @@ class PluginConnection:
             return CallResponse(error, {}, time.monotonic() - began, e.code())
         took = time.monotonic() - began
         unknown = set(found.claims) - {m["uid"] for m in entries}
-        error = f"the response has an entry for an unknown claim, {min(unknown)}" if unknown else ""
+        error = (
+            f"the response has the key {min(unknown)!r}, which is the UID of no claim in the request" if unknown else ""
+        )
         response = CallResponse(error, {uid: _claim(entry) for uid, entry in found.claims.items()}, took)
         result = call_result(response, claims)
         self._transcript.add("gRPC", f"{method} ({names}) -> {result} ({took * 1000:.0f} ms)", request, found)

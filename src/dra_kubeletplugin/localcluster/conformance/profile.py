@@ -52,7 +52,7 @@ class ConformanceProfile:
         minimum: least number of published devices.
         exclusive: whether a device without shares belongs to one claim at a time.
         default: opaque parameters for every claim of the suite; None for none.
-        valid, invalid: opaque parameters by file name.
+        valid, invalid: opaque parameters by file name; empty if the driver has none, None if the profile does not state them.
         errors: by the file name of invalid parameters, a text that the error must contain, such as the path of the wrong field.
         hooks: shell commands by name.
         skip, xfail: reasons by the id of a check.
@@ -64,8 +64,8 @@ class ConformanceProfile:
     minimum: int = 1
     exclusive: bool = True
     default: Mapping[str, Any] | None = None
-    valid: Mapping[str, Any] = field(default_factory=dict)
-    invalid: Mapping[str, Any] = field(default_factory=dict)
+    valid: Mapping[str, Any] | None = None
+    invalid: Mapping[str, Any] | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
     hooks: Mapping[str, str] = field(default_factory=dict)
     limits: ConformanceLimits = field(default_factory=ConformanceLimits)
@@ -196,13 +196,17 @@ def _profile(found: Mapping[str, Any], folder: Path, where: str) -> ConformanceP
     return ConformanceProfile(
         **options,
         default=_parameters(folder / default, where) if default else None,
-        valid={name: _parameters(folder / name, where) for name in config.get("valid", ())},
-        invalid={name: _parameters(folder / name, where) for name in config.get("invalid", ())},
+        valid=_all_parameters(config.get("valid"), folder, where),
+        invalid=_all_parameters(config.get("invalid"), folder, where),
         errors=config.get("errors", {}),
         hooks=found.get("hooks", {}),
         skip=found.get("skip", {}),
         xfail=found.get("xfail", {}),
     )
+
+
+def _all_parameters(names: Sequence[str] | None, folder: Path, where: str) -> Mapping[str, Any] | None:
+    return None if names is None else {name: _parameters(folder / name, where) for name in names}
 
 
 def _parameters(path: Path, where: str) -> Any:

@@ -18,6 +18,7 @@ _MARKS = {
     OutcomeStatus.PASSED: "ok",
     OutcomeStatus.FAILED: "FAIL",
     OutcomeStatus.SKIPPED: "skip",
+    OutcomeStatus.NOT_APPLICABLE: "n/a",
     OutcomeStatus.XFAILED: "xfail",
 }
 _SHOWN = 12  # entries of a transcript on a terminal
@@ -35,8 +36,8 @@ def progress_line(outcome: CheckOutcome) -> str:
     """Returns the line of one check."""
     check = outcome.check
     line = f"{_MARKS[outcome.status]:<5} {check.id}  {check.level:<6} {check.text}  ({outcome.seconds:.1f} s)"
-    if outcome.status is OutcomeStatus.SKIPPED:
-        line += f"\n              skipped: {outcome.reason}"
+    if outcome.status in {OutcomeStatus.SKIPPED, OutcomeStatus.NOT_APPLICABLE}:
+        line += f"\n              {outcome.status}: {outcome.reason}"
     return "\n".join([line, *(f"              {figure}" for figure in outcome.figures)])
 
 
@@ -78,11 +79,13 @@ def summary_line(run: ConformanceRun) -> str:
     """Returns the last line of a run."""
     if not run.outcomes:
         return f"{run.driver or 'the driver'}: no check ran, in {run.seconds:.0f} s"
-    counts = [f"{run.count(OutcomeStatus.PASSED)} passed"]
+    passed = {level: run.count(OutcomeStatus.PASSED, level) for level in Requirement}
+    levels = ", ".join(f"{count} {level}" for level, count in passed.items() if count)
+    counts = [f"{sum(passed.values())} passed" + (f" ({levels})" if levels else "")]
     for level in Requirement:
         if failed := run.failed(level):
             counts.append(f"{len(failed)} {level} failed ({', '.join(failed)})")
-    for status in (OutcomeStatus.SKIPPED, OutcomeStatus.XFAILED):
+    for status in (OutcomeStatus.SKIPPED, OutcomeStatus.NOT_APPLICABLE, OutcomeStatus.XFAILED):
         if count := run.count(status):
             counts.append(f"{count} {status}")
     return f"{run.driver or 'the driver'}: {', '.join(counts)}, in {run.seconds:.0f} s"

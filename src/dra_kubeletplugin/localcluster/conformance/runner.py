@@ -13,7 +13,15 @@ from typing import Any
 from ...base.text import did_you_mean
 from ...errors import SettingsError
 from . import checks  # noqa: F401 it fills the catalogue
-from .catalogue import CATALOGUE, CheckFailed, CheckSkipped, ConformanceCheck, DevicesMissing, Requirement
+from .catalogue import (
+    CATALOGUE,
+    CheckFailed,
+    CheckNotApplicable,
+    CheckSkipped,
+    ConformanceCheck,
+    DevicesMissing,
+    Requirement,
+)
 from .driver_command import DriverCommand, DriverNotReady
 from .harness import Harness, RunAborted
 from .profile import ConformanceProfile
@@ -24,6 +32,7 @@ class OutcomeStatus(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
+    NOT_APPLICABLE = "not applicable"  # the driver lacks the optional feature
     XFAILED = "xfailed"  # failed as the profile expects
 
 
@@ -33,7 +42,7 @@ class CheckOutcome:
 
     Args:
         expected, got: the difference, if the check failed.
-        reason: why the check was skipped, or why the profile expects a failure.
+        reason: why the check was skipped or does not apply, or why the profile expects a failure.
         figures: measured values that the check reports.
         transcript, log: the calls during a failed check, and the last output of the driver.
     """
@@ -163,7 +172,8 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
         if isinstance(e, DevicesMissing):
             harness.facts["devices missing"] = str(e)
         await _clean_up(harness, failed=False)
-        return CheckOutcome(check, OutcomeStatus.SKIPPED, time.monotonic() - began, reason=str(e))
+        status = OutcomeStatus.NOT_APPLICABLE if isinstance(e, CheckNotApplicable) else OutcomeStatus.SKIPPED
+        return CheckOutcome(check, status, time.monotonic() - began, reason=str(e))
     except TimeoutError:
         difference = CheckFailed(f"the check ends within {check.limit:g} s", "no end: the driver hangs or is too slow")
     except CheckFailed as e:

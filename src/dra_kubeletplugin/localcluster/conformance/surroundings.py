@@ -19,7 +19,7 @@ from ..cluster import state_root
 from ..dev.hosts import NodeHost
 from . import allocation
 from ._grpc_log import inherited
-from .api_server import NAMESPACE, RecordingApiServer, new_uid
+from .api_server import NAMESPACE, NODE, RecordingApiServer, new_uid
 from .cdi_folder import CdiFolder
 from .driver_command import (
     FIXED_CDI_ROOT,
@@ -35,7 +35,6 @@ from .transcript import Transcript
 
 JSON = dict[str, Any]
 T = TypeVar("T")
-NODE = "conformance-node"
 _POLL = 0.01  # seconds
 _STOP = 10.0  # seconds from SIGTERM to SIGKILL
 _REAP = 5.0  # seconds after which the driver is killed if this process ends
@@ -132,7 +131,7 @@ class DriverSurroundings:
             "NODE_NAME": NODE,
             "POD_UID": uid,
             "POD_NAMESPACE": NAMESPACE,
-            "POD_NAME": f"driver-{uid[:5]}",
+            "POD_NAME": f"driver-{uid}",
         }
         if self.host is not None:
             own["SYSFS_ROOT"] = str(self.host.sysfs)
@@ -141,6 +140,7 @@ class DriverSurroundings:
     async def spawn(self, uid: str = "") -> DriverInstance:
         """Starts a process of the driver, and does not wait for it."""
         env = self.environment(uid or new_uid())
+        self.api.put_driver_pod(env["POD_NAME"], env["POD_UID"])
         program = self.command.program(env, self.boot_id)
         instance = await DriverInstance.start(program, env, Path.cwd(), self.transcript)
         self.instances.append(instance)
@@ -201,8 +201,12 @@ class DriverSurroundings:
             await self.registration.notify(info.socket, registered=True)
         self.plugin = PluginConnection(info, self.path_of(info.endpoint), self.transcript, self._remember)
         self._connections.append(self.plugin)
-        if endpoint:
-            await self.until(lambda: listens(self.plugin.endpoint), self.profile.ready_timeout)
+        timeout = self.profile.ready_timeout
+        if endpoint and not await self.until(lambda: listens(self.plugin.endpoint), timeout):
+            fault = (
+                f"no process listens at the endpoint {info.endpoint!r} of GetInfo {timeout:g} s after the registration"
+            )
+            raise DriverNotReady(f"{fault}; the last output of the driver:\n{self.driver.last_lines}")
 
     def _remember(self, claims: Sequence[Mapping[str, Any]]) -> None:
         self.used.update({c["metadata"]["uid"]: c for c in claims})
@@ -232,6 +236,8 @@ class DriverSurroundings:
                     await self.check_alive()
                     self.check_flood()
                     await asyncio.sleep(_POLL)
+        if ignored := find_sockets(self.registry, hidden=True):
+            faults.append(f"the kubelet ignores the socket {ignored[0].name}, because its name begins with a dot")
         raise DriverNotReady(
             f"the driver was not registered within {timeout:g} s: {faults[-1]}; its last output:\n{self.driver.last_lines}"
         )

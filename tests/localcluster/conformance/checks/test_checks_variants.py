@@ -62,6 +62,15 @@ async def test_a_cdi_id_of_a_static_spec_of_the_machine_resolves(
     assert (await runs.run(VARIANT, ["CDI-001"])).failed_ids == ["CDI-001"]
 
 
+async def test_a_driver_without_parameters_skips_no_check() -> None:
+    checks = ["CFG-001", "CFG-002", "CFG-003", "CFG-004"]
+    found = await runs.run(PLAIN, checks, valid={}, invalid={}, errors={})
+    assert {str(o.status) for o in found.outcomes} == {"not applicable"}
+    assert found.exit_code(fail_on_skip=True) == 0
+    unknown = await runs.run(PLAIN, checks, valid=None, invalid=None, errors={})
+    assert {str(o.status) for o in unknown.outcomes} == {"skipped"}
+
+
 async def test_an_unknown_field_that_is_not_named_is_in_the_failure() -> None:
     found = await runs.run(PLAIN, ["CFG-003"], valid={"ok.json": {"apiVersion": "a", "kind": "PlainConfig"}})
     assert found.failed_ids == ["CFG-003"]

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, CheckSkipped, Requirement, check, expect
 from ..harness import Harness
 from ..kubelet_client import CallResponse
 from .prepare import refusal
@@ -15,9 +15,12 @@ _SOURCE = "KEP-4381: opaque parameters; status.allocation.devices.config"
 
 
 def chosen(h: Harness, kind: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = getattr(h.profile, kind)
+    found: Mapping[str, Any] | None = getattr(h.profile, kind)
+    if found is None:
+        why = f"the profile has no [config] {kind}; for a driver without such parameters, write {kind} = []"
+        raise CheckSkipped(why)
     if not found:
-        raise CheckSkipped(f"the profile names no parameters: [config] {kind}")
+        raise CheckNotApplicable(f"profile: [config] {kind} = []")
     return found
 
 
@@ -110,7 +113,7 @@ async def precedence(h: Harness) -> None:
     h.release(claim)
     if not h.profile.invalid:
         h.facts["figures"].append("no precedence was tested: add parameters to [config] invalid in the profile")
-    for name, parameters in h.profile.invalid.items():
+    for name, parameters in (h.profile.invalid or {}).items():
         claim, found = await prepare_with(h, ("FromClass", valid_one), ("FromClaim", parameters))
         refusal(found, claim, f"{name} in the claim, although the parameters of the class are valid")
         h.release(claim)

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from ..catalogue import CheckFailed, CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, Requirement, check, expect
 from ..harness import Harness
 from ..kubelet_client import HEALTH_VERSIONS, first_message
 from .slices import idle, require_published
@@ -25,7 +25,7 @@ _SOURCE = "KEP-4680; kubelet: pkg/kubelet/cm/dra, NodeWatchResources"
 def announced(h: Harness) -> list[str]:
     found = [v for v in HEALTH_VERSIONS if v in h.plugin.info.versions]
     if not found:
-        raise CheckSkipped("the driver announces no health service")
+        raise CheckNotApplicable("the driver announces no health service")
     return found
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..catalogue import CheckFailed, CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckFailed, CheckNotApplicable, CheckSkipped, Requirement, check, expect
 from ..harness import REMOVAL, Harness
 
 _TARGET = "/var/run/kubernetes.io/dra-device-attributes/"
@@ -20,7 +20,7 @@ async def metadata_files(h: Harness) -> tuple[dict[str, Any], list[Path]]:
     mounts = [m for edits in h.cdi.edits_of(found.cdi_ids) for m in edits.get("mounts") or ()]
     files = [h.path_of(m["hostPath"]) for m in mounts if m["containerPath"].startswith(_TARGET)]
     if not files:
-        raise CheckSkipped("the driver mounts no metadata files")
+        raise CheckNotApplicable("the driver mounts no metadata files")
     return claim, files
 
 

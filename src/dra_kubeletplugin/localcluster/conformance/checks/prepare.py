@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..api_server import new_uid
-from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, Requirement, check, expect
 from ..harness import Harness
 from ..kubelet_client import CallResponse, ClaimResponse
 
@@ -114,7 +114,7 @@ async def one_fails(h: Harness) -> None:
     ok = found.of(good["metadata"]["uid"])
     expect(not ok.error, "the good claim is prepared", ok.error)
     if not found.of(bad["metadata"]["uid"]).error:
-        raise CheckSkipped("the driver prepares a claim with an unknown device: see PRE-011")
+        raise CheckNotApplicable("the driver prepares a claim with an unknown device: see PRE-011")
     refusal(found, bad, "the claim with an unknown device")
 
 
@@ -216,7 +216,8 @@ async def slow_claim(h: Harness) -> None:
     h.api.slow_claims[name] = _SLOW
     delayed = asyncio.create_task(h.plugin.prepare(slow))
     try:
-        await h.until(lambda: name in h.api.delayed_claims, _SLOW)
+        if not await h.until(lambda: name in h.api.delayed_claims or delayed.done(), _SLOW) or delayed.done():
+            raise CheckNotApplicable("the suite delays requests that read one claim by name, and the driver sent none")
         found = await h.plugin.prepare(fast)
         is_first = not delayed.done()
     finally:
@@ -254,10 +255,10 @@ async def cancelled_call(h: Harness) -> None:
 async def held_device(h: Harness) -> None:
     """Prepares a claim. Then prepares a second claim with the same allocation."""
     if not h.profile.exclusive:
-        raise CheckSkipped("profile: [devices] exclusive = false")
+        raise CheckNotApplicable("profile: [devices] exclusive = false")
     first = await h.claim()
     if first["status"]["allocation"]["devices"]["results"][0].get("shareID"):
-        raise CheckSkipped("the driver's devices can be shared")
+        raise CheckNotApplicable("the driver's devices can be shared")
     await h.prepared(first)
     second = h.put_claim(first["spec"], copy.deepcopy(first["status"]))
     refusal(await h.plugin.prepare(second), second, "the second claim of the device")
@@ -293,7 +294,7 @@ async def without_api_server(h: Harness) -> None:
     with h.api.outage():
         found = (await h.plugin.prepare(claim, timeout=20.0)).of(claim["metadata"]["uid"])
     if found.error:
-        raise CheckSkipped(f"optional: the driver needs the API server to prepare again: {found.error[:200]}")
+        raise CheckNotApplicable(f"optional: the driver needs the API server to prepare again: {found.error[:200]}")
     expect(found.content == first.content, f"the same response: {first.content}", found.content)
 
 
@@ -305,7 +306,7 @@ async def without_api_server(h: Harness) -> None:
     source="kubelet: pkg/kubelet/cm/dra: a container gets the CDI devices of its request; e2e: several requests",
 )
 async def two_requests(h: Harness) -> None:
-    """Prepares a claim with the requests first and second, and compares the requests of each device."""
+    """Prepares a claim with the requests first and second, and compares the requests of each device. Each request must have a device."""
     await _prepare_requests(h, "first", "second")
 
 
@@ -323,5 +324,24 @@ async def alternative(h: Harness) -> None:
 
 async def _prepare_requests(h: Harness, *requests: str) -> None:
     claim = await h.claim(*requests)
-    faults = faults_of(claim, await h.prepared(claim))
+    found = await h.prepared(claim)
+    faults = faults_of(claim, found)
     expect(not faults, f"devices with the requests of the allocation: {', '.join(requests)}", "; ".join(faults))
+    for result in _unnamed(claim, found):
+        await h.unprepared(claim)
+        status = copy.deepcopy(claim["status"])
+        status["allocation"]["devices"]["results"] = [result]
+        alone = h.put_claim(claim["spec"], status)
+        is_returned = (await h.prepared(alone)).devices
+        await h.unprepared(alone)
+        name, device = result["request"], result["device"]
+        expect(not is_returned, f"a device for request {name}, as for a claim with {device} alone", "none")
+
+
+def _unnamed(claim: Mapping[str, Any], found: ClaimResponse) -> list[Any]:
+    """Returns the results of requests without a device. A driver may return no entry for devices that need no CDI device."""
+    if not found.devices or any(not d.requests for d in found.devices):
+        return []
+    named = {name for d in found.devices for name in d.requests}
+    results = claim["status"]["allocation"]["devices"]["results"]
+    return [r for r in results if r["request"].partition("/")[0] not in named]

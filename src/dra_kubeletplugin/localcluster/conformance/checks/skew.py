@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, Requirement, check, expect
 from ..driver_command import DriverNotReady
 from ..harness import Harness
 from .slices import require_published
@@ -12,7 +12,7 @@ _API_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 async def prepare_with_version(h: Harness, version: str, kubelets: str) -> None:
     if version not in h.plugin.info.versions:
-        raise CheckSkipped(f"the driver does not offer {version}: it needs {kubelets}")
+        raise CheckNotApplicable(f"the driver does not offer {version}: it needs {kubelets}")
     claim = await h.claim()
     uid = claim["metadata"]["uid"]
     prepared = (await h.plugin.prepare(claim, version=version)).of(uid)

@@ -16,7 +16,7 @@ from ...apiserver.faults import GATED
 from ...apiserver.storage import StorageChange
 from ..allocation import pool_faults, why_no_device
 from ..api_server import apply_change
-from ..catalogue import CheckSkipped, DevicesMissing, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, DevicesMissing, Requirement, check, expect
 from ..harness import NODE, Harness
 from ..kubelet_client import HEALTH_VERSIONS
 
@@ -57,12 +57,11 @@ async def returned(h: Harness, wanted: frozenset[tuple[str, str]]) -> bool:
     "publishes complete pools with its devices",
     consequence="the scheduler finds no device on the node",
     source="KEP-4381: ResourceSlice; the profile's ready_timeout and minimum",
-    limit=180,
 )
 async def publishes(h: Harness) -> None:
     """Waits for complete pools until the ready_timeout of the profile."""
     if not (minimum := h.profile.minimum):
-        raise CheckSkipped("profile: [devices] minimum = 0")
+        raise CheckNotApplicable("profile: [devices] minimum = 0")
     timeout = h.profile.ready_timeout
     found = await h.until(h.published, timeout)
     expected = f"at least {minimum} devices in complete pools after {timeout:g} s ([devices] minimum in the profile)"
@@ -203,7 +202,6 @@ async def health_messages(h: Harness) -> AsyncIterator[list[tuple[float, Mapping
     "writes no slice while nothing changes",
     consequence="each write reaches every scheduler and watcher of the cluster",
     source="scalability: writes of 5,000 nodes; the profile's idle time",
-    limit=180,
 )
 async def no_idle_writes(h: Harness) -> None:
     """Prepares a claim and waits until the driver is quiet. Then counts writes for the idle time of the profile."""
@@ -239,7 +237,6 @@ async def api_faults(h: Harness) -> None:
     "reports fields that the API server drops, without writing again and again",
     consequence="on a cluster without a feature gate the driver writes endlessly, or operators do not learn the cause",
     source="API server: it drops fields of disabled feature gates",
-    limit=90,
 )
 async def dropped_fields(h: Harness) -> None:
     """Starts the driver on an API server that drops fields. Counts its writes, and looks for a new line of output."""
@@ -248,7 +245,7 @@ async def dropped_fields(h: Harness) -> None:
         key for key in GATED - {"bools", "ints", "strings", "versions"} if key in str([s["spec"] for s in h.slices])
     }
     if not used:
-        raise CheckSkipped("the driver's slices have no field that a feature gate controls")
+        raise CheckNotApplicable("the driver's slices have no field that a feature gate controls")
     await h.restart()  # the lines of a usual start, so that a line about feature gates is no report
     await asyncio.sleep(_SETTLE)
     usual = {_pattern(line) for line in h.driver.output}
@@ -344,7 +341,6 @@ async def owner(h: Harness) -> None:
     "sends few requests while it is idle",
     consequence="many nodes together overload the API server",
     source="scalability: requests of 5,000 nodes; the profile's idle_requests",
-    limit=180,
 )
 async def idle_requests(h: Harness) -> None:
     """Counts the requests of the idle driver, in the time of SLC-005."""

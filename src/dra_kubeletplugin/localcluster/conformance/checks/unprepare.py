@@ -33,7 +33,6 @@ async def repeats(h: Harness) -> None:
     "unprepares a claim that was deleted, also while the API server is away",
     consequence="pods stay in Terminating until the control plane is back, or forever",
     source=f"{_CALLS}; e2e_node: unprepare is called for a deleted pod",
-    limit=120,
 )
 async def without_claim(h: Harness) -> None:
     """Prepares a claim, deletes it and unprepares it. Then stops the API server and unprepares another claim."""

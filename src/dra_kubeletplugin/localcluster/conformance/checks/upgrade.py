@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..api_server import apply_change, new_uid
-from ..catalogue import CheckSkipped, Requirement, check, expect
+from ..catalogue import CheckNotApplicable, Requirement, check, expect
 from ..driver_command import DriverInstance
 from ..harness import Harness
 from ..kubelet_client import PluginConnection, find_sockets, listens
@@ -25,7 +25,7 @@ async def second_instance(h: Harness) -> tuple[DriverInstance, PluginConnection]
     Raises :class:`CheckSkipped` if the driver does not offer this.
     """
     if h.facts.get("no second instance"):
-        raise CheckSkipped(_NOT_OFFERED)
+        raise CheckNotApplicable(_NOT_OFFERED)
     with h.starting():
         return await _start_second(h)
 
@@ -45,7 +45,7 @@ async def _start_second(h: Harness) -> tuple[DriverInstance, PluginConnection]:
     if await h.until(decided, h.profile.ready_timeout) != "added":
         h.facts["no second instance"] = True
         await h.reset()
-        raise CheckSkipped(_NOT_OFFERED)
+        raise CheckNotApplicable(_NOT_OFFERED)
     h.driver = new
     await h.connect([path for path in before if path.is_relative_to(h.registry)])
     return old, old_plugin
@@ -66,7 +66,6 @@ def _inodes(folder: Path) -> dict[Path, int]:
     "serves calls without an error while two instances overlap",
     consequence="pods that start during an update of the driver fail",
     source=_SOURCE,
-    limit=120,
 )
 async def overlap(h: Harness) -> None:
     """Starts a second instance, prepares a claim with both, stops the first instance, and prepares the claim again."""
@@ -87,7 +86,6 @@ async def overlap(h: Harness) -> None:
     "unprepares with the new instance claims that the old instance prepared",
     consequence="pods from before an update stay in Terminating",
     source=_SOURCE,
-    limit=120,
 )
 async def across_instances(h: Harness) -> None:
     """Prepares a claim, starts a second instance, and unprepares the claim with it."""
@@ -106,7 +104,6 @@ async def across_instances(h: Harness) -> None:
     "keeps the sockets of the new instance when the old instance ends",
     consequence="after an update the driver is not registered, although it runs",
     source=_SOURCE,
-    limit=120,
 )
 async def sockets_stay(h: Harness) -> None:
     """Starts a second instance, stops the first instance, and connects to both sockets of the second instance."""
@@ -124,7 +121,6 @@ async def sockets_stay(h: Harness) -> None:
     "keeps its slices while one instance replaces another",
     consequence="during each update the scheduler finds no device, and evicted pods wait",
     source="e2e_node: slices are kept when the plugin restarts quickly; kubelet: it deletes slices only after 30 s",
-    limit=120,
 )
 async def slices_stay(h: Harness) -> None:
     """Stops the driver and starts it with another POD_UID. Examines the slices after each change."""
