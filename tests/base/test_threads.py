@@ -33,7 +33,7 @@ async def test_work_beyond_the_thread_limit_waits_and_can_be_cancelled() -> None
     third = asyncio.ensure_future(asyncio.to_thread(ran.append, "third"))
     await asyncio.sleep(0)
     second.cancel()
-    await asyncio.wait([second])  # The executor then skips its work.
+    await asyncio.wait([second])  # The cancellation removes the work from the queue.
     gate.set()
     await third
     assert await first

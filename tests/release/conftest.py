@@ -14,7 +14,7 @@ from tests.release.installation import Environment, build
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects tests by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives builds and installations more time, and leaves them to ``make test-all``."""
+    """Increases the time limit of builds and installations, and marks them for ``make test-all``."""
     folder = str(Path(__file__).parent)
     for item in items:
         if str(item.path).startswith(folder):

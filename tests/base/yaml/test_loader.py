@@ -1,4 +1,4 @@
-"""The YAML loader reads values as kubectl does, and reports texts that were made to crash or hang parsers."""
+"""The YAML loader reads values as kubectl does, and reports texts that try to crash or block parsers."""
 
 from __future__ import annotations
 

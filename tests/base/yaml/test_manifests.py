@@ -29,7 +29,7 @@ NO_OBJECTS: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "an alias": (f"{MAP}data: {{a: *b}}\n", (":4:11: not valid YAML: an alias without an anchor in this document: put a text that begins with * in quotes",)),
     "an alias of itself": (f"{MAP}data: &d {{a: *d}}\n", (":4:7: not valid YAML: an alias is inside its own anchor",)),
     "a separator": (f"{MAP}---x\n{CLAIM}", (":4:4: 'x' follows '---', which begins a document only on a line of its own",)),
-    "left out": (f"{MAP}...\n{CLAIM}", (":5:1: kubectl ignores this text: begin a document with '---' on a line of its own",)),
+    "ignored text": (f"{MAP}...\n{CLAIM}", (":5:1: kubectl ignores this text: begin a document with '---' on a line of its own",)),
     "a mark": (f"{MAP}---\n# c\n\ufeff{CLAIM}", (":6:1: a byte order mark inside a document, which kubectl reads as text: delete it",)),
     "no UTF-8": (MAP.encode() + b"# \xe9\n", (":4: byte 0xe9 is not UTF-8: save the file as UTF-8",)),
     "a control character": (f"{MAP}data: {{a: \x01}}\n", (":4:11: the character U+0001 is not allowed in YAML",)),

@@ -63,7 +63,7 @@ NEWER: dict[str, tuple[str, str]] = {  # objects that kubectl 1.32 does not find
     "JSON and YAML": (f"{JSON % 'a'}\n{B}---\n{C}", "abc"),
     "JSON and JSON after a mark": (f"{JSON % 'a'}\n{MARK}{JSON % 'b'}", "ab"),
 }
-REJECTED: dict[str, tuple[str, str]] = {  # text that kubectl rejects too, and the start of our sentence
+REJECTED: dict[str, tuple[str, str]] = {  # text that kubectl rejects too, and the start of the reported sentence
     "--- and an object": (f"{A}---\n{B}--- {FLOW}\n", ":8:4: '{apiVersion: v1, kind: ConfigMap, metadata: {name: a}}' follows '---'"),
     "----": (f"{A}----\n{B}", ":4:4: '-' follows '---', which begins a document only on a line of its own"),
     "--- in a text": (f"{A}data: {{x: 'a\n\n--- x\n b'}}\n", ":6:4: 'x' follows '---'"),

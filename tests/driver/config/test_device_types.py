@@ -117,8 +117,8 @@ def test_an_entry_that_names_a_request_without_matching_devices_is_an_error() ->
         resolve([entry("GpuConfig", requests=["r/part"])], PART, "r/part")
 
 
-async def resolve_for_claim(entries: Sequence[Mapping[str, Any]], *wanted: tuple[str, Device]) -> Any:
-    return await Resolver(make(Cards), DRIVER).resolve(entries, wanted)
+async def resolve_for_claim(entries: Sequence[Mapping[str, Any]], *devices: tuple[str, Device]) -> Any:
+    return await Resolver(make(Cards), DRIVER).resolve(entries, devices)
 
 
 async def test_entries_without_requests_for_no_device_of_the_claim_are_an_error() -> None:
@@ -129,7 +129,7 @@ async def test_entries_without_requests_for_no_device_of_the_claim_are_an_error(
         "config[1] (FromClaim): parameters.kind: PartConfig is for devices with type=part, and the claim has none: use the kind for the "
         "claim's devices, or remove this entry"
     )
-    for entries, wanted in (
+    for entries, devices in (
         ([wrong], [("a", GPU), ("b", PART)]),
         ([wrong, entry("GpuConfig")], [("r", GPU)]),  # The request may receive either type.
         ([wrong], [("r/gpu", GPU)]),  # The entry may be for another alternative.
@@ -139,7 +139,7 @@ async def test_entries_without_requests_for_no_device_of_the_claim_are_an_error(
         ),  # The class may set defaults for several types of devices.
         ([other_driver], [("r", GPU)]),
     ):
-        found = await resolve_for_claim(entries, *wanted)
+        found = await resolve_for_claim(entries, *devices)
         assert not any(isinstance(f, ConfigError) for f in found), entries
 
 

@@ -53,7 +53,13 @@ def slices(r: Random) -> list[JSON]:
     rack = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "rack", "operator": "In", "values": ["a"]}]}]}
     for number in range(r.randint(1, 3)):
         where: JSON = r.choice(
-            [{"nodeName": "n1"}, {"nodeName": "n2"}, {"nodeName": "gone"}, {"allNodes": True}, {"nodeSelector": rack}]
+            [
+                {"nodeName": "n1"},
+                {"nodeName": "n2"},
+                {"nodeName": "missing"},
+                {"allNodes": True},
+                {"nodeSelector": rack},
+            ]
         )
         pool, sets = f"p{number}", r.random() < 0.5
         devices = [device(r, f"{pool}-d{i}", sets=sets) for i in range(r.randint(1, 4))]

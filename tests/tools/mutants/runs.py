@@ -26,7 +26,7 @@ PACKAGE = Path("src/dra_kubeletplugin")
 _HERE = Path("tests/tools/mutants")
 _HIDDEN = {".ci", ".github"}  # hidden folders that tests read
 _SUITE = 1800  # the time limit of the recorded run, in seconds
-_MARKERS = "not full and not crash"  # Crash tests are excluded because the plugin does not record the lines of their processes.
+_MARKERS = "not full and not crash"  # Crash tests start processes, whose lines the tracer does not record.
 
 
 class Outcome(enum.Enum):
@@ -219,7 +219,7 @@ def fingerprint(tree: Path) -> str:
 
 
 def measure(trees: Sequence[Tree], paths: Sequence[str] = ()) -> Baseline:
-    """Runs each test below ``paths`` once, distributed over the trees. The default is all tests that need no other process."""
+    """Runs each test below ``paths`` once, distributed over the trees. By default, runs all tests without the markers full and crash."""
 
     def share(i: int) -> list[dict[str, Any]]:
         code, done = trees[i].pytest({}, _SUITE, (i, len(trees)), first=False, paths=paths)
