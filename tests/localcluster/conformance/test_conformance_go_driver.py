@@ -15,7 +15,7 @@ from dra_kubeletplugin.localcluster.conformance.runner import OutcomeStatus
 from tests.helpers.conformance import runs
 from tests.helpers.conformance.runs import ROOT, explained
 
-SOURCE = Path(__file__).parent / "go_driver/main.go"
+SOURCE = ROOT / "tests/helpers/conformance/go_driver/main.go"
 PROTO = ROOT / "proto/dra_kubeletplugin/_proto"
 PACKAGES = {"dra_v1": "godriver/dra", "registration_v1": "godriver/registration"}
 """The Go package of each proto file."""

@@ -3,7 +3,7 @@
 // It publishes one ResourceSlice, prepares claims with one CDI spec for each claim, keeps a
 // checkpoint of prepared claims, and supports rolling updates. It has no device health service.
 //
-// test_go_driver.py builds and runs it with the packages of Debian 12: golang-go,
+// test_conformance_go_driver.py builds and runs it with the packages of Debian 12: golang-go,
 // golang-google-grpc-dev, golang-google-protobuf-dev, golang-github-golang-protobuf-1-5-dev,
 // protobuf-compiler, protoc-gen-go and protoc-gen-go-grpc. The test generates the packages
 // below godriver/ from proto/ with protoc.
