@@ -1,4 +1,4 @@
-"""The local cluster's API server: storage, versions, validation, watch and tables, enough for kubectl and client libraries."""
+"""The local cluster's API server. It serves the parts of the Kubernetes API that kubectl, client libraries and drivers need."""
 
 from .auth import Tokens
 from .server import ApiServer

@@ -1,4 +1,4 @@
-"""Decides whether a user may make a request: role-based access control with the rules of Kubernetes' RBAC authorizer."""
+"""Decides whether a user may make a request, with the rules of Kubernetes' RBAC authorizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = "rbac.authorization.k8s.io"
 
 @dataclass(frozen=True)
 class AccessRequest:
-    """One access check. ``path`` is set only for a request that is not for a resource, such as ``/healthz``."""
+    """The access that a request needs. ``path`` is set only for a request that is not for a resource, such as ``/healthz``."""
 
     verb: str
     group: str = ""
@@ -33,7 +33,7 @@ class AccessRequest:
 
     @property
     def denial(self) -> str:
-        """The denied access as a part of a sentence, with the same words as in Kubernetes."""
+        """The part of an error message that describes the denied access, as in Kubernetes."""
         if self.path:
             return f'cannot {self.verb} path "{self.path}"'
         place = f'in the namespace "{self.namespace}"' if self.namespace else "at the cluster scope"
@@ -52,13 +52,13 @@ class Access:
         self.audit: Callable[[User, AccessRequest, bool], None] = lambda *_: None
 
     def decide(self, user: User, *questions: AccessRequest) -> bool:
-        """Returns whether at least one of ``questions`` is allowed. The request needs only one of them."""
+        """Returns whether at least one access in ``questions`` is allowed. The user needs only one of them."""
         granted = next((q for q in questions if self.allowed(user, q)), None)
         self.audit(user, granted or questions[0], granted is not None)
         return granted is not None
 
     def require(self, user: User, question: AccessRequest) -> None:
-        """Raises :class:`StatusError` (403) if the user may not do what ``question`` describes."""
+        """Raises :class:`StatusError` (403) if the user does not have the access ``question``."""
         if self.decide(user, question):
             return
         if question.path:
@@ -70,7 +70,7 @@ class Access:
         raise StatusError(403, "Forbidden", message, details)
 
     def allowed(self, user: User, question: AccessRequest) -> str:
-        """Returns the reason for which the request is allowed; empty if it is denied."""
+        """Returns the reason why the access is allowed; empty if it is denied."""
         if user.is_master:
             return "the user is in the group system:masters"
         for rule, binding in self.rules(user, question.namespace):

@@ -1,9 +1,9 @@
 """Server-side apply: field managers, merging of applied configurations, and conflicts between managers.
 
-Every write goes through this module. An update (PUT, or a patch other than apply) makes its writer the manager of the fields it
-changed. An apply makes its writer the manager of the fields it contains. It removes the fields that
-the writer applied earlier but not now, unless another manager has them. An apply is rejected if another manager has one of its
-fields with another value, unless it is forced.
+Every write of a client uses this module. An update (PUT, or a patch other than apply) makes the writer the manager of the fields
+that it changes. An apply makes the writer the manager of the fields that it contains. It removes the fields that the writer's
+previous apply contained, unless another manager has them. If another manager has a field of the apply with another value, the apply
+is rejected, unless it is forced.
 Source: https://kubernetes.io/docs/reference/using-api/server-side-apply/ and structured-merge-diff's merge package.
 """
 
@@ -68,7 +68,7 @@ class Manager:
 
 @dataclass(frozen=True)
 class ManagedFieldsEntry:
-    """One entry of ``metadata.managedFields``. ``fields`` is the JSON as it was read; None after the paths have changed."""
+    """One entry of ``metadata.managedFields``. ``fields`` is the JSON that was read; None if ``paths`` has changed since."""
 
     manager: Manager
     paths: frozenset[Path]
@@ -80,7 +80,7 @@ Entries = Mapping[tuple[str, Operation, str, str], ManagedFieldsEntry]
 
 
 class ConflictError(Exception):
-    """Other managers have fields that the request applies. ``conflicts`` lists each manager and path; the text is that of Kubernetes."""
+    """Other managers have fields that the request applies. ``conflicts`` lists managers and paths. The text is as in Kubernetes."""
 
     def __init__(self, conflicts: Sequence[tuple[Manager, Path]]) -> None:
         self.conflicts = conflicts
@@ -100,10 +100,10 @@ class Rules:
     """The rules for the writes of one request.
 
     Attributes:
-        group, version, kind: of the objects in the request.
+        group, version, kind: the group, version and kind of the objects in the request.
         ignored: paths that the request cannot write: the status, or everything except the status.
         convert: converts an object of this kind to another version.
-        types: returns the kind's type in a version, for kinds that are not in the built-in tables.
+        types: returns the type of the kind in a version. It is set for kinds that are not in the built-in tables.
     """
 
     group: str
@@ -129,7 +129,7 @@ class Rules:
         return Manager(name, operation, api_version, subresource)
 
     def compare(self, old: JSON, new: JSON, manager: Manager) -> typed.Comparison:
-        """Compares two objects in the version that the manager used."""
+        """Compares two objects, in the API version of ``manager``."""
         version = manager.api_version.rpartition("/")[2]
         if version != self.version:
             old, new = self.convert(old, version), self.convert(new, version)
@@ -158,7 +158,7 @@ def decode_entries(
 
 
 def encode_entries(entries: Entries) -> list[JSON]:
-    """Encodes the entries as JSON: applies before updates, then by time and name."""
+    """Encodes the entries as JSON. Entries of applies come before entries of updates; each is sorted by time and name."""
     out = []
     for entry in sorted(
         entries.values(), key=lambda e: (e.manager.operation is Operation.UPDATE, e.time, e.manager.name)
@@ -179,7 +179,7 @@ def encode_entries(entries: Entries) -> list[JSON]:
 
 
 def is_reset(managed: Any) -> bool:
-    """Returns whether a request asks to remove all managers: an empty list, or a list of one empty entry."""
+    """Returns whether the ``managedFields`` of a request remove all managers: an empty list, or a list of one empty entry."""
     return managed in ([], [{}])
 
 
@@ -189,7 +189,7 @@ def is_reset(managed: Any) -> bool:
 def update(live: JSON | None, new: JSON, entries: Entries, manager: Manager, rules: Rules, empty: JSON) -> Entries:
     """Returns the managers after a write that is not an apply. For a creation, ``live`` is None and ``new`` is compared with ``empty``."""
     if live is not None and not entries:
-        return {}  # A client has reset the managers, and no client has applied the object since then.
+        return {}  # A client removed all managers, and no client has applied the object since then.
     found = rules.compare(live if live is not None else empty, new, manager)
     known = {manager.api_version: found}
     out = _other_managers(live if live is not None else empty, new, entries, manager, rules, known, force=True)
@@ -226,9 +226,9 @@ def apply(
 
 
 def _pruned(merged: JSON, last: ManagedFieldsEntry, entries: Entries, rules: Rules) -> JSON:
-    """Returns ``merged`` without the fields that the manager applied the last time and that no manager has now.
+    """Returns ``merged`` without the fields that the manager's previous apply contained and that no manager has now.
 
-    Versions of a kind differ only below fields that are atomic, so the paths are the same in each version.
+    The API versions of a kind differ only below atomic fields, so the paths are the same in each version.
     """
     kind = rules.type
     had = typed.with_parent_fields(last.paths, kind)
@@ -259,7 +259,7 @@ def _other_managers(
     """Returns the other managers without the fields that the writer changed or removed.
 
     Args:
-        seen: known comparisons, by version; the function adds to it.
+        seen: known comparisons, by version. The function adds new comparisons.
 
     Raises:
         ConflictError: The writer changed another manager's fields, and ``force`` is false.

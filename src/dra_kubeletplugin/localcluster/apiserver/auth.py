@@ -1,7 +1,7 @@
-"""Authenticates requests: accepts only requests with the kubeconfig's token or a service account's token.
+"""Authenticates requests with the token of the kubeconfig, of a service account, or of a component of the cluster.
 
-The server requires a token on the loopback address too, because other users of the machine and web pages in a browser can reach it.
-It rejects requests from web pages (they have an Origin header), and requests for a host name that is not its own (DNS rebinding).
+A token is necessary even on the loopback address, because other users of the machine and web pages in a browser can reach the server.
+The server rejects requests from web pages, which have an Origin header, and requests for a host name that is not its own (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class User:
     """The user of a request.
 
     Attributes:
-        extra: further facts from the authenticator, by key in lower case.
-        trusted: the user may do everything; used for the cluster's own components.
+        extra: further data about the user, by key in lower case.
+        trusted: whether the user may do everything. True for the components of the cluster.
     """
 
     name: str
@@ -56,7 +56,7 @@ class User:
 
     @property
     def info(self) -> JSON:
-        """The user as reviews show it (authentication.k8s.io/v1 UserInfo)."""
+        """The user in the form of authentication.k8s.io/v1 UserInfo."""
         out: JSON = {"username": self.name}
         if self.uid:
             out["uid"] = self.uid
@@ -90,7 +90,7 @@ class _Issued:
 
 @dataclass
 class Tokens:
-    """All valid tokens. ``admin`` is the kubeconfig's token; service accounts get tokens on request."""
+    """Creates and checks tokens. ``admin`` is the token of the kubeconfig."""
 
     admin: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     _issued: dict[str, _Issued] = field(default_factory=dict)
@@ -106,8 +106,8 @@ class Tokens:
         """Returns a token of a service account. It is valid while the account and the ``bound`` objects exist.
 
         Args:
-            seconds: lifetime.
-            claims: added to the user's extra, with the prefix authentication.kubernetes.io.
+            seconds: lifetime of the token.
+            claims: entries that are added to the user's ``extra``, with the prefix authentication.kubernetes.io.
         """
         meta = account["metadata"]
         namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
@@ -120,7 +120,7 @@ class Tokens:
         return token
 
     def of_component(self, name: str, groups: Sequence[str]) -> str:
-        """Returns a token for a component of the cluster itself. It never expires."""
+        """Returns a token for a component of the cluster. The token never expires."""
         token = secrets.token_urlsafe(32)
         user = User(name, (*groups, "system:authenticated"), trusted=True)
         self._issued[token] = _Issued(user, math.inf, (AUDIENCE,), ())
@@ -190,7 +190,7 @@ def impersonated(request: Request) -> User | None:
 
 
 def to_impersonate(user: User) -> Iterator[tuple[str, ...]]:
-    """Yields the access checks that impersonating ``user`` needs: group, resource, subresource, namespace and name of each."""
+    """Yields the permissions that are necessary to impersonate ``user``: group, resource, subresource, namespace and name."""
     account = user.name.split(":")
     is_account = user.name.startswith("system:serviceaccount:") and len(account) == 4
     yield ("", "serviceaccounts", "", account[2], account[3]) if is_account else ("", "users", "", "", user.name)

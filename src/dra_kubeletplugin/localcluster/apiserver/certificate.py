@@ -1,4 +1,4 @@
-"""Makes the TLS certificate of the local cluster's server, because kubectl sends its token only over TLS.
+"""Creates the TLS certificate of the API server, because kubectl sends its token only over TLS.
 
 The certificate is self-signed and has an ECDSA key on P-256. The code needs only the standard library.
 Use the certificate for a development server on this machine only, because the arithmetic does not run in constant time.

@@ -1,4 +1,4 @@
-"""Decides who may write which part of a claim's status: the scheduler writes the binding, a driver writes the status of its own devices.
+"""Checks who may write a part of a claim's status: the scheduler writes the allocation, a driver the status of its devices.
 
 Source: KEP-4817; since 1.36, feature gate DRAResourceClaimGranularStatusAuthorization.
 The subresources ``binding`` and ``driver`` exist in RBAC rules only.
@@ -64,13 +64,13 @@ def _changed_drivers(new: Any, old: Any) -> list[str]:
 
 
 def _node_of(user: User) -> str:
-    """Returns the node that a service account's token is bound to; empty if it is bound to none."""
+    """Returns the node to which the token of a service account is bound; empty if it is bound to no node."""
     nodes = user.extra.get(_NODE, ())
     return nodes[0] if user.name.startswith(_ACCOUNT) and len(nodes) == 1 else ""
 
 
 def _allocated_node(allocation: JSON | None) -> str:
-    """Returns the node that an allocation selects by name, as the scheduler writes it; empty for any other selector."""
+    """Returns the node of an allocation whose node selector has the form that the scheduler writes; empty for another form."""
     terms = ((allocation or {}).get("nodeSelector") or {}).get("nodeSelectorTerms") or []
     if len(terms) != 1 or terms[0].get("matchExpressions"):
         return ""

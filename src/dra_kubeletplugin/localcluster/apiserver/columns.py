@@ -1,4 +1,4 @@
-"""The columns that `kubectl get` shows for each kind, and tables of objects."""
+"""Defines the columns that `kubectl get` shows for each kind, and makes tables of objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Custom resources: makes a served kind from its CustomResourceDefinition, and validates objects with the definition's schema."""
+"""Custom resources: makes a served kind from a CustomResourceDefinition, and validates objects with the definition's schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _META = {"apiVersion", "kind", "metadata"}
 
 
 def kind_of(definition: JSON) -> ServedKind:
-    """Returns the kind that a CustomResourceDefinition adds, with its served versions. The storage version comes first."""
+    """Returns the kind of a CustomResourceDefinition, with its served versions. The storage version comes first."""
     spec = definition["spec"]
     names = spec["names"]
     served = [v for v in spec.get("versions") or () if v.get("served")]
@@ -64,7 +64,7 @@ def _column(column: Schema) -> Any:
 
 
 def definition_faults(definition: JSON, old: JSON | None) -> list[FieldError]:
-    """Returns an error for each fault of a CustomResourceDefinition that prevents serving its kind."""
+    """Returns the errors in a CustomResourceDefinition because of which its kind cannot be served."""
     spec, name = definition.get("spec") or {}, definition["metadata"].get("name", "")
     names, group = spec.get("names") or {}, spec.get("group", "")
     out: list[FieldError] = []
@@ -199,7 +199,7 @@ def faults(kind: ServedKind, obj: JSON, old: JSON | None) -> list[FieldError]:
 
 
 def _typed(kind: ServedKind, obj: JSON) -> JSON:
-    """Returns an object as CEL rules see it: with apiVersion and kind, and only the names of its metadata."""
+    """Returns the form of an object that CEL rules can use: with apiVersion and kind, and with only the names in its metadata."""
     meta = {k: v for k, v in obj["metadata"].items() if k in {"name", "generateName"}}
     return {**obj, "apiVersion": kind.api_version(kind.versions[0]), "kind": kind.kind, "metadata": meta}
 
@@ -267,7 +267,7 @@ def _pattern(value: str, schema: Schema, path: str) -> list[FieldError]:
     pattern = schema.get("pattern")
     try:
         fits = pattern is None or regex(pattern).matches(value)
-    except ValueError:  # the definition has a pattern that RE2 refuses
+    except ValueError:  # RE2 does not support the pattern in the definition
         return []
     return [] if fits else [invalid(path, value, f"{path} in body should match '{pattern}'")]
 

@@ -52,8 +52,8 @@ class Rule:
     """A compiled rule.
 
     Attributes:
-        transition: the rule compares with the old value, so it runs on updates only, unless ``optional_old`` is set.
-        optional_old: ``oldSelf`` is an optional value, and the rule also runs on creation.
+        transition: whether the rule uses the old value. Such a rule runs only on updates, unless ``optional_old`` is set.
+        optional_old: whether ``oldSelf`` is an optional value, so that the rule also runs on creation.
     """
 
     expression: Expression
@@ -69,7 +69,7 @@ class Rule:
 
 
 def escaped(name: str) -> str:
-    """Returns a property's name as CEL expressions write it."""
+    """Returns the name of a property in CEL expressions, in which some characters and words are escaped."""
     if name in _KEYWORDS:
         return f"__{name}__"
     for plain, word in _ESCAPES:
@@ -83,7 +83,7 @@ def _fields(schema: Schema, *, root: bool) -> Mapping[str, Schema]:
 
 
 class _Types:
-    """The CEL types of a schema. ``objects`` maps the name of an object type to its fields."""
+    """The CEL types of a schema. ``objects`` contains the fields of each object type, by its name."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Type]] = {}
@@ -138,7 +138,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 
 
 def fits_format(text: str, name: str) -> bool:
-    """Returns whether a text is valid for a format. Only formats with their own CEL type are checked; other formats accept any text."""
+    """Returns whether a text is valid for a format. Formats without a CEL type of their own accept any text."""
     read = _READ.get(name)
     try:
         return read is None or read(text) is not None

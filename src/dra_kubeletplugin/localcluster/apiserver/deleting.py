@@ -1,4 +1,4 @@
-"""Deletes objects: preconditions, grace periods, finalizers, dependents, and namespaces with their contents."""
+"""Deletes objects, with preconditions, grace periods and finalizers; and then dependents, or the contents of a namespace."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .storage import Storage
 
 JSON = dict[str, Any]
 _ORPHAN, _FOREGROUND, _BACKGROUND = "Orphan", "Foreground", "Background"
-_NAMESPACE_WAIT = 1.0  # seconds; Kubernetes waits 5
+_NAMESPACE_WAIT = 1.0  # seconds from the deletion of a namespace to the deletion of its contents; Kubernetes waits 5 s
 _FOREGROUND_FINALIZER = "foregroundDeletion"
 
 
 class Deleter:
-    """Deletes objects and collects their dependents.
+    """Deletes objects and their dependents.
 
     Args:
         on_removed: called with each removed object.
@@ -62,7 +62,7 @@ class Deleter:
                 meta = obj["metadata"]
                 item = RequestInfo(target.kind, target.version, meta.get("namespace", ""), meta["name"], "")
                 await self._run_admission(item, options, admission)
-                # The deletion of an earlier object may have removed this object too.
+                # The deletion of a previous object in the list may have removed this object too.
                 if self.storage.get(item.storage, item.namespace, item.name) is not None:
                     self.delete_one(item, options, dry=dry, grace=grace)
         return response
@@ -126,7 +126,7 @@ class Deleter:
         return self._after_mark(target, obj, policy)
 
     def _after_mark(self, target: RequestInfo, obj: JSON, policy: str) -> tuple[JSON, bool]:
-        """Empties a namespace or collects dependents after an object was marked as being deleted."""
+        """Empties a namespace, or deletes dependents, after an object was marked as being deleted."""
         if target.storage == "namespaces":
             self.empty_soon(target.name)
         if policy == _FOREGROUND:
@@ -153,7 +153,7 @@ class Deleter:
     # --- removal --------------------------------------------------------------------------------
 
     def finish(self, target: RequestInfo, obj: JSON) -> JSON | None:
-        """Removes an object that is marked as being deleted. Returns None if finalizers or a grace period still keep it."""
+        """Removes an object that is marked as being deleted. Returns None if it must stay for finalizers or a grace period."""
         meta = obj["metadata"]
         if meta.get("finalizers") or (target.kind.graceful and meta.get("deletionGracePeriodSeconds")):
             return None
@@ -181,7 +181,7 @@ class Deleter:
         return RequestInfo(found, found.versions[0], namespace, name, "") if found else None
 
     def _collect_dependents(self, owner: str) -> None:
-        """Deletes an owner's dependents that have no other existing owner. The other dependents lose only their reference to the owner."""
+        """Deletes an owner's dependents that have no other existing owner. From other dependents, removes the reference to the owner."""
         for kind, (namespace, name) in self.storage.owned(owner):
             obj = self.storage.get(kind, namespace, name)
             target = self._target(kind, namespace, name)
@@ -210,7 +210,7 @@ class Deleter:
         self.storage.put(target.storage, obj)
 
     def _finish_waiting_owner(self, uid: str) -> None:
-        """Removes an owner that waits for its dependents (foreground deletion) once the last dependent is removed."""
+        """Removes an owner in foreground deletion if its last dependent was removed."""
         if not uid or self.storage.owned(uid):
             return
         found = self.storage.with_uid(uid)
@@ -230,8 +230,7 @@ class Deleter:
     def empty_soon(self, namespace: str) -> None:
         """Deletes the contents of a terminating namespace after a delay.
 
-        Kubernetes' namespace controller waits too. During the delay, a client that deletes a manifest's objects one by
-        one still finds them.
+        Kubernetes' namespace controller waits too. During the delay, a client can still delete the objects of a manifest one by one.
         """
         if namespace not in self._timers:
             loop = asyncio.get_running_loop()
@@ -254,7 +253,7 @@ class Deleter:
         self._finish_namespace(namespace)
 
     def _finish_namespace(self, name: str) -> None:
-        """Removes a terminating namespace once it is empty."""
+        """Removes a terminating namespace if it is empty."""
         found = self.storage.get("namespaces", "", name)
         if found is None or not found["metadata"].get("deletionTimestamp"):
             return

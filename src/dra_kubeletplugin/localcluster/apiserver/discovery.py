@@ -11,7 +11,7 @@ from .kinds import Registry, ServedKind
 JSON = dict[str, Any]
 _VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 _NEWEST_FIRST = ("v1", "v1beta2", "v1beta1", "v1alpha3")
-# By subresource: its verbs, and the kind of its objects if it differs from the resource's kind
+# subresource → its verbs, and the kind of its objects if that differs from the kind of the resource
 _SUBRESOURCES: dict[str, tuple[list[str], JSON]] = {
     "status": (["get", "patch", "update"], {}),
     "scale": (["get", "patch", "update"], {"group": "autoscaling", "version": "v1", "kind": "Scale"}),

@@ -1,6 +1,6 @@
-"""Drops fields that the emulated release does not know, or whose feature gate is off.
+"""Drops fields that the simulated release does not know, or whose feature gate is off.
 
-A field that the stored object already uses stays, so that an unrelated update does not break a running workload.
+If the stored object already uses the fields of a gate, they stay. Otherwise, an unrelated update could break a running workload.
 Source: the strategies of Kubernetes, ``dropDisabledFields``.
 """
 
@@ -22,7 +22,7 @@ _REQUESTS = ("devices.requests[].exactly.", "devices.requests[].firstAvailable[]
 
 
 def _requests(*fields: str) -> tuple[str, ...]:
-    """Returns the paths of these fields in a claim's spec: once for a request, once for its alternatives."""
+    """Returns the paths of these fields in a claim's spec: in a request, and in the alternatives of a request."""
     return tuple(f"spec.{where}{field}" for where in _REQUESTS for field in fields)
 
 
@@ -87,9 +87,9 @@ _ALWAYS_OFF: Mapping[tuple[str, str], tuple[str, ...]] = {
         f"spec.{f}" for f in ("schedulingConstraints", "preemptionPolicy", "parentCompositePodGroupName")
     ),
 }
-"""Fields of scheduling gates that are off by default and cannot be switched on here.
+"""Fields of gates that are off by default and that the local cluster cannot switch on.
 
-These are TopologyAwareWorkloadScheduling, WorkloadAwarePreemption, PodGroupPreemptionPolicy and CompositePodGroup.
+The gates are TopologyAwareWorkloadScheduling, WorkloadAwarePreemption, PodGroupPreemptionPolicy and CompositePodGroup.
 """
 _GATE_RELEASES: Mapping[str, str] = {
     "DRAListTypeAttributes": "1.36",
@@ -101,7 +101,7 @@ _GATE_RELEASES: Mapping[str, str] = {
 }
 """The first release with the fields of a gate. The fields of all other gates exist in every supported release."""
 _FIELD_RELEASES = {"nodeAllocatableResourceMappings": ("1.36", "1.36"), "nodeAllocatableResources": ("1.37", "")}
-"""Fields that exist in some releases only: the first and the last release; an empty last release means no end."""
+"""Fields that exist only in some releases: the first and the last release. The last is empty if the newest release has the field."""
 
 
 def without_unknown(kind: ServedKind, obj: JSON, features: Features) -> tuple[JSON, list[str]]:
@@ -127,7 +127,7 @@ def _paths(kind: ServedKind) -> Iterator[tuple[str, str]]:
 
 
 def _occurring(obj: JSON, paths: Sequence[str]) -> list[str]:
-    """Returns the paths whose last name occurs in the object's JSON text. A text search is faster than a walk through all devices."""
+    """Returns the paths whose last name occurs in the object's JSON text, because a text search is faster than reading all devices."""
     if not paths:
         return []
     text = msgspec.json.encode(obj)
@@ -156,7 +156,7 @@ def _is_used(obj: JSON, path: str) -> bool:
 
 
 def _found(obj: Any, steps: Sequence[str], where: str) -> Iterator[tuple[JSON, str, str]]:
-    """Yields each existing field at a path: its parent, its name, and its path as messages write it."""
+    """Yields each existing field at a path: its parent, its name, and its path for messages."""
     step, rest = steps[0], steps[1:]
     name, listed = step.removesuffix("[]"), step.endswith("[]")
     if not isinstance(obj, dict):

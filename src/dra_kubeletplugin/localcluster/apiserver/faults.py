@@ -1,4 +1,4 @@
-"""Fault injection for the API server: outages, delays, conflicts, throttling and dropped fields."""
+"""The faults that tests and ``dra dev`` inject into the API server: outages, delays, conflicts, throttling and dropped fields."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Faults:
     conflicts: int = 0
     throttle: int = 0
     dropped: set[str] = field(default_factory=set)  # names of a slice's fields, e.g. "taints", "sharedCounters"
-    served: set[str] | None = None  # served versions of resource.k8s.io; None: the versions that the release serves
+    served: set[str] | None = None  # served versions of resource.k8s.io; None for the versions that the release serves
     calls: list[tuple[str, str]] = field(default_factory=list)
 
     def drop(self, fields: Collection[str]) -> None:
-        """Drops these fields of slices from now on; an empty collection drops none. Raises ``ValueError`` for an unknown field."""
+        """Sets the fields of slices that the server drops; empty to drop none. Raises ``ValueError`` for an unknown field."""
         _check("field of slices", fields, GATED)
         self.dropped = set(fields)
 
     def serve(self, versions: Collection[str]) -> None:
-        """Serves only these versions of resource.k8s.io; an empty collection serves all. Raises ``ValueError`` for an unknown version."""
+        """Sets the versions of resource.k8s.io that the server serves; empty to serve all. Raises ``ValueError`` for an unknown version."""
         _check("version of resource.k8s.io", versions, VERSIONS)
         self.served = set(versions) or None
 

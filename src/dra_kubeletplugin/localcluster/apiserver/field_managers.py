@@ -1,4 +1,4 @@
-"""Field managers of a request: determines the writer, the fields it may write, and the new ``metadata.managedFields``."""
+"""Determines the field manager of a request, the fields that the request may write, and the new ``metadata.managedFields``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 def check_options(request: Request, *, is_apply: bool) -> None:
-    """Raises :class:`StatusError` for patch options that are invalid or do not fit the patch type."""
+    """Raises :class:`StatusError` if the options of a patch are invalid or do not fit its type."""
     name = request.query.get("fieldManager", "")
     causes = []
     if is_apply and not name:
@@ -50,7 +50,7 @@ def check_options(request: Request, *, is_apply: bool) -> None:
 
 
 def check_applied(target: RequestInfo, applied: Any) -> JSON:
-    """Returns an applied configuration with its name set. Raises :class:`StatusError` if it does not fit the request."""
+    """Returns an applied configuration with the name of the request. Raises :class:`StatusError` if it does not fit the request."""
     if not isinstance(applied, dict):
         raise StatusError(400, "BadRequest", "the body is not an object")
     version, kind = str(applied.get("apiVersion") or ""), str(applied.get("kind") or "")
@@ -111,9 +111,9 @@ def apply_configuration(
 
 
 def _applied_by_client(live: JSON, rules: Rules) -> set[Path]:
-    """Returns the fields that a client-side ``kubectl apply`` wrote and that have not changed since.
+    """Returns the fields that a client-side ``kubectl apply`` wrote and that have not changed since then.
 
-    ``kubectl apply --server-side`` may take over these fields.
+    ``kubectl apply --server-side`` may become the manager of these fields.
 
     Source: apimachinery's ``managedfields``, the last-applied manager.
     """
@@ -135,8 +135,8 @@ def managed_after_update(
     """Returns the managed fields after a write that is not an apply.
 
     Args:
-        live, new: the object before and after the write, as stored.
-        requested: the ``managedFields`` in the request; None if it has none. Writes to a subresource ignore it.
+        live, new: the object before and after the write, in stored form.
+        requested: the ``managedFields`` in the request; None if the request has none. A write to a subresource ignores them.
     """
     before = (live or {}).get("metadata", {}).get("managedFields")
     if requested is not None and not target.sub:
@@ -175,7 +175,7 @@ def _rules(target: RequestInfo, version: str) -> Rules:
 
 
 def _empty(target: RequestInfo, *, stored: bool) -> JSON:
-    """Returns an empty object as a server in Go makes it: struct fields exist, maps do not."""
+    """Returns the empty object that a server in Go would create: fields with a struct exist, fields with a map do not."""
     kind = target.kind
     if kind.structured:
         out = decoding.empty(shapes.dra_shape(kind.kind))

@@ -20,16 +20,16 @@ _NAMESPACED = ("metadata.name", "metadata.namespace")
 
 @dataclass(frozen=True)
 class ServedKind:
-    """One resource in all its versions, the preferred one first.
+    """One resource in all its versions, the preferred version first.
 
     Attributes:
-        stored_as: the storage key of the kind that stores these objects, if that kind is in another group; else empty.
-        graceful: a deletion waits for another component, as a pod's deletion waits for its kubelet.
+        stored_as: the storage key of the same kind in another group, if that kind stores the objects; empty otherwise.
+        graceful: whether a deletion waits for another component. For example, the deletion of a pod waits for its kubelet.
         subresources: subresources other than ``status``.
         selectable: field paths that field selectors may use, in addition to name and namespace.
-        refused: the reason for rejecting objects of this kind; empty for a served kind.
-        virtual: the objects are reviews, which are created but never stored.
-        schemas: a custom resource's schemas, by version.
+        refused: the reason why objects of this kind are rejected; empty for a served kind.
+        virtual: whether the objects are reviews, which are created but never stored.
+        schemas: the schemas of a custom resource, by version.
         scale: JSON paths of a custom resource's replicas and selector, by their names in the definition.
     """
 
@@ -101,7 +101,7 @@ _WITHOUT_GENERATION = frozenset(
 )  # fmt: skip
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 _V1 = ("v1",)
-# The versions of PodGroup and Workload. A release serves at most one of these versions, if the feature gate is on.
+# The versions of PodGroup and Workload. A release serves one of them if the feature gate is on.
 _POD_GROUP_VERSIONS = ("v1beta1", "v1alpha2")
 _RBAC = "rbac.authorization.k8s.io"
 _ADMISSION = "admissionregistration.k8s.io"

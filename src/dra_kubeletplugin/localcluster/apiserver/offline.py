@@ -1,6 +1,6 @@
-"""Validates a manifest without a server: types, unknown fields, validation rules and CEL of the default Kubernetes release.
+"""Validates a manifest without a server: types, unknown fields, validation rules and CEL.
 
-The module runs the API server's defaulting, conversion and validation of a create request, without storage. So it accepts
+The module uses the API server's defaulting, conversion and validation of a create request, without storage. So it accepts
 the same manifests as the local cluster.
 """
 
@@ -24,7 +24,7 @@ from .kinds import Registry, ServedKind
 JSON = dict[str, Any]
 # The namespace's labels are unknown offline, so admin access is allowed.
 _ADMIN = {"resource.kubernetes.io/admin-access": "true"}
-# Patterns that find an unknown name in a CEL error, and the known names from which the nearest is suggested
+# Patterns that find an unknown name in a CEL error, each with the names from which a similar name is suggested.
 _IN_CEL = {
     r"undefined field '(\w+)'": ("driver", "attributes", "capacity", "allowMultipleAllocations"),
     r"undeclared reference to '(\w+)'": (
@@ -45,7 +45,7 @@ _SPEC_ENDS = re.compile(r"\.devices\.|\.(?:initC|ephemeralC|c)ontainers\[")
 
 
 class UnknownKind(LookupError):
-    """The local cluster does not serve the kind. ``fault`` describes a likely spelling error; empty for a possible custom kind."""
+    """The local cluster does not serve the kind. ``fault`` describes a likely spelling error; it is empty for a possible custom kind."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault)
@@ -56,7 +56,7 @@ def manifest_errors(manifest: Manifest, features: Features | None = None) -> tup
     """Returns the errors of one manifest of a file, and whether its kind is known.
 
     Returns:
-        The errors, each with its place and a sentence. The boolean is also true for a misspelled kind, because an error reports it.
+        The errors, each as its place and a sentence; and the boolean. It is also true for a misspelled kind, which is one of the errors.
     """
     known = True
     try:
@@ -71,7 +71,7 @@ def faults(document: JSON, features: Features | None = None) -> list[str]:
 
     Args:
         document: an object with ``apiVersion``, ``kind`` and a name.
-        features: the release and its gates; by default the default release.
+        features: the Kubernetes release and its feature gates; None for the default release.
 
     Returns:
         A sentence with the path for each error.
@@ -116,7 +116,7 @@ def faults(document: JSON, features: Features | None = None) -> list[str]:
 
 
 def _reworded(warnings: list[str], reported: set[str], release: str) -> Iterator[str]:
-    """Yields the warnings. Rewords a warning about a field that only a later release knows."""
+    """Yields the warnings, with another text for a field that only a later release knows."""
     for text in warnings:
         if (found := re.fullmatch(r'unknown field "(.*)"', text)) is None:
             yield text
@@ -144,7 +144,7 @@ def _with_nearest(fault: FieldError, obj: JSON) -> str:
 
 
 def _reference(fault: FieldError, obj: JSON) -> str:
-    """Suggests the nearest of the object's own request, claim or volume names, if the error is about such a name."""
+    """Suggests a similar name of a request, claim or volume in the object, if the error is about such a name."""
     quoted, end = _REFERENCE.match(fault.message), _SPEC_ENDS.search(fault.field)
     if quoted is None or end is None:
         return ""

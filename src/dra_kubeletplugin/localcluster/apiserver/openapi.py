@@ -1,4 +1,4 @@
-"""OpenAPI v3 and v2 documents of the served kinds, for ``kubectl explain`` and clients that validate before they write."""
+"""Makes the OpenAPI v3 and v2 documents of the served kinds, for ``kubectl explain`` and for validation in clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .kinds import Registry, ServedKind
 
 JSON = dict[str, Any]
 _MACHINERY = ("apis.meta.", "api.resource.", "runtime.", "util.")
-_TABLE_KEYS = {"go", "nested"}  # keys of our tables that are not part of OpenAPI
+_TABLE_KEYS = {"go", "nested"}  # keys in the tables of types that are not part of OpenAPI
 _OPTIONS = ("dryRun", "fieldManager", "fieldValidation", "force")
 _V3, _V2 = "#/components/schemas/", "#/definitions/"
 
@@ -21,7 +21,7 @@ class OpenApi:
         self.registry, self.discovery = registry, discovery
 
     def document_at(self, path: str, served: Collection[str], accept: str) -> JSON | bytes | None:
-        """Returns the document at ``path``, as protobuf if the client accepts only that; None if there is no such document."""
+        """Returns the document at ``path``; None if there is no document. Encodes version 2 in protobuf if the client accepts only that."""
         match [p for p in path.split("/") if p]:
             case ["openapi", "v3"]:
                 found = [("", "v1")]
@@ -62,7 +62,7 @@ class OpenApi:
 
 
 def _as_version_2(paths: JSON) -> JSON:
-    """Converts operations to version 2, which has the types of parameters and responses in other places."""
+    """Converts operations to version 2, in which the types of parameters and responses have another place."""
     for operation in (o for item in paths.values() for o in item.values()):
         operation["parameters"] = [
             {"name": p["name"], "in": p["in"], "type": "string"} for p in operation["parameters"]
@@ -73,7 +73,7 @@ def _as_version_2(paths: JSON) -> JSON:
 
 
 def full_name(name: str) -> str:
-    """Returns a type's name as Kubernetes publishes it."""
+    """Returns the name of a type in Kubernetes' OpenAPI documents."""
     if name.startswith(_MACHINERY):
         return f"io.k8s.apimachinery.pkg.{name}"
     if name.startswith("apiextensions."):
@@ -160,7 +160,7 @@ def _custom(kind: ServedKind, version: str, references: str, marked: JSON) -> JS
 
 
 def _loosened(schema: Mapping[str, Any]) -> JSON:
-    """Removes constraints that version 2 cannot express: preserved unknown fields, values of several types, null."""
+    """Returns a schema without the properties that version 2 does not have: preserved unknown fields, several types, null."""
     out = {k: v for k, v in schema.items() if k not in {"properties", "items", "additionalProperties", "nullable"}}
     if schema.get(_UNKNOWN):
         return {k: v for k, v in out.items() if k != "type"}

@@ -24,7 +24,7 @@ class PatchError(ValueError):
 
 
 def apply(kind: str, target: RequestInfo, current: dict[str, Any], change: Any) -> Any:
-    """Returns the patched object. ``kind`` is the patch's media type. Raises :class:`StatusError`."""
+    """Returns the patched object. ``kind`` is the type of the patch. Raises :class:`StatusError`."""
     try:
         if kind == JSON_PATCH:
             return json_patch(current, change)
@@ -64,7 +64,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def strategic(target: Any, patch: Mapping[str, Any], schema: Schema = _NONE) -> Any:
-    """Like :func:`merge`, but merges lists by their schema and follows the ``$patch`` directives.
+    """Applies a strategic merge patch: like :func:`merge`, but it merges lists by their schema and supports directives (``$patch``).
 
     Raises:
         PatchError: A directive is unknown, or a list item lacks its merge key.
@@ -135,7 +135,7 @@ def _value(target: Any, patch: Any, schema: Schema) -> Any:
 
 
 def _without_directives(value: Any) -> Any:
-    """Returns a patch's value without its directives, for a field that had no value to merge with."""
+    """Returns a value of a patch without its directives, for a field that had no value before."""
     if isinstance(value, Mapping):
         return {k: _without_directives(v) for k, v in value.items() if not k.startswith("$") and v is not None}
     if isinstance(value, list):
@@ -162,7 +162,7 @@ def _lists(target: list[Any], patch: list[Any], key: str, item: Schema) -> list[
 
 
 def _ordered(items: list[Any], order: list[Any], key: str | None) -> list[Any]:
-    """Sorts the items that ``order`` names; the other items keep their positions."""
+    """Sorts the items that are in ``order``. The other items keep their positions."""
 
     def name(item: Any) -> Any:
         return item.get(key) if key is not None and isinstance(item, Mapping) else item

@@ -1,7 +1,7 @@
-"""Stores the objects across restarts: a journal file in the cluster's folder, which only one process uses at a time.
+"""Keeps the objects across restarts, in a journal file in the cluster's state directory. Only one process at a time may use it.
 
-Each change is one line. An incomplete last line, from a killed process, is ignored.
-The file is compacted to the current objects on each open, and when its changes exceed 64 MiB.
+Each change is one line. An incomplete last line, which a killed process wrote, is ignored.
+The file is compacted to the current objects when it is opened, and when its changes exceed 64 MiB.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _COMPACT_AFTER = 64 * 1024 * 1024  # bytes of changes after which the file is co
 
 
 class StateError(SettingsError):
-    """The file cannot be used. The text states the reason and the remedy."""
+    """The file cannot be used. The text contains the reason, and what to do."""
 
 
 class PersistentStorage:
-    """The journal of one :class:`Storage`; created by :func:`open_storage`."""
+    """The journal of one :class:`Storage`. Create it with :func:`open_storage`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class PersistentStorage:
         self._version = 1
 
     def write(self, version: int, kind: str, key: Key, obj: JSON | None) -> None:
-        """Writes a change: the object as it is now, None if it was removed."""
+        """Writes a change: the new state of the object, or None if it was removed."""
         self._remember(version, kind, key, obj)
         if self._out is None:
             return
@@ -72,7 +72,9 @@ class PersistentStorage:
             try:
                 yield msgspec.json.decode(line, type=tuple[Any, Any, Any, Any, Any])
             except (msgspec.MsgspecError, RecursionError) as e:
-                if number == len(lines):  # The line has no end, so a killed process wrote it only in part.
+                if number == len(
+                    lines
+                ):  # The last line is incomplete, because a process was killed while it wrote the line.
                     return
                 raise StateError(
                     f"{self._path}, line {number}: {e}: move the file away to start with an empty cluster"

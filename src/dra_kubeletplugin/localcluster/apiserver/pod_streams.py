@@ -1,4 +1,4 @@
-"""Serves a pod's ``log``, ``exec`` and ``attach``. A real API server asks the kubelet; this one asks the node's runtime.
+"""Serves ``log``, ``exec`` and ``attach`` of a pod. A real API server calls the kubelet; the local one calls the node's runtime.
 
 Source: kubernetes, pkg/registry/core/pod/strategy.go (default container), pkg/kubelet/kubelet_pods.go (messages).
 """

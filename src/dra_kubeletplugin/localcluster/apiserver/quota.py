@@ -1,7 +1,6 @@
 """Resource quotas: computes the usage of a namespace's objects, rejects objects over quota, and updates the quotas' status.
 
-A claim counts by device class (KEP-4381, KEP-5004). Each of its requests counts the largest number of devices of the class that
-one of its alternatives may get.
+A claim uses quota by device class (KEP-4381, KEP-5004). If a request has alternatives, the largest number of devices of a class counts.
 A device of a class with an extended resource name also counts under that name. Source: the quota evaluators of Kubernetes.
 """
 
@@ -18,9 +17,11 @@ JSON = dict[str, Any]
 Amounts = dict[str, Quantity]
 _QUOTAS = "resourcequotas"
 _CLAIMS, _CLASSES = "resourceclaims.resource.k8s.io", "deviceclasses.resource.k8s.io"
-_ALL_DEVICES = 32  # devices that a request with the mode "All" counts: the maximum of an allocation's results
+_ALL_DEVICES = (
+    32  # the number that counts for a request with the mode "All": the maximum number of results in an allocation
+)
 _EXTENDED_ANNOTATION = "resource.kubernetes.io/extended-resource-claim"
-# Kinds that also count under their plural name without the prefix count/
+# Kinds that count under their plural name, in addition to the name with the prefix count/.
 _COUNTED = ("pods", "services", "secrets", "configmaps", "resourcequotas")
 _COMPUTE = ("cpu", "memory", "ephemeral-storage")
 

@@ -88,8 +88,7 @@ class Reader:
         """Returns a filter for the objects that a request selects.
 
         Returns:
-            A function that tests an object. The path and value of a field that all selected objects share; None if
-            there is no such field.
+            A function that tests an object; and the path and value of a field that all selected objects have, or None.
 
         Raises:
             StatusError: A selector is invalid.
@@ -179,7 +178,7 @@ def _token(text: str) -> tuple[int, tuple[str, str]]:
 
 
 def _in_storage(kind: ServedKind, term: selectors.FieldTerm) -> selectors.FieldTerm:
-    """Converts a selector term on an event of either API group to the names of stored events."""
+    """Converts the field name in a selector for events to the name in stored events, for both API groups of events."""
     if kind.storage != "events":
         return term
     first, *rest = term.path

@@ -30,7 +30,7 @@ class Channel(IntEnum):
 
 
 async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) -> None:
-    """Runs one command until it ends or the client disconnects. The last message is its status, on the error channel."""
+    """Runs one command until it ends or the client disconnects. Sends the status of the command last, on the error channel."""
     try:
         session = await start()
     except (ContainerError, KeyError) as e:
@@ -42,7 +42,7 @@ async def serve(socket: WebSocket, start: Callable[[], Awaitable[ExecSession]]) 
     outgoing = asyncio.create_task(_send_output(socket, session))
     try:
         await asyncio.wait({incoming, outgoing}, return_when=asyncio.FIRST_COMPLETED)
-        incoming.cancel()  # Only one task may read from the socket, and closing it waits for the client's reply.
+        incoming.cancel()  # only one task may read from the socket, and close() reads the client's reply
         await asyncio.gather(incoming, return_exceptions=True)
         if outgoing.done() and outgoing.exception() is None:
             await _finish(socket, _ended(outgoing.result()))

@@ -13,7 +13,7 @@ from ...resourceapi.schemas import protobuf
 from .status_errors import StatusError
 
 JSON = dict[str, Any]
-LIMIT = 3 * 1024 * 1024  # bytes; the maximal size of a body, as in a real API server
+LIMIT = 3 * 1024 * 1024  # maximum bytes of a body, as in a real API server
 _JSON = {"", "application/json", "application/json-patch+json", "application/merge-patch+json"}
 _JSON |= {"application/strategic-merge-patch+json", "application/x-www-form-urlencoded", "*/*"}
 _YAML = {"application/yaml", "application/apply-patch+yaml", "text/yaml", "application/x-yaml"}
@@ -22,7 +22,7 @@ _MAX_CHECKED = 256 * 1024  # bytes; larger bodies are not searched for duplicate
 
 @dataclass(frozen=True)
 class Body:
-    """A decoded body. ``duplicates`` are the paths of fields that occur more than once."""
+    """A decoded body. ``duplicates`` contains the paths of fields that occur more than once."""
 
     value: Any
     duplicates: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ def read(request: Request) -> Body:
 
 
 def read_object(request: Request) -> Body:
-    """Like :func:`read`, but raises :class:`StatusError` unless the body is an object."""
+    """Decodes a request's body like :func:`read`. Raises :class:`StatusError` also if the body is not an object."""
     body = read(request)
     if not isinstance(body.value, dict):
         raise StatusError(400, "BadRequest", "the body is not an object with a kind and its fields")
@@ -73,14 +73,14 @@ def _json(data: bytes) -> Body:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as e:
         raise StatusError(400, "BadRequest", f"the body is not JSON: {e}") from None
-    # A body that equals its re-encoding has no duplicate fields. For such a body, which is the usual case, skip the slow search.
+    # A body that is equal to its decoded and encoded value has no duplicate fields. Most bodies are, so the slow search is rare.
     skip_search = len(data) > _MAX_CHECKED or msgspec.json.encode(value) == data
     return Body(value, () if skip_search else _duplicates(data))
 
 
 def _yaml(data: bytes) -> Any:
     try:
-        return msgspec.json.decode(data)  # most clients send JSON under the YAML media type
+        return msgspec.json.decode(data)  # most clients send JSON with the YAML media type
     except (msgspec.DecodeError, RecursionError, UnicodeError):
         pass
     import yaml

@@ -1,4 +1,4 @@
-"""Parses a request's path and options, and builds its response: JSON, warnings and Status objects."""
+"""Parses the path and the options of a request, and builds responses: JSON, warnings and Status objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RequestInfo:
         return self.kind.storage
 
     def of(self, name: str) -> RequestInfo:
-        """Returns the request target for one object of this resource."""
+        """Returns the target of a request for one object of this resource."""
         return RequestInfo(self.kind, self.version, self.namespace, name, "")
 
 
@@ -141,7 +141,7 @@ def same_object(a: JSON, b: JSON) -> bool:
 
 
 def table_of(request: Request) -> str | None:
-    """Returns how much of each object a table includes: "None", "Metadata" or "Object". Returns None if the client wants no table."""
+    """Returns the part of each object in a table: "None", "Metadata" or "Object". Returns None if the request is not for a table."""
     if "as=Table" not in request.headers.get("accept", ""):
         return None
     return request.query.get("includeObject") or "Metadata"

@@ -1,4 +1,4 @@
-"""Review kinds, which are created but never stored: token reviews, access reviews, self reviews (``kubectl auth``)."""
+"""Processes reviews, which are created but never stored: token reviews, access reviews and self reviews (``kubectl auth``)."""
 
 from __future__ import annotations
 

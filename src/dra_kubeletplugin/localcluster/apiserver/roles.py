@@ -1,4 +1,4 @@
-"""Default roles, aggregated cluster roles, and the check against privilege escalation.
+"""Creates the default roles, updates aggregated cluster roles, and prevents privilege escalation.
 
 Source: Kubernetes' documentation, "Using RBAC Authorization" (default roles, aggregation, privilege escalation).
 """
@@ -53,9 +53,9 @@ def make_defaults(storage: Storage, registry: Registry) -> None:
 
 
 def _user_rules(registry: Registry) -> tuple[list[Rule], list[Rule], list[Rule]]:
-    """Returns the rules that the roles view, edit and admin add for namespaced kinds.
+    """Returns the rules for namespaced kinds in the roles view, edit and admin. Each role adds rules to the previous role.
 
-    The role view may read everything except secrets, edit may also write, and admin may also manage roles and bindings.
+    The role view can read everything except secrets, edit can also write, and admin can also manage roles and bindings.
     """
     groups: dict[str, list[str]] = {}
     for kind in registry:
@@ -109,7 +109,7 @@ def _put_role(
 def aggregate(storage: Storage) -> None:
     """Updates the rules of aggregated roles.
 
-    Repeats until nothing changes, because an aggregated role may be part of another aggregated role.
+    Repeats the update until no rule changes, because an aggregated role may be part of another aggregated role.
     """
     roles = {r["metadata"]["name"]: r for r in storage.list(CLUSTER_ROLES)}
     changed = True
@@ -177,7 +177,7 @@ def check_grant(access: Access, user: User, target: RequestInfo, obj: JSON) -> N
 
 
 def _questions(rule: Rule) -> Iterator[AccessRequest]:
-    """Yields each combination of verb, group, resource and name that a rule allows. A wildcard is covered only by another wildcard."""
+    """Yields each combination of verb, group, resource and name in a rule. A user holds a wildcard only with a rule with this wildcard."""
     for verb in rule.get("verbs") or ():
         for path in rule.get("nonResourceURLs") or ():
             yield AccessRequest(verb, path=path)

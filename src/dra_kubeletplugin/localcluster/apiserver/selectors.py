@@ -14,7 +14,7 @@ Match = Callable[[JSON], bool]
 
 
 class SelectorError(ValueError):
-    """The selector has a syntax error, or names a field that cannot be selected."""
+    """The selector has a syntax error, or contains a field that selectors may not use."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class FieldTerm:
 
 
 _OPERATOR = re.compile(r"((?:[^=!\\]|\\.)++)(==|=|!=)\s*(.*)", re.DOTALL)
-_INTEGER = re.compile(r"-?\d{1,19}")  # Go parses 64 bits; Python raises an error for more than 4,300 digits
+_INTEGER = re.compile(r"-?\d{1,19}")  # as in Go, which parses 64 bits
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
 
 def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
-    """Parses a field selector: terms ``path=value``, ``==`` and ``!=``, all of which must match.
+    """Parses a field selector: terms with ``=``, ``==`` or ``!=``. An object must match all terms.
 
     Raises:
         SelectorError: The syntax is wrong, or a path is not in ``allowed``.
@@ -53,7 +53,7 @@ def fields(text: str, allowed: Collection[str]) -> list[FieldTerm]:
 
 
 def field_value(obj: JSON, path: tuple[str, ...]) -> str:
-    """Returns a field's value as selectors compare it; empty if the field does not exist."""
+    """Returns the value of a field as text, for a comparison with a selector; empty if the field does not exist."""
     value: Any = obj
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -68,7 +68,7 @@ _TERM = re.compile(
 
 
 def labels(text: str) -> Match:
-    """Parses a label selector with equality and set-based requirements, all of which must match. Raises :class:`SelectorError`."""
+    """Parses a label selector. An object must match all of its requirements. Raises :class:`SelectorError`."""
     tests: list[Callable[[Mapping[str, str]], bool]] = []
     at = 0
     while at < len(text):

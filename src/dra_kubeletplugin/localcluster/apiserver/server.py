@@ -1,4 +1,4 @@
-"""The API server: authenticates and authorizes requests, routes them, and runs the actions that follow a write."""
+"""The API server: authenticates, authorizes and routes requests, and runs the actions that follow a write."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class ApiServer:
 
     Args:
         address: HOST:PORT; by default the loopback address and a free port.
-        tls: TLS settings for HTTPS.
-        storage: the stored objects; pass another server's storage to serve the same objects twice.
-        tokens: the valid tokens; by default a new administrator token. Pass another server's tokens for a second server.
-        front: an additional address with TLS, because kubectl sends its token only over TLS. Clients in this process do not use it.
-        runtime_of: returns the runtime of a node by name, for pods' logs and commands; None for an unknown node.
-        features: the emulated release and its gates; the default release if omitted.
+        tls: TLS settings for HTTPS; None for HTTP.
+        storage: the stored objects. For a second server with the same objects, pass the storage of the first.
+        tokens: the valid tokens. By default, a new token of the administrator. For a second server, pass the tokens of the first.
+        front: an additional address with TLS for kubectl, which sends its token only over TLS. Clients in this process do not use it.
+        runtime_of: returns the runtime of a node, for the logs and commands of pods; None for an unknown node.
+        features: the simulated Kubernetes release with its feature gates. By default, the default release.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class ApiServer:
         self._create_initial_objects()
 
     async def start(self) -> str:
-        """Starts to serve and returns the URL. ``public_url`` is the URL of the front, if there is one.
+        """Starts the server and returns its URL. Sets ``public_url`` to the URL of ``front`` if there is one, otherwise to the same URL.
 
         Raises ``OSError`` if an address cannot be bound.
         """
         self.url = self.public_url = await self._http.start()
         for namespace in self.storage.list("namespaces"):
-            if namespace["metadata"].get("deletionTimestamp"):  # an earlier server had begun to delete it
+            if namespace["metadata"].get("deletionTimestamp"):  # an earlier server began to delete it
                 self._deleter.empty_soon(namespace["metadata"]["name"])
         if self._front is not None:
             try:
@@ -238,7 +238,7 @@ class ApiServer:
 
     async def _resource(self, request: Request, user: User) -> Response:
         target = parse_path(request.path, self._registry)
-        # The cluster's own components need their release's API version, even if a fault hides it from other clients.
+        # Components of the cluster may use each version of the release, even if an injected fault hides it from other clients.
         if not user.trusted and not is_served(target.kind.group, target.version, self.served):
             raise no_resource()
         watches = request.method == "GET" and flag(request, "watch")
@@ -278,7 +278,7 @@ class ApiServer:
     # --- authentication and authorization -------------------------------------------------------
 
     def _user(self, request: Request) -> User:
-        """Returns the user of a request, or the user that it impersonates. Raises :class:`StatusError`."""
+        """Returns the user whom a request impersonates, or else the user of the request. Raises :class:`StatusError`."""
         user = auth.authenticate(request, self.tokens, self.storage, self._names)
         other = auth.impersonated(request)
         if other is None:
@@ -303,7 +303,7 @@ class ApiServer:
         self.access.require(user, AccessRequest(verb, kind.group, kind.plural, target.sub, namespace, name))
 
     async def _check_stream(self, request: Request, target: RequestInfo, user: User, admission: Admission) -> None:
-        """Checks that the user may open a stream to a pod's container, which requires the verb ``create``. Raises :class:`StatusError`."""
+        """Checks that the user has the verb ``create`` for a stream to a container, and runs admission. Raises :class:`StatusError`."""
         kind = target.kind
         if request.method == "GET" and not user.is_master:
             self.access.require(
@@ -323,6 +323,6 @@ _STREAMS = {"exec": "PodExecOptions", "attach": "PodAttachOptions", "portforward
 
 
 def _one_name(request: Request) -> str:
-    """Returns the name in a list or watch request that selects a single object by name; empty otherwise."""
+    """Returns the name of the object if a list or watch request selects one object by name; empty otherwise."""
     found = re.fullmatch(r"metadata\.name==?([^,=!]+)", request.query.get("fieldSelector", ""))
     return found[1] if found else ""

@@ -18,7 +18,7 @@ _KINDS = {"Pod": "pods", "Node": "nodes", "Secret": "secrets"}
 
 
 def issue(storage: Storage, tokens: Tokens, account: JSON, spec: Mapping[str, Any]) -> JSON:
-    """Returns the TokenRequest with its status filled in. Raises :class:`StatusError`."""
+    """Issues a token. Returns the TokenRequest with its status. Raises :class:`StatusError`."""
     seconds = spec.get("expirationSeconds") or _DEFAULT_LIFETIME
     if not isinstance(seconds, int) or isinstance(seconds, bool) or not _MIN_LIFETIME <= seconds < _MAX_LIFETIME:
         message = f"Invalid value: {seconds!r}: may not specify a duration less than 10 minutes"

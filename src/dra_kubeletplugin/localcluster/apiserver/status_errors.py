@@ -1,4 +1,4 @@
-"""Errors that the server returns as a Status object."""
+"""The errors that the server returns as Status objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ JSON = dict[str, Any]
 
 
 class StatusError(Exception):
-    """A rejected request: an HTTP code, a reason of meta/v1 and a message."""
+    """The server rejected a request. Has an HTTP status code, a reason of meta/v1 and a message."""
 
     def __init__(self, code: int, reason: str, message: str, details: JSON | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ def invalid(kind: str, group: str, name: str, causes: Sequence[tuple[str, str, s
     """Returns an Invalid error.
 
     Args:
-        causes: reason, field and message of each error. A repeated error occurs once in the message.
+        causes: reason, field and message of each error. The text contains a repeated error only once.
     """
     listed = list(dict.fromkeys(f"{field}: {message}" for _, field, message in causes))
     text = listed[0] if len(listed) == 1 else "[" + ", ".join(listed) + "]"

@@ -1,4 +1,4 @@
-"""In-memory object storage with history: one version counter for all kinds, and watches from any recent version."""
+"""Stores objects in memory, with one version counter for all kinds, and with history for watches from recent versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Match = Callable[[Mapping[str, Any]], bool]
 Objects = list[JSON]
 Places = list[tuple[str, Key]]  # kind and key of each object
 HISTORY = 4096  # changes per kind that are kept for watches that start at an earlier version
-LAG = 16384  # pending changes after which a slow watch is ended
+LAG = 16384  # pending changes at which the server ends a watch, because its client reads too slowly
 
 
 class ExpiredError(Exception):
@@ -24,7 +24,7 @@ class ExpiredError(Exception):
 
 
 class Journal(Protocol):
-    """Writes changes to persistent storage."""
+    """Keeps changes in a file; see :mod:`.persistence`."""
 
     def write(self, version: int, kind: str, key: Key, obj: JSON | None) -> None: ...
 
@@ -34,16 +34,16 @@ class StorageChange:
     version: int
     type: str  # ADDED, MODIFIED, DELETED
     kind: str  # key of the kind
-    object: JSON  # as stored after the change; for DELETED the last state
+    object: JSON  # the object after the change; for DELETED, its last state
     before: JSON | None
-    # Encoded watch events, shared by all watches: by kind, version and form of the object
+    # Encoded watch events, which all watches share, by kind, version and form of the object
     lines: dict[Any, bytes] = field(default_factory=dict, compare=False)
 
 
 class Watch:
-    """The pending changes of a kind for a client that selects some of the kind's objects. :meth:`Storage.watch` creates it.
+    """The pending changes of one kind for one client, for the objects that it selects. Create it with :meth:`Storage.watch`.
 
-    ``ended`` means that no more changes will come: all watches were ended, or the reader fell too far behind.
+    If ``ended`` is true, no more changes will come: all watches were ended, or the client read too slowly.
     """
 
     def __init__(self, matches: Match, missed: Iterable[StorageChange]) -> None:
@@ -68,7 +68,7 @@ class Watch:
         self._woken.set()
 
     def version(self, newest: int) -> int:
-        """Returns the version up to which all changes have been read, for a bookmark; ``newest`` if none are pending."""
+        """Returns the version up to which the client has read all changes, for a bookmark; ``newest`` if no changes are pending."""
         return self._pending[0].version - 1 if self._pending else newest
 
     async def next(self) -> list[StorageChange]:
@@ -89,10 +89,10 @@ class _StoredKind:
     """The objects of one kind, their history, and their watches.
 
     Attributes:
-        names: the sorted keys; None after an object was added or removed.
+        names: the sorted keys of the objects; None after an object was added or removed.
         oldest: the oldest version from which a watch may start.
-        watchers: watches of all objects.
-        narrow: watches that select one value of one field: by the field's path, then by the value.
+        watchers: the watches that may get changes of every object.
+        narrow: the watches that select one value of one field, by the path of the field, then by the value.
     """
 
     objects: dict[Key, JSON] = field(default_factory=dict)
@@ -106,20 +106,20 @@ class _StoredKind:
 class Storage:
     """The stored objects of one server.
 
-    Returned objects are shared and must not be changed. Objects are stored without changes, except for the new resource version.
+    Callers must not change the returned objects, because they are shared. Objects are stored as they are, with a new resource version.
 
     Args:
-        journal: receives each change before any watch does.
+        journal: gets each change before the watches get it.
     """
 
     def __init__(self, journal: Journal | None = None) -> None:
         self.version = 1
         self._journal = journal
         self._kinds: dict[str, _StoredKind] = {}
-        self._owned: dict[str, set[tuple[str, Key]]] = {}  # objects with an owner, by the owner's UID
+        self._owned: dict[str, set[tuple[str, Key]]] = {}  # the objects of each owner, by the UID of the owner
         self._by_uid: dict[str, tuple[str, Key]] = {}
-        self._floor = 1  # for all kinds, there is no history of versions before this one
-        self.cut = 0  # incremented to end all watches
+        self._floor = 1  # there is no history of earlier versions, for all kinds
+        self.cut = 0  # the server increments it to end all watches
 
     def restore(self, version: int, objects: Mapping[tuple[str, Key], JSON]) -> None:
         """Loads the objects of an earlier run. New versions follow ``version``."""
@@ -139,7 +139,7 @@ class Storage:
         return found.objects.get((namespace, name)) if found else None
 
     def list(self, kind: str, namespace: str = "") -> Objects:
-        """Returns the objects of a kind in one namespace, or in all, sorted by namespace and name."""
+        """Returns the objects of a kind, sorted by namespace and name. An empty ``namespace`` means all namespaces."""
         found = self._stored_kind(kind)
         if found.names is None:
             found.names = sorted(found.objects)
@@ -163,7 +163,7 @@ class Storage:
         return [o for (ns, _), o in sorted(objects.items(), key=lambda i: i[0]) if not namespace or ns == namespace]
 
     def owned(self, uid: str) -> Places:
-        """Returns the objects that have the owner."""
+        """Returns kind and key of the objects that have this owner."""
         return sorted(self._owned.get(uid, ()))
 
     def with_uid(self, uid: str) -> tuple[str, Key] | None:
@@ -183,7 +183,7 @@ class Storage:
         """Creates or replaces an object and sets its new resource version.
 
         Args:
-            fresh: no other code refers to the object, so it is not copied.
+            fresh: whether only the caller refers to the object, so that it need not be copied.
         """
         meta = obj["metadata"]
         key = (meta.get("namespace", ""), meta["name"])
@@ -284,11 +284,11 @@ class Storage:
         finally:
             group.discard(watch)
             if only is not None and not group and by_value.get(only[1]) is group:
-                del by_value[only[1]]  # Values such as names are unlimited, so empty sets are removed.
+                del by_value[only[1]]  # there may be any number of values, so empty sets are removed
 
 
 def _seen(change: StorageChange, matches: Match) -> StorageChange | None:
-    """Returns a change as a watch with a selector reports it; None if the object matched neither before nor after."""
+    """Returns the change that a watch with a selector reports; None if the object matched neither before nor after the change."""
     now = change.type != "DELETED" and matches(change.object)
     was = change.before is not None and matches(change.before)
     if not now and not was:

@@ -1,4 +1,4 @@
-"""Decoding, defaulting, validation and encoding of objects, and the parts of an object that an update may change."""
+"""Decodes, defaults, validates and encodes objects, and decides which parts of an object an update may change."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def incoming(
     """Decodes an object that a client sent in ``version``.
 
     Args:
-        strict: reject unknown fields.
-        warnings: receives the unknown fields if ``strict`` is false.
+        strict: whether unknown fields are rejected.
+        warnings: if ``strict`` is false, a warning for each unknown field is appended to this list.
 
     Returns:
         The object in its stored version.
@@ -76,7 +76,7 @@ def _structured(
 ) -> JSON:
     sent = {**obj, "apiVersion": kind.api_version(version), "kind": kind.kind}
     try:
-        # Only v1beta1 needs a conversion before decoding. A conversion copies the object, and decoding copies it again.
+        # Only v1beta1 is converted before decoding, because a conversion copies the object once more.
         in_v1, unknown = dropped_fields.without_unknown(
             kind, convert(sent, "v1") if version == "v1beta1" else sent, features
         )
@@ -117,12 +117,12 @@ def _decoded(kind: ServedKind, version: str, obj: Mapping[str, Any], messages: l
 
 
 def for_storage(kind: ServedKind, obj: JSON) -> JSON:
-    """Returns a valid object in the form in which it is stored."""
+    """Returns a valid object in its stored form."""
     return decoding.without_empty(obj, shapes.dra_shape(kind.kind), stored=True) if kind.structured else obj
 
 
 def for_writer(kind: ServedKind, obj: JSON) -> JSON:
-    """Returns an object in the form that its writer receives in the response."""
+    """Returns an object in the form in which the response to a write contains it."""
     return decoding.without_empty(obj, shapes.dra_shape(kind.kind), stored=False) if kind.structured else obj
 
 
@@ -136,7 +136,7 @@ def outgoing(kind: ServedKind, version: str, obj: Mapping[str, Any]) -> JSON:
 
 
 def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> JSON:
-    """Returns the object to store: the part that this request may write, and the rest of the old object."""
+    """Returns the object to store: the new values of the parts that this request may write, and the old values of the other parts."""
     if kind.status and old is not None:
         out = {**old, "status": obj.get("status")} if status else {**obj, "status": old.get("status")}
         if out["status"] is None:
@@ -159,9 +159,9 @@ def prepare(kind: ServedKind, obj: JSON, old: JSON | None, *, status: bool) -> J
 
 
 def _with_generation(kind: ServedKind, meta: JSON, old: JSON | None) -> JSON:
-    """Returns the metadata with the generation that the server decides: that of the old object, or 1 for a new one.
+    """Returns the metadata with the generation of the old object, or with generation 1 for a new object.
 
-    Kinds without generations store what their creator sent.
+    If the kind has no generations, returns the metadata unchanged for a new object.
     """
     if old is None and not kind.counts_generations:
         return meta
@@ -186,7 +186,10 @@ def select_own_pods(kind: ServedKind, obj: JSON) -> None:
 
 
 def _taint_as_not_ready(node: JSON) -> None:
-    """Taints a new node so that no pod is scheduled before the node controller checks it (admission plugin TaintNodesByCondition)."""
+    """Adds the not-ready taint to a new node, so that no pod is scheduled before the node controller has checked the node.
+
+    In Kubernetes, the admission plugin TaintNodesByCondition does this.
+    """
     spec = node["spec"] = dict(node.get("spec") or {})
     taints = spec.get("taints") or []
     if not any(t["key"] == _NOT_READY["key"] and t["effect"] == _NOT_READY["effect"] for t in taints):
@@ -195,14 +198,14 @@ def _taint_as_not_ready(node: JSON) -> None:
 
 _JOB_PREFIXES = ("batch.kubernetes.io/", "")  # label prefixes of a Job's pods: since 1.27, and before 1.27
 _NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
-# Kinds whose status may be set at creation: a node is created with its capacity
+# Kinds whose status may be set at creation. A kubelet creates its node with its capacity.
 _STATUS_AT_CREATION = frozenset({"nodes"})
 
 
 def remove_deallocated(kind: ServedKind, obj: JSON, old: JSON) -> None:
-    """Removes device status entries of deallocated devices.
+    """Removes the device status of deallocated devices.
 
-    Must run after the field managers are computed, so that the writer stays the manager of these fields.
+    Call it after the field managers are computed, so that the writer stays the manager of these fields.
     """
     if kind.kind == "ResourceClaim" and "status" in obj:
         obj["status"] = claim_status.without_deallocated(obj["status"] or {}, old.get("status") or {})

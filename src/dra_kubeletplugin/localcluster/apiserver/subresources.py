@@ -1,4 +1,4 @@
-"""Subresources: a pod's binding and eviction, a namespace's finalize, a workload's scale, a service account's token."""
+"""Handles subresources: binding and eviction of pods, finalize of namespaces, scale of workloads, token of service accounts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Finds fields of an object that its kind does not have, and values of a wrong type, with hints for the manifest's author.
+"""Finds unknown fields and values of a wrong type in an object, and adds hints for the author of the manifest.
 
-A real API server reports only the first wrong type, with Go's type names: see :mod:`.schemas.decoding`.
+A real API server reports only the first wrong type, with Go's type names: see ``resourceapi.schemas.decoding``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...errors import printable
 from ...resourceapi.schemas import decoding
 from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct
 
-Enclosing = Sequence[tuple[str, Struct]]  # the objects that enclose a field, from the outermost, with their paths
+Enclosing = Sequence[tuple[str, Struct]]  # the path and type of each object that encloses a field, the outermost first
 _WANTED = {
     Form.STRING: "text",
     Form.INT32: "a whole number",
@@ -49,7 +49,7 @@ def unknown(value: Any, shape: Shape, path: str = "", enclosing: Enclosing = ())
 
 
 def _field_hint(key: str, value: Any, around: Enclosing) -> str:
-    """Returns a hint for an unknown field: a similar name, or else an inner or outer object that has such a field."""
+    """Returns a hint for an unknown field: a similar name, or else an inner or enclosing object that has this field."""
     shape = around[-1][1]
     if nearest := _nearest(key, value, shape):
         return f", did you mean {nearest!r}?"
@@ -132,7 +132,7 @@ def mistyped(value: Any, shape: Shape, path: str = "") -> Iterator[tuple[str, st
 
 
 def _type_fault(value: Any, form: Form) -> str:
-    """Returns the reason for which a value does not fit a type; empty if it fits."""
+    """Returns the reason why a value does not fit a type; empty if it fits."""
     if decoding.fits(value, form):
         return ""
     if isinstance(value, int) and not isinstance(value, bool) and form in _INTEGERS:

@@ -26,11 +26,11 @@ class WatchOptions:
 
     Attributes:
         since: the version after which the watch begins.
-        initial: send existing objects first.
-        ends_initial: send a bookmark after all existing objects.
-        include: for a Table, how much of each object a row contains (`None`, `Metadata` or `Object`); None if the client wants no Table.
+        initial: whether the existing objects are sent first.
+        ends_initial: whether a bookmark is sent after the existing objects.
+        include: the part of each object in a row of a Table (`None`, `Metadata` or `Object`); None if the request is not for a Table.
         seconds: duration of the watch.
-        only: path and value of a field that every matching object has; None if there is none.
+        only: path and value of a field that every matching object has; None if there is no such field.
     """
 
     since: int
@@ -77,7 +77,7 @@ async def events(storage: Storage, target: RequestInfo, matches: Match, options:
             yield b'{"type":"ERROR","object":' + error + b"}\n"
             return
         if options.initial:
-            # The watch has begun, so it queues changes during the list
+            # The watch has begun, so that it queues the changes that happen during the list.
             for obj in storage.list(target.kind.storage, target.namespace):
                 if matches(obj):
                     yield msgspec.json.encode({"type": "ADDED", "object": shown(obj)}) + b"\n"

@@ -1,4 +1,4 @@
-"""The server's side of a WebSocket: handshake, received messages, sent messages. Source: RFC 6455."""
+"""The server's side of a WebSocket: checks the handshake, and receives and sends messages. Source: RFC 6455."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def accept(headers: Mapping[str, str], supported: tuple[str, ...]) -> tuple[str,
 
 
 class WebSocket:
-    """One connection. ``initial`` are bytes that were read together with the handshake."""
+    """One connection. ``initial`` contains the bytes that were read after the handshake."""
 
     def __init__(self, initial: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._buffer = bytearray(initial)
@@ -141,7 +141,7 @@ class WebSocket:
         self._closing = True
 
     async def close(self) -> None:
-        """Sends a close frame and waits briefly for the peer's close frame."""
+        """Sends a close frame, and waits a limited time for the peer's close frame."""
         if self._closing:
             return
         await self._send_close(struct.pack("!H", 1000))

@@ -67,8 +67,8 @@ class Writer:
     """Writes objects: decodes, admits, validates and stores them.
 
     Args:
-        finish: removes an object that is being deleted and has no more finalizers; returns None if it must stay.
-        on_stored: called with each written object and its state before.
+        finish: removes an object that is being deleted. Returns None if the object must stay, for example because of finalizers.
+        on_stored: called with each written object and its previous state.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Writer:
         return await self.until_unchanged(target, admission, lambda: self._patch(request, target, admission))
 
     def check_unchanged(self, target: RequestInfo, old: JSON) -> None:
-        """Raises :class:`_ChangedError`, which :meth:`until_unchanged` catches, if the object has changed since ``old`` was read."""
+        """Raises :class:`_ChangedError` if the object has changed since ``old`` was read. :meth:`until_unchanged` catches the error."""
         found = self.storage.get(target.storage, target.namespace, target.name)
         if found is None or found["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise _ChangedError
@@ -120,7 +120,7 @@ class Writer:
     async def until_unchanged(
         target: RequestInfo, admission: Admission, once: Callable[[], Awaitable[Response]]
     ) -> Response:
-        """Runs ``once``, and repeats it if another request changed the object during admission. Raises :class:`StatusError`."""
+        """Calls ``once``, and repeats the call if another request changed the object during admission. Raises :class:`StatusError`."""
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return await once()
@@ -233,7 +233,7 @@ class Writer:
         if target.kind.namespaced:
             namespace = builtin.check_namespace(self.storage, target, meta)
         else:
-            # As in Kubernetes, a namespace is removed: kustomize sets one on kinds that it does not know
+            # As in Kubernetes, a namespace is removed. kustomize sets a namespace for cluster-scoped kinds that it does not know.
             meta.pop("namespace", None)
         roles.check_grant(admission.access, admission.user, target, obj)
         obj = await admission.mutate(target, obj, None)
@@ -341,12 +341,12 @@ class Writer:
             return Written(old, 200)
         self.quotas.admit(target, obj, old)
         if meta.get("deletionTimestamp") and not dry and self._finish(target, obj) is not None:
-            # The writer gets its own object without finalizers, not the last stored one.
+            # The response contains the written object without finalizers, not the object that was last stored.
             return Written({**obj, "metadata": {**meta, "resourceVersion": before["resourceVersion"]}}, 200)
         return Written(self._store(target, obj, old, dry=dry), 200)
 
     def _check_metadata(self, request: Request, target: RequestInfo, meta: JSON, before: JSON) -> list[FieldError]:
-        """Refuses a changed object by its metadata. Returns the errors that the validation reports."""
+        """Checks the metadata of a changed object. Returns the errors; raises :class:`StatusError` for a conflict or another namespace."""
         if self.injected_faults.conflicts:
             self.injected_faults.conflicts -= 1
             raise conflict(target, "injected fault")
@@ -379,7 +379,7 @@ class Writer:
             listed = ", ".join(json.dumps(f) for f in added)
             why = f"no new finalizers can be added if the object is being deleted, found new finalizers []string{{{listed}}}"
             cause = ("FieldValueForbidden", "metadata.finalizers", f"Forbidden: {why}")
-            # Kubernetes reports this error twice, from two validations
+            # Kubernetes reports this error twice, because it validates the object twice
             raise invalid(target.kind.kind, target.kind.group, target.name, [cause, cause])
 
     # --- storing --------------------------------------------------------------------------------
@@ -405,9 +405,9 @@ class Writer:
 
 
 def _immutable_metadata(request: Request, target: RequestInfo, meta: JSON, before: JSON) -> list[FieldError]:
-    """Returns an error for each field of the metadata that only the server sets and that the request changes.
+    """Returns an error for each changed metadata field that only the server may set.
 
-    A UID is a precondition of a PUT, so another UID is a conflict there. A patch has no preconditions.
+    In a PUT, the UID is a precondition, so a different UID is a conflict. A patch has no preconditions.
     Each error occurs twice, because a real server validates the metadata of an update twice.
     """
     uid = meta.get("uid")

@@ -1,4 +1,4 @@
-"""Admission: built-in plugins, policies and webhooks that change the object of a request or reject the request."""
+"""Admission: built-in plugins, policies and webhooks. They change the object of a request, or reject the request."""
 
 from .chain import Admission, AdmissionChain
 

@@ -1,4 +1,4 @@
-"""The attributes of a request that admission policies and webhooks receive, in the API version that they select (admission.k8s.io/v1)."""
+"""The attributes of a request for admission policies and webhooks, in the API version that they select (admission.k8s.io/v1)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Attributes:
 
     Attributes:
         target: the requested resource, in the request's version.
-        object: the object as stored, without apiVersion and kind. For a subresource with its own kind: the object in the form of the API.
+        object: the object in its stored form, without apiVersion and kind. For a subresource with its own kind, the object in API form.
         old: the stored object before the request.
-        own_kind: the kind of ``object`` if it differs from the target's: Binding, Eviction, Scale.
+        own_kind: the kind of ``object`` if it differs from the target's kind: Binding, Eviction or Scale.
     """
 
     operation: str
@@ -58,7 +58,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class View:
-    """A request in one resource and version: those of the request, or equivalent ones that a rule matched."""
+    """A request, converted to the resource and version of a rule that matches it."""
 
     attributes: Attributes
     kind: ServedKind

@@ -1,4 +1,4 @@
-"""Admission plugins that are always on: namespace lifecycle, pod priority, runtime class and service account."""
+"""The admission plugins for namespace lifecycle, pod priority, runtime class and service account. They are always on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of admission: mutating webhooks, the validation of the kind, then validating policies and validating webhooks."""
+"""Runs admission in this order: mutating webhooks, validation of the object's kind, validating policies, validating webhooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS = {CREATE: "CreateOptions", UPDATE: "UpdateOptions", DELETE: "DeleteOpt
 
 
 class AdmissionChain:
-    """The admission plugins of one server. It makes the :class:`Admission` of each request."""
+    """The admission plugins of one server. It creates an :class:`Admission` for each request."""
 
     def __init__(self, storage: Storage, registry: Registry, access: Access, features: Features) -> None:
         matcher = Matcher(storage, registry)
@@ -38,7 +38,7 @@ class AdmissionChain:
 
 
 class Admission:
-    """The admission of one request. ``warnings`` collects the warnings for the response's headers."""
+    """The admission of one request. ``warnings`` contains the warnings for the headers of the response."""
 
     def __init__(self, chain: AdmissionChain, request: Request, user: User) -> None:
         self.user, self.access = user, chain.access
@@ -47,7 +47,7 @@ class Admission:
         self._request = request
 
     async def mutate(self, target: RequestInfo, obj: JSON, old: JSON | None) -> JSON:
-        """Returns the object after all mutating webhooks; the same object if no webhook matches.
+        """Calls all mutating webhooks that match, and returns the changed object. Without a match, returns ``obj``.
 
         Raises:
             StatusError: A webhook rejected the request, or its call failed and its failure policy is ``Fail``.
@@ -108,7 +108,7 @@ class Admission:
         return Attributes(operation, target, self.user, obj, old, found, dry, kind)
 
     def accept_all(self) -> Admission:
-        """Returns an admission that accepts everything, for a write that is part of an already admitted request."""
+        """Returns an admission that accepts every write, for a further write of a request that was already admitted."""
         return _AcceptAll(self._chain, self._request, self.user)
 
 

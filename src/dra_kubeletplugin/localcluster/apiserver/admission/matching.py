@@ -1,4 +1,4 @@
-"""Decides which requests a policy, binding or webhook applies to: resource rules, namespace selectors, object selectors."""
+"""Decides whether a policy, binding or webhook applies to a request, from its resource rules and selectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .attributes import DELETE, Attributes, View
 
 JSON = dict[str, Any]
 Rule = Mapping[str, Any]
-_OWN_GROUP = "admissionregistration.k8s.io"  # admission configuration is itself exempt from admission
+_OWN_GROUP = "admissionregistration.k8s.io"  # policies and webhooks do not apply to objects of this group
 
 
 class Matcher:
@@ -23,7 +23,7 @@ class Matcher:
         """Returns the request in the resource and version that a rule matches.
 
         Args:
-            resources: contains the selectors, ``matchPolicy`` and ``excludeResourceRules``.
+            resources: an object with the selectors, ``matchPolicy`` and ``excludeResourceRules``.
             rules: the resource rules to match.
 
         Returns:

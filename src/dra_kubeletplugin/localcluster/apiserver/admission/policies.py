@@ -31,7 +31,7 @@ _CODES = {"Unauthorized": 401, "Forbidden": 403, "Invalid": 422, "RequestEntityT
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a validation failed. ``error`` means that the validation could not be evaluated, so the failure policy applies."""
+    """The failure of a validation. If ``error`` is true, the validation could not be evaluated, and the failure policy applies."""
 
     message: str
     reason: str = ""
@@ -69,7 +69,7 @@ class Policies:
         if not resources:
             return True
         rules = resources.get("resourceRules")
-        if rules is None:  # a binding without rules applies to everything that its policy matches
+        if rules is None:  # a binding without rules applies to all requests that its policy matches
             rules = [_EVERY]
         return self.matcher.view(resources, rules, attributes) is not None
 
@@ -129,7 +129,7 @@ class Policies:
     # --- parameters -----------------------------------------------------------------------------
 
     def _params(self, policy: JSON, binding: JSON, view: View) -> Sequence[JSON | None]:
-        """Returns the parameter objects of a binding; the policy is evaluated once for each. Raises :class:`MisconfiguredError`."""
+        """Returns the parameter objects of a binding. The policy is evaluated once for each object. Raises :class:`MisconfiguredError`."""
         wanted, reference = policy.get("paramKind"), binding.get("paramRef")
         if not wanted or not reference:
             return [None]

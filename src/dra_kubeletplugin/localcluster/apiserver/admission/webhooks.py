@@ -41,11 +41,11 @@ _NO_SERVICE = (
 _BAD_REQUEST = 400
 _OK = 200
 _SERVER_ERROR = 500
-_ERROR_TEXT_LIMIT = 2048  # bytes of a webhook's error text that the client receives
+_ERROR_TEXT_LIMIT = 2048  # maximum bytes of a webhook's error text in the response to the client
 
 
 ApplyPatch = Callable[[View, Any], Attributes]
-"""Converts a patched object, in the webhook's version, back into the request's attributes. Raises :class:`StatusError`."""
+"""Converts an object that a webhook patched, in the webhook's version, to new attributes. Raises :class:`StatusError`."""
 
 
 class CallError(Exception):
@@ -73,9 +73,9 @@ class Webhooks:
         return bool(self.storage.list(VALIDATING))
 
     async def mutate(self, attributes: Attributes, apply_patch: ApplyPatch, warnings: list[str]) -> Attributes:
-        """Returns the request after all mutating webhooks; ``warnings`` receives their warnings.
+        """Calls the mutating webhooks that match, and returns the changed attributes. Appends their warnings to ``warnings``.
 
-        A webhook with ``reinvocationPolicy: IfNeeded`` runs a second time if a later webhook changed the object.
+        A webhook with ``reinvocationPolicy: IfNeeded`` is called a second time if a later webhook changed the object.
 
         Raises:
             StatusError: A webhook rejected the request, or its call failed and its failure policy is ``Fail``.
@@ -114,7 +114,7 @@ class Webhooks:
             return attributes
 
     async def validate(self, attributes: Attributes, warnings: list[str]) -> None:
-        """Calls all matching webhooks at the same time and reports the first rejection in their order. Raises :class:`StatusError`."""
+        """Calls all matching webhooks at the same time. Raises :class:`StatusError` for the first webhook, in order, that rejects."""
         found = [(h, view) for h in self._hooks(VALIDATING) if (view := self._view(h, attributes))]
         if not found:
             return

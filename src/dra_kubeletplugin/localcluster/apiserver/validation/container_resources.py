@@ -1,4 +1,4 @@
-"""Validates the resources of a container and of a whole pod: amounts, and claims by name.
+"""Validates the resources of containers and of whole pods: amounts, and names of claims.
 
 Source: the validation package of the core API group.
 """
@@ -27,7 +27,7 @@ _OF_PODS = ("cpu", "hugepages-", "memory")
 
 
 def validate_resources(resources: JSON, path: str, claims: set[Any]) -> list[FieldError]:
-    """Validates a container's resources. ``claims`` are the names of the pod's claims."""
+    """Validates a container's resources. ``claims`` contains the names of the pod's claims."""
     out: list[FieldError] = []
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for field, amounts in (("limits", limits), ("requests", requests)):
@@ -60,7 +60,7 @@ def validate_resources(resources: JSON, path: str, claims: set[Any]) -> list[Fie
 
 
 def validate_pod_resources(spec: JSON, path: str) -> list[FieldError]:
-    """Validates ``spec.resources``, the resources of the whole pod: they must not be lower than the sum of its containers' requests."""
+    """Validates ``spec.resources``, the resources of the whole pod. They must not be lower than the sum of its containers' requests."""
     out: list[FieldError] = []
     whole = spec.get("resources") or {}
     for field in ("limits", "requests"):

@@ -1,4 +1,4 @@
-"""Defaulting of all kinds except the four main kinds of resource.k8s.io, from the schemas and from code."""
+"""Sets the defaults of all kinds except the four main kinds of resource.k8s.io: defaults of the schemas, and defaults by code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _GATED = {
 
 
 def initial_status(kind: ServedKind, obj: JSON) -> JSON | None:
-    """Returns the status that a new object has regardless of its input; None for a kind without an initial status."""
+    """Returns the status of a new object, whatever status the client sent; None for a kind without an initial status."""
     match kind.storage:
         case "pods":
             gated = {"conditions": [dict(_GATED)]} if (obj.get("spec") or {}).get("schedulingGates") else {}

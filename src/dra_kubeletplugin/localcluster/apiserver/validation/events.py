@@ -1,4 +1,4 @@
-"""Converts events between the core group and events.k8s.io, which has other names for the same fields."""
+"""Converts events between the core group and events.k8s.io, in which the same fields have different names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 JSON = dict[str, Any]
-# The name in the core group, and the name in events.k8s.io
+# the name of a field in the core group, and in events.k8s.io
 _NAMES = (
     ("involvedObject", "regarding"),
     ("message", "note"),
@@ -31,5 +31,5 @@ def from_core(event: Mapping[str, Any]) -> JSON:
 
 
 def core_name(field: str) -> str:
-    """Returns the core group's name of a field."""
+    """Returns the name of a field in the core group."""
     return _TO_CORE.get(field, field)

@@ -1,4 +1,4 @@
-"""Validation by kind. Pods are validated in :mod:`.pods`; resource.k8s.io has its own validation package."""
+"""Validates objects by kind. :mod:`.pods` validates pods, and ``resourceapi/validation`` the main kinds of resource.k8s.io."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defaulting of pods and pod templates.
+"""Sets the defaults of pods and pod templates.
 
 Source: SetDefaults functions of the core API group, and the admission plugins that are on by default.
 """
@@ -46,7 +46,7 @@ def pod_defaults(spec: JSON) -> None:
 
 
 def admission_defaults(spec: JSON) -> None:
-    """Adds what admission plugins add to a new pod: a service account, and tolerations for a node that is not ready or unreachable."""
+    """Adds the service account, and the tolerations for nodes that are not ready or unreachable, as admission plugins of Kubernetes do."""
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("serviceAccount", spec["serviceAccountName"])
     tolerations = spec.get("tolerations") or []

@@ -9,7 +9,7 @@ from ....resourceapi.validation import names
 from ....resourceapi.validation.field_errors import FieldError, duplicate, invalid, invalids, required, too_many
 
 JSON = Mapping[str, Any]
-_MAX_CLAIMS = 4  # claims of a group
+_MAX_CLAIMS = 4  # maximum number of claims of a group
 _SOURCES = ("resourceClaimName", "resourceClaimTemplateName")
 _POLICIES = ("basic", "gang")
 

@@ -20,7 +20,7 @@ _HUGE = ("limits.hugepages-", "requests.hugepages-")
 
 
 def validate_references(source: JSON, path: str, *, volume: bool) -> Iterator[FieldError]:
-    """Yields all errors of the ``fieldRef`` and ``resourceFieldRef`` of an environment variable, or of a file in a ``volume``."""
+    """Yields all errors of ``fieldRef`` and ``resourceFieldRef`` in an environment variable, or with ``volume`` in a file of a volume."""
     known = _OF_VOLUMES if volume else _OF_ENVIRONMENTS
     if (ref := source.get("fieldRef")) is not None:
         field = ref.get("fieldPath") or ""

@@ -15,7 +15,7 @@ JSON = Mapping[str, Any]
 _HOST_PATHS = ("", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket")
 _PROPAGATIONS = ("Bidirectional", "HostToContainer", "None")
 _BLOCK = {"persistentVolumeClaim", "ephemeral"}
-# Required fields of volume sources that have no other check.
+# The required fields of volume sources, for sources without further checks.
 _NAMED = {
     "persistentVolumeClaim": ("claimName",),
     "csi": ("driver",),
@@ -23,7 +23,7 @@ _NAMED = {
     "image": ("reference",),
     "ephemeral": ("volumeClaimTemplate",),
 }
-_MIN_TOKEN_LIFETIME = 600  # shortest lifetime of a projected service account token, in seconds
+_MIN_TOKEN_LIFETIME = 600  # minimum lifetime of a projected service account token, in seconds
 
 
 def validate_volumes(volumes: Sequence[JSON], path: str) -> list[FieldError]:

@@ -1,4 +1,4 @@
-"""Validates pods and pod templates: names, claims, scheduling. Containers are validated in :mod:`.containers`.
+"""Validates pods and pod templates: names, claims and scheduling. :mod:`.containers` validates containers.
 
 Source: the validation package of the core API group.
 """
@@ -139,7 +139,7 @@ def _claims(claims: Sequence[JSON], path: str) -> list[FieldError]:
 
 
 def _shown_claim(claim: JSON) -> JSON:
-    """Returns the claim as Go prints the struct, for error messages."""
+    """Returns the claim with the names of its Go struct, as error messages of Kubernetes contain it."""
     return {
         "Name": claim.get("name", ""),
         "ResourceClaimName": claim.get("resourceClaimName"),
@@ -259,13 +259,13 @@ def validate_update(pod: JSON, old: JSON) -> list[FieldError]:
 
 
 def _comparable(spec: JSON, before: JSON) -> JSON:
-    """Returns ``spec`` with the changeable fields replaced by those of ``before``."""
+    """Returns ``spec`` with the old values of the fields that may change. If it then differs from ``before``, the update is invalid."""
     out = copy.deepcopy(dict(spec))
     for field in ("containers", "initContainers"):
         for container, was in zip(out.get(field) or (), before.get(field) or (), strict=False):
             container["image"] = was.get("image")
     changeable = ["activeDeadlineSeconds", "tolerations", "schedulingGates"]
-    # Kubernetes allows only narrower selectors for a pod with scheduling gates; this check accepts any change of them.
+    # Kubernetes allows only narrower selectors for a pod with scheduling gates. This check accepts any change of the selectors.
     if before.get("schedulingGates"):
         changeable += ["nodeSelector", "affinity"]
     if before.get("terminationGracePeriodSeconds", 0) < 0 and spec.get("terminationGracePeriodSeconds") == 1:

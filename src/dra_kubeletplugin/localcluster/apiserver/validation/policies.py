@@ -43,7 +43,7 @@ class Program:
 
 
 class _Compiler:
-    """Compiles a policy's expressions in order, because an expression may use the variables before it. ``faults`` collects the errors."""
+    """Compiles the expressions of a policy in order, because an expression may use the previous variables. ``faults`` has the errors."""
 
     def __init__(self, *, params: bool, variables: bool) -> None:
         self.faults: list[FieldError] = []
@@ -101,7 +101,7 @@ def _compiled(spec: Mapping[str, Any]) -> tuple[Program, list[FieldError]]:
 
 
 def compile_policy(spec: Mapping[str, Any]) -> Program:
-    """Returns the compiled policy of a spec.
+    """Compiles the spec of a policy.
 
     Raises:
         CompileError: An expression does not compile.

@@ -1,4 +1,4 @@
-"""Validates the names of a list's items: each must be a DNS label and unique."""
+"""Validates the names of the items in a list: each must be a DNS label and unique."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ....resourceapi.validation.field_errors import FieldError, duplicate, inval
 
 
 def unique_label(path: str, name: str, seen: set[str]) -> list[FieldError]:
-    """Returns all errors of one name, and adds the name to ``seen``, which contains the names of the items before."""
+    """Returns all errors of one name. ``seen`` contains the names of the previous items; the function adds this name."""
     if not name:
         return [required(path)]
     out = invalids(path, name, names.label(name))

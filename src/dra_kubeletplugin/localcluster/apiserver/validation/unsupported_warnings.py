@@ -1,4 +1,4 @@
-"""Warns the client about parts of a stored object that have no effect here or that Kubernetes may reject."""
+"""Warns the client about parts of an object that have no effect in the local cluster, or that Kubernetes may reject."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WEBHOOKS = {"validatingwebhookconfigurations", "mutatingwebhookconfigurations"}
 
 
 def warnings(kind: ServedKind, obj: Mapping[str, Any], features: Features) -> Iterator[str]:
-    """Yields a warning for each part of the object that has no effect in the local cluster."""
+    """Yields a warning for each part of the object that has no effect in the local cluster, or that Kubernetes may reject."""
     if kind.storage == "devicetaintrules.resource.k8s.io" and not features.enforced_taint_rules:
         yield _TAINTS
     if kind.plural in _WEBHOOKS:
