@@ -1,7 +1,7 @@
 """The conformance suite: black-box checks for any DRA driver, in any language.
 
-The suite is a kubelet, an API server and a reader of CDI specs around an unmodified driver process. A check is one function in
-`checks/`. It uses the driver's sockets, files and requests only, never the framework of the driver.
+The suite provides a kubelet, an API server and a reader of CDI specs, and starts the unmodified driver with them. A check is one
+function in `checks/`. A check uses only the driver's sockets, files and requests, and not the framework with which it was written.
 """
 
 from . import _grpc_log  # noqa: F401 before every import of grpc

@@ -1,4 +1,4 @@
-"""Turns off the log of gRPC's C library in this process, because REG-008 makes servers close connections, which it logs.
+"""Turns off the log of gRPC's C library in this process. Otherwise, the library logs the connections that servers close in REG-008.
 
 Import this module before grpc. Drivers do not inherit the setting.
 """

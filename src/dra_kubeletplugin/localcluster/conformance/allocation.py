@@ -1,4 +1,4 @@
-"""Builds allocated claims from a driver's own slices with the scheduler's allocator: shares and counters are respected."""
+"""Allocates devices of the driver's slices to claims, with the scheduler's allocator. It supports shared devices and counters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def candidates_of(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) 
 
 
 def pool_faults(slices: Sequence[Mapping[str, Any]], node: Mapping[str, Any]) -> list[str]:
-    """Returns why pools are not usable and not recognizable as incomplete: too many slices of one generation, or invalid content."""
+    """Returns the faults of pools that readers do not treat as incomplete: too many slices of one generation, or invalid content."""
     out = []
     ordered = sorted(slices, key=key_of)
     for key, found in itertools.groupby(ordered, key_of):

@@ -1,4 +1,4 @@
-"""The suite's API server: it records the driver's requests and injects faults for single requests.
+"""The API server of the suite. It records the driver's requests, and injects faults for single requests.
 
 The suite reads and writes the storage directly, so the transcript contains only requests of the driver.
 """
@@ -34,7 +34,7 @@ NODES = "nodes"
 PODS = "pods"
 NODE = "conformance-node"
 NAMESPACE = "conformance"
-_FLOOD = 3000  # requests of a driver within _FLOOD_SECONDS after which the run ends
+_FLOOD = 3000  # the run ends if a driver sends so many requests within _FLOOD_SECONDS
 _FLOOD_SECONDS = 10.0
 _MESSAGE = 300  # bytes of an error in the line of a request
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
@@ -45,10 +45,10 @@ class RecordingApiServer(ApiServer):
     """An API server with TLS.
 
     Attributes:
-        failures: statuses of the next responses to requests for ResourceSlices.
-        slow_claims: seconds by which reads of a claim are delayed, by the claim's name.
+        failures: HTTP statuses for the next requests for ResourceSlices.
+        slow_claims: the delay of each read of a claim in seconds, by the claim's name.
         delayed_claims: the names of claims whose read was delayed.
-        flooded: what the driver requested too often; empty if it did not.
+        flooded: the last request, if the driver sent too many requests; empty otherwise.
     """
 
     def __init__(self, folder: Path, transcript: Transcript, features: Features | None = None) -> None:
@@ -68,7 +68,7 @@ class RecordingApiServer(ApiServer):
                 self.storage.put("namespaces", {"metadata": new_metadata({"name": key}), "status": {"phase": "Active"}})
 
     async def serve(self) -> Path:
-        """Starts to serve. Returns the path of a kubeconfig."""
+        """Starts the server. Returns the path of a kubeconfig for it."""
         await self.start()
         path = self._folder / "kubeconfig"
         cluster = {"server": self.public_url, "certificate-authority": str(self._certificate[0])}
@@ -110,7 +110,7 @@ class RecordingApiServer(ApiServer):
         return self.put_slice({"metadata": new_metadata({"name": name}), "spec": spec})
 
     def remove_slices(self, driver: str = "") -> int:
-        """Deletes slices as the kubelet does at its start. Returns their number."""
+        """Deletes the slices of a driver, or of all drivers, as the kubelet does at its start. Returns their number."""
         found = self.slices(driver)
         for obj in found:
             self.storage.remove(SLICES, "", obj["metadata"]["name"])
@@ -193,7 +193,7 @@ class RecordingApiServer(ApiServer):
         return response
 
     def _failure(self, request: Request, resource: str) -> int | None:
-        """Returns the status of the next injected fault that fits the request."""
+        """Returns the status of the next injected fault if it applies to the request; else None."""
         if resource != "resourceslices" or not self.failures or request.query.get("watch"):
             return None
         if self.failures[0] == 409 and request.method not in {"PUT", "PATCH"}:

@@ -1,4 +1,4 @@
-"""Checks a driver that runs on a real node, with the real API server. Only checks that change nothing run."""
+"""Checks a driver on a real node with its real API server. Runs only the checks that change nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHANGES_THE_NODE = "the check would change the node: run it with --driver-cmd"
 
 
 class AttachedHarness(Harness):
-    """The surroundings of a driver on a real node, for reading only."""
+    """The surroundings of a driver on a real node, which checks only read."""
 
     may_change = False
 
@@ -39,7 +39,7 @@ class AttachedHarness(Harness):
         self.plugins = kubelet_root / "plugins"
         self.registration = RegistrationClient(self.transcript)
         self.facts = {}
-        self.is_publishing = False  # the slices were read before
+        self.is_publishing = False  # checks do not wait for slices, because they were already read
         self.host = None
         self.command = DriverCommand(())
         self._node_name = node
@@ -95,7 +95,7 @@ class AttachedHarness(Harness):
         self.node_uid = self._node["metadata"]["uid"]
 
     def _why_none(self, name: str, registered: Sequence[str]) -> str:
-        """Returns why no single driver was found, and the next step."""
+        """Returns why no driver, or more than one, was found, and what to do."""
         if not registered:
             if sockets := find_sockets(self.registry):
                 names = ", ".join(path.name for path in sockets)
@@ -124,7 +124,7 @@ class AttachedHarness(Harness):
 async def attach(
     harness: AttachedHarness, name: str, selected: Sequence[ConformanceCheck], report: Report = lambda outcome: None
 ) -> ConformanceRun:
-    """Runs the checks that only read on a driver of this node, and skips the others.
+    """Runs the checks that only read, on a driver of this node. Skips the other checks.
 
     Args:
         name: the driver; empty if only one is registered.

@@ -1,4 +1,4 @@
-"""The catalogue of checks: what a check is, and how a function becomes one. Ids are never renumbered."""
+"""The catalogue of checks, and the decorator that adds a function to it. The id of a check never changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CheckFunction = Callable[["Harness"], Awaitable[None]]
 
 
 class Requirement(StrEnum):
-    """How important a check is."""
+    """The importance of a check."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
@@ -25,7 +25,7 @@ class Requirement(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """What a failure means."""
+        """The meaning of a failure."""
         return _MEANINGS[self]
 
 
@@ -42,10 +42,10 @@ class ConformanceCheck:
 
     Args:
         text: the behavior that the check requires.
-        consequence: what happens in a cluster if the driver fails.
-        source: where the requirement is written.
-        limit: seconds for the check without starts of the driver, which have the limit of the profile.
-        attach: whether the check also runs on a driver of a real node: it only reads.
+        consequence: the effect in a cluster if the driver fails the check.
+        source: the document that contains the requirement.
+        limit: time limit of the check in seconds. Starts of the driver do not count; the profile limits them.
+        attach: whether the check also runs on a driver on a real node, because it only reads.
     """
 
     id: str
@@ -59,7 +59,7 @@ class ConformanceCheck:
 
     @property
     def steps(self) -> str:
-        """What the suite does: the docstring of the function."""
+        """The steps of the check, from the docstring of its function."""
         return inspect.getdoc(self.run) or ""
 
     @property
@@ -83,14 +83,14 @@ GROUPS = {
     "PRF": "Performance",
 }
 CATALOGUE: dict[str, ConformanceCheck] = {}
-"""Every check by its id, in the order of execution. Importing :mod:`.checks` fills it."""
+"""All checks by id, in the order of execution. An import of :mod:`.checks` fills the catalogue."""
 
 
 class CheckFailed(Exception):
-    """The driver does not meet a requirement.
+    """The driver does not fulfill a requirement.
 
     Args:
-        expected: the required behavior, as a noun phrase or clause.
+        expected: the required behavior, as a phrase.
         got: the observed behavior.
     """
 

@@ -1,4 +1,4 @@
-"""The CDI folder of the suite: which specs it contains, whether ids resolve, and whether a file was ever incomplete."""
+"""Reads the CDI folder of the suite: its specs, CDI ids that do not resolve, and files that are incomplete for a moment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...cdi.cache import CdiCache
 from ...cdi.reader import SpecFileError, parse, read_spec
 
 _STATIC = Path("/etc/cdi")
-_SHOWN = 5  # ids in a message
-_POLL = 0.0005  # seconds between two looks for incomplete files
+_SHOWN = 5  # maximum number of ids in a message
+_POLL = 0.0005  # seconds between two searches for incomplete files
 
 
 class CdiFolder:
@@ -32,7 +32,7 @@ class CdiFolder:
         return out
 
     def cache(self) -> CdiCache:
-        """Returns the devices that a runtime finds: those of the folder, and the static specs of this machine."""
+        """Returns the devices that a runtime finds: those in the folder, and those in the static specs of this machine."""
         return CdiCache((_STATIC, self.path))
 
     def _own(self) -> CdiCache:
@@ -48,7 +48,7 @@ class CdiFolder:
         return "; ".join(f"{Path(path).name}: {text}" for path, texts in errors.items() for text in texts)
 
     def unresolvable(self, ids: Sequence[str]) -> str:
-        """Returns which CDI ids do not resolve, and why. Returns an empty text if all resolve."""
+        """Returns the CDI ids that do not resolve, with the reason. Returns an empty text if all resolve."""
         missing = sorted(set(ids) - set(self.cache().devices))
         if not missing:
             return ""

@@ -30,13 +30,13 @@ VARIABLES = (
     "POD_NAMESPACE",
     "POD_NAME",
 )
-"""The variables that describe the surroundings of the driver."""
+"""The environment variables with which the suite starts a driver."""
 FIXED_KUBELET_ROOT = Path("/var/lib/kubelet")
 FIXED_CDI_ROOT = Path("/var/run/cdi")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_LINES = 1000  # kept lines of output
-_LINE = 4000  # bytes of a line
-_SHOWN = 300  # characters of a line in an error
+_LINES = 1000  # lines of output that are kept
+_LINE = 4000  # maximum bytes of a kept line
+_SHOWN = 300  # maximum characters of a line in an error
 _POLL = 0.01  # seconds
 _DRAIN = 1.0  # seconds to wait for the rest of the output of an ended process
 
@@ -50,9 +50,9 @@ class DriverCommand:
     """The command of a driver.
 
     Args:
-        words: the command; ``$NAME`` and ``${NAME}`` are replaced with variables of the environment.
-        fixed_paths: whether the driver uses the fixed paths of a node. It then runs in a mount namespace of its own.
-        host: name or file of a described host, for drivers that read SYSFS_ROOT; empty for this machine.
+        words: the words of the command. ``$NAME`` and ``${NAME}`` are replaced with environment variables.
+        fixed_paths: whether the driver uses the fixed paths of a node. It then runs in its own mount namespace.
+        host: name or file of a described host, for a driver that reads SYSFS_ROOT; empty for this machine.
     """
 
     words: Sequence[str]
@@ -61,7 +61,7 @@ class DriverCommand:
 
     @classmethod
     def parse(cls, text: str, *, fixed_paths: bool = False, host: str = "") -> DriverCommand:
-        """Reads a command as a shell would split it. Raises :class:`SettingsError`."""
+        """Splits a command into words like a shell. Raises :class:`SettingsError`."""
         try:
             words = shlex.split(text)
         except ValueError as e:
@@ -91,7 +91,7 @@ class DriverCommand:
         return out
 
     def program(self, env: Mapping[str, str], boot_id: Path | None = None) -> list[str]:
-        """Returns the program that runs the command, in a mount namespace if the paths or the boot id need one."""
+        """Returns the arguments of the process that runs the command: in a mount namespace if the paths or the boot id need it."""
         words = self.expanded(env)
         mounts = []
         if self.fixed_paths:
@@ -121,7 +121,7 @@ class DriverInstance:
     uid: str
     transcript: Transcript
     raw: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LINES))
-    lines: int = 0  # of output, also of lines that are no longer kept
+    lines: int = 0  # number of all lines of output, also of those that are no longer kept
     _reading: asyncio.Task[None] | None = None
 
     @classmethod
@@ -209,7 +209,7 @@ class DriverInstance:
             await self.kill()
             return None
         took = asyncio.get_running_loop().time() - began
-        self._signal_group(signal.SIGKILL)  # children that it left
+        self._signal_group(signal.SIGKILL)  # kills remaining children
         await self._ended()
         self.transcript.add("driver", f"process {self.pid} ended with {self.ending} after {took:.2f} s")
         return took
@@ -225,12 +225,12 @@ class DriverInstance:
             self._reading.cancel()
 
     async def _exit(self) -> None:
-        """Waits until the process ended. ``Process.wait`` also waits for children that keep the output open."""
+        """Waits until the process has ended. ``Process.wait`` would also wait for children that keep the output open."""
         while self.alive:  # noqa: ASYNC110 the exit has no event of its own
             await asyncio.sleep(_POLL)
 
     async def drain(self) -> None:
-        """Waits until the output of the ended process is read, for a limited time, because a child may keep the output open."""
+        """Waits until all output of the ended process is read. The time is limited, because a child may keep the output open."""
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_DRAIN)
 

@@ -1,4 +1,4 @@
-"""The steps that checks share: claims with an allocation, calls as a kubelet makes them, and cleaning up."""
+"""The steps that checks share: creating claims with an allocation, calling the driver like a kubelet, and cleaning up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Harness(DriverSurroundings):
         self._count = 0
 
     async def reset(self) -> None:
-        """Starts the driver afresh: with no state, no claims and no slices. Raises :class:`DriverNotReady`."""
+        """Deletes the driver's state, all claims and all slices, and starts the driver. Raises :class:`DriverNotReady`."""
         await self.end_all()
         self.api.clear_faults()
         self.api.remove_slices()
@@ -50,9 +50,11 @@ class Harness(DriverSurroundings):
         await self.start()
 
     async def clean_up(self) -> None:
-        """Removes faults and claims after a check, and starts the driver if it does not run.
+        """Removes injected faults and claims after a check, and starts the driver if it does not run.
 
-        Raises :class:`CheckFailed` if a claim cannot be unprepared or slices are missing, and :class:`DriverNotReady`.
+        Raises:
+            CheckFailed: a claim cannot be unprepared, or slices are missing.
+            DriverNotReady: the driver cannot be started.
         """
         self.api.clear_faults()
         if not self.driver.alive or self.boot_id is not None:
@@ -71,13 +73,13 @@ class Harness(DriverSurroundings):
 
     @property
     def publish_timeout(self) -> float:
-        """Seconds to wait for published devices: a driver may publish again at its start."""
+        """Seconds to wait for published devices, because a started driver may publish its slices again; 0 if it never publishes."""
         return _RETURN if self.is_publishing else 0.0
 
     # --- claims -----------------------------------------------------------------------------------
 
     async def claim(self, *requests: str) -> JSON:
-        """Creates a claim with an allocation, as soon as devices are published.
+        """Waits for published devices, and creates a claim with an allocation.
 
         Args:
             requests: names of requests, as for :func:`allocation.claim_spec`; one request by default.
@@ -122,7 +124,7 @@ class Harness(DriverSurroundings):
         return found
 
     async def prepare_if_possible(self) -> None:
-        """Prepares a claim if checks may change the node, because a driver may report prepared devices only."""
+        """Prepares a claim, because a driver may report only prepared devices. Ignores a failure."""
         with contextlib.suppress(CheckFailed, CheckSkipped):
             await self.prepared(await self.claim())
 
@@ -133,12 +135,12 @@ class Harness(DriverSurroundings):
         self.used.pop(claim["metadata"]["uid"], None)
 
     async def prepared_after_retries(self, claim: Mapping[str, Any]) -> ClaimResponse:
-        """Prepares a claim as a kubelet does: it retries after errors. Raises :class:`CheckFailed`."""
+        """Prepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""
         found = await self._retry(self.plugin.prepare, claim)
         return found.of(claim["metadata"]["uid"])
 
     async def unprepared_after_retries(self, claim: Mapping[str, Any]) -> None:
-        """Unprepares a claim, with retries. Raises :class:`CheckFailed`."""
+        """Unprepares a claim, and retries after an error like a kubelet. Raises :class:`CheckFailed`."""
         await self._retry(self.plugin.unprepare, claim)
         self.used.pop(claim["metadata"]["uid"], None)
 
@@ -155,9 +157,9 @@ class Harness(DriverSurroundings):
     # --- CDI specs --------------------------------------------------------------------------------
 
     async def cdi_baseline(self) -> frozenset[str]:
-        """Returns the files and CDI devices that remain after a claim was prepared and unprepared.
+        """Prepares and unprepares a claim, and returns the remaining files and CDI devices.
 
-        A driver may write specs at its start or at the first prepare of a device, and keep these specs for all claims.
+        A driver may write specs at its start or when it first prepares a device, and keep these specs for all claims.
         """
         claim = await self.claim()
         await self.prepared(claim)
@@ -166,7 +168,7 @@ class Harness(DriverSurroundings):
         return frozenset(self.cdi.names())
 
     async def expect_no_new_spec(self, before: Collection[str]) -> None:
-        """Raises :class:`CheckFailed` if the folder keeps other files or CDI devices than ``before``."""
+        """Raises :class:`CheckFailed` if files or CDI devices remain that are not in ``before``."""
         await self.until(lambda: not self.cdi.names() - set(before), REMOVAL)
         left = sorted(self.cdi.names() - set(before))
         expect(not left, "no CDI spec of the claim is left", ", ".join(left))

@@ -1,4 +1,4 @@
-"""The kubelet's side of the gRPC services: finds registration sockets, and calls the driver as a kubelet does."""
+"""The kubelet's side of the gRPC services: finds registration sockets, and calls the driver like a kubelet."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ HEALTH_VERSIONS: Mapping[str, tuple[Any, Any]] = {
     "v1.DRAResourceHealth": (health_v1_pb2, health_v1_pb2_grpc),
     "v1alpha1.DRAResourceHealth": (health_v1alpha1_pb2, health_v1alpha1_pb2_grpc),
 }
-CALL_TIMEOUT = 45.0  # seconds, the kubelet's
-GET_INFO_TIMEOUT = 1.0  # seconds, the kubelet's
-_PATIENT_TIMEOUT = 5.0  # seconds
+CALL_TIMEOUT = 45.0  # seconds, as in the kubelet
+GET_INFO_TIMEOUT = 1.0  # seconds, as in the kubelet
+_LONG_TIMEOUT = 5.0  # seconds
 _UNSERVED = {
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 }
-_NOTIFY_TIMEOUT = 5.0  # seconds, the kubelet's
-_ERROR = 120  # bytes of a claim's error in the line of a call
+_NOTIFY_TIMEOUT = 5.0  # seconds, as in the kubelet
+_ERROR = 120  # maximum bytes of a claim's error in a line of the transcript
 
 
 @dataclass(frozen=True)
 class RegistrationInfo:
-    """The response of a registration socket. ``seconds`` is its duration."""
+    """The response of a registration socket. ``seconds`` is the duration of the call."""
 
     socket: Path
     type: str
@@ -66,7 +66,7 @@ class RegistrationInfo:
 
     @property
     def content(self) -> tuple[str, str, str, list[str]]:
-        """The response without the order of the versions, which does not matter to a kubelet."""
+        """The response with sorted versions, because their order has no meaning for a kubelet."""
         return self.type, self.name, self.endpoint, sorted(self.versions)
 
 
@@ -83,7 +83,7 @@ class DeviceResponse:
 
 @dataclass(frozen=True)
 class ClaimResponse:
-    """The part of a response for one claim. An empty ``error`` means success. ``missing``: the response has no such part."""
+    """The entry of a response for one claim. ``error`` is empty after success. ``missing`` is True if there is no entry."""
 
     error: str
     devices: tuple[DeviceResponse, ...] = ()
@@ -95,7 +95,7 @@ class ClaimResponse:
 
     @property
     def content(self) -> list[DeviceResponse]:
-        """The devices, their requests and their CDI ids in an order that does not depend on the driver."""
+        """The devices with their requests and CDI ids, all sorted, so that responses can be compared."""
         found = [
             DeviceResponse(tuple(sorted(d.requests)), d.pool, d.device, tuple(sorted(d.cdi)), d.share)
             for d in self.devices
@@ -108,7 +108,7 @@ class CallResponse:
     """The response to a call.
 
     Args:
-        error: the gRPC error, or why a kubelet rejects the whole response; empty if the call succeeded.
+        error: the gRPC error, or the reason why a kubelet rejects the whole response; empty if the call succeeded.
         code: the code of the gRPC error.
     """
 
@@ -119,11 +119,11 @@ class CallResponse:
 
     @property
     def unserved(self) -> str:
-        """The gRPC error if no method of the driver responded. A kubelet sends no call without claims, so a driver may reject it."""
+        """The gRPC error if the driver does not serve the method; empty for an error of the method, which is allowed without claims."""
         return self.error if self.code in _UNSERVED else ""
 
     def of(self, uid: str) -> ClaimResponse:
-        """Returns the part for a claim, as the kubelet reads it."""
+        """Returns the entry for a claim. If the call failed, the entry has the error of the call."""
         if self.error:
             return ClaimResponse(self.error)
         return self.claims.get(uid) or ClaimResponse("the response has no entry for the claim", missing=True)
@@ -161,11 +161,11 @@ class RegistrationClient:
     def __init__(self, transcript: Transcript) -> None:
         self._transcript = transcript
 
-    async def get_info(self, path: Path, timeout: float = _PATIENT_TIMEOUT) -> RegistrationInfo:
+    async def get_info(self, path: Path, timeout: float = _LONG_TIMEOUT) -> RegistrationInfo:
         """Calls GetInfo. Raises ``grpc.aio.AioRpcError``.
 
         Args:
-            timeout: by default more than the kubelet's, so that only REG-002 fails for a slow response.
+            timeout: seconds. The default is longer than the kubelet's timeout, so that only REG-002 fails if a response is slow.
         """
         began = time.monotonic()
         async with dial(path) as channel:
@@ -194,8 +194,8 @@ class PluginConnection:
     """A connection to the DRA endpoint of one instance.
 
     Args:
-        endpoint: the socket on this machine; for a driver in a mount namespace, it is not the path that it registered.
-        changed: called with the claims of a call before the call, for cleaning up.
+        endpoint: the socket on this machine. For a driver in a mount namespace, this differs from the registered path.
+        changed: called before each call with the claims of the call, so that they can be unprepared later.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class PluginConnection:
 
     @property
     def version(self) -> str:
-        """The newest version that the driver and the kubelets of today support."""
+        """The newest version that both the driver and current kubelets support."""
         return next((v for v in DRA_VERSIONS if v in self.info.versions), "v1.DRAPlugin")
 
     async def close(self) -> None:
@@ -257,7 +257,7 @@ class PluginConnection:
         return response
 
     async def health(self, version: str) -> AsyncGenerator[Mapping[tuple[str, str], Any], None]:
-        """Opens the health stream. Yields each message as reports by pool and device. Raises ``grpc.aio.AioRpcError``."""
+        """Opens the health stream. Yields the reports of each message, by pool and device. Raises ``grpc.aio.AioRpcError``."""
         pb, pb_grpc = HEALTH_VERSIONS[version]
         self._transcript.add("gRPC", f"{version} NodeWatchResources opened")
         stub = pb_grpc.DRAResourceHealthStub(self.channel)
@@ -271,7 +271,7 @@ class PluginConnection:
 
 
 def call_result(response: CallResponse, claims: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the result of a call for its line in the transcript: ok, or the first claim's error."""
+    """Returns the result of a call for the transcript: ok, or the first error of a claim."""
     errors = [
         f"{m['name']}: {error}" for m in (c["metadata"] for c in claims) if (error := response.of(m["uid"]).error)
     ]

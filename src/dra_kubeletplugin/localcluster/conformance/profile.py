@@ -1,4 +1,4 @@
-"""The profile: facts about a driver that the suite cannot find out, read from a TOML file."""
+"""Reads the profile of a driver from a TOML file. The profile contains facts about the driver that the suite cannot find out."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class ConformanceLimits:
     """Sizes and budgets. Durations are in seconds.
 
     Attributes:
-        idle: how long the suite watches an idle driver.
-        idle_requests: most requests per minute of an idle driver, without watches that end.
-        kills: how often RST-002 kills the driver.
-        cycles: cycles of prepare and unprepare in PRF-002.
-        prepare_p99: budget for one claim; 0 for none.
-        prepare_many_p99: budget for a call with up to 32 claims; 0 for none.
-        memory_growth: percent by which the resident memory may grow in PRF-002.
+        idle: the time for which the suite observes an idle driver.
+        idle_requests: maximum number of requests per minute of an idle driver, without watches that end.
+        kills: number of kills in RST-002.
+        cycles: number of cycles of prepare and unprepare in PRF-002.
+        prepare_p99: maximum duration of a call for one claim, 99th percentile; 0 for no limit.
+        prepare_many_p99: maximum duration of a call for up to 32 claims, 99th percentile; 0 for no limit.
+        memory_growth: maximum growth of the resident memory in PRF-002, in percent.
     """
 
     idle: float = 60.0
@@ -43,19 +43,19 @@ class ConformanceLimits:
 
 @dataclass(frozen=True)
 class ConformanceProfile:
-    """What the author of a driver states about it.
+    """Facts about a driver, from its author.
 
     Attributes:
-        name: the driver's name; empty to take the name from its registration.
-        ready_timeout: seconds from the start until the driver is registered and has published.
-        api_versions: versions of resource.k8s.io of which each alone must be enough for the driver.
-        minimum: least number of published devices.
-        exclusive: whether a device without shares belongs to one claim at a time.
+        name: the driver's name; empty to use the name from its registration.
+        ready_timeout: maximum seconds from the start until the driver is registered and has published.
+        api_versions: versions of resource.k8s.io. The driver must work with an API server that serves only one of them.
+        minimum: minimum number of published devices.
+        exclusive: whether only one claim at a time can use a device that cannot be shared.
         default: opaque parameters for every claim of the suite; None for none.
-        valid, invalid: opaque parameters by file name; empty if the driver has none, None if the profile does not state them.
-        errors: by the file name of invalid parameters, a text that the error must contain, such as the path of the wrong field.
-        hooks: shell commands by name.
-        skip, xfail: reasons by the id of a check.
+        valid, invalid: opaque parameters, by file name; empty if the driver has none, None if the profile does not state them.
+        errors: a text that the error must contain, such as the path of the wrong field, by the file name of invalid parameters.
+        hooks: shell commands, by name.
+        skip, xfail: reasons, by the id of a check.
     """
 
     name: str = ""

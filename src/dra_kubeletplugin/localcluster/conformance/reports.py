@@ -1,4 +1,4 @@
-"""Reports of a run: text for a terminal, JUnit XML, JSON, and Markdown with a badge."""
+"""Formats the report of a run: text for a terminal, JUnit XML, JSON, and Markdown with a badge."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _MARKS = {
     OutcomeStatus.NOT_APPLICABLE: "n/a",
     OutcomeStatus.XFAILED: "xfail",
 }
-_SHOWN = 12  # entries of a transcript on a terminal
+_SHOWN = 12  # maximum number of transcript entries on a terminal
 
 
 def conformance_report(run: ConformanceRun, form: str) -> str:
-    """Returns the report in a form of :data:`FORMS`."""
+    """Returns the report in one of the :data:`FORMS`."""
     return {"junit": _junit, "json": _json, "markdown": _markdown}[form](run)
 
 
@@ -92,7 +92,7 @@ def summary_line(run: ConformanceRun) -> str:
 
 
 def transcript_text(outcome: CheckOutcome) -> str:
-    """Returns the file of a failed check: the failure, all calls, and the output of the driver."""
+    """Returns the content of the file about a failed check: the failure, all calls, and the output of the driver."""
     title = f"{outcome.check.id}: {outcome.check.text}"
     calls = list(_call_lines(outcome)) or ["(no calls)"]
     return "\n".join([title, *_facts(outcome), "", "Calls:", *calls, "", "Output of the driver:", outcome.log, ""])
@@ -198,7 +198,7 @@ def _markdown(run: ConformanceRun) -> str:
 
 
 def _markdown_failures(run: ConformanceRun) -> Iterator[str]:
-    """Yields a table of the failed checks, because a summary of a CI job is read without the terminal's output."""
+    """Yields a table of the failed checks. It contains all facts, because the summary of a CI job does not show the terminal's output."""
     failed = [o for o in run.outcomes if o.status is OutcomeStatus.FAILED]
     if failed:
         yield from ("| failed | expected | got | consequence |", "|---|---|---|---|")

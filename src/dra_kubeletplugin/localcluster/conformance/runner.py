@@ -1,4 +1,4 @@
-"""Runs checks one after the other: with a time limit for each, cleaning up after each, and an outcome for each."""
+"""Runs checks one after the other. Each check has a time limit and an outcome, and the suite cleans up after each check."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class CheckOutcome:
     """The result of one check.
 
     Args:
-        expected, got: the difference, if the check failed.
-        reason: why the check was skipped or does not apply, or why the profile expects a failure.
-        figures: measured values that the check reports.
+        expected, got: the required and the observed behavior, if the check failed.
+        reason: the reason why the check was skipped or does not apply, or why the profile expects a failure.
+        figures: values that the check measured.
         transcript, log: the calls during a failed check, and the last output of the driver.
     """
 
@@ -60,7 +60,7 @@ class CheckOutcome:
 
 @dataclass
 class ConformanceRun:
-    """All outcomes. ``fault`` is the sentence with which a run ended early; it is empty after a whole run."""
+    """The outcomes of all checks. ``fault`` is the reason why the run ended early; empty after a complete run."""
 
     driver: str = ""
     outcomes: list[CheckOutcome] = field(default_factory=list)
@@ -79,7 +79,11 @@ class ConformanceRun:
         return [o.check.id for o in self.outcomes if o.status is OutcomeStatus.FAILED]
 
     def exit_code(self, *, strict: bool = False, fail_on_skip: bool = False) -> int:
-        """Returns 0 passed, 1 a MUST failed or a skip is not allowed, 3 the driver was not ready, 4 a SHOULD failed with ``strict``."""
+        """Returns the exit code of the command.
+
+        0: passed. 1: a MUST failed, or with ``fail_on_skip`` a check was skipped. 3: the driver was not ready. 4: a SHOULD failed, with
+        ``strict``.
+        """
         if self.failed(Requirement.MUST):
             return 1
         if self.fault:
@@ -90,8 +94,8 @@ class ConformanceRun:
 
 
 log = logging.getLogger(__name__)
-_HANGING = 3  # checks in a row that end a run
-_LONG = 40.0  # seconds of a failed check that count as hanging
+_HANGING = 3  # the run ends after so many consecutive checks in which the driver hung
+_LONG = 40.0  # the driver hung if a failed check took at least so many seconds
 Report = Callable[[CheckOutcome], None]
 
 
@@ -142,7 +146,7 @@ async def run_checks(
 
 
 def _not_ready(harness: Harness, run: ConformanceRun) -> str:
-    """Returns why a run without a failed check is no success: a check was skipped because no device was published."""
+    """Returns why the run failed although no check failed: checks were skipped, because no device was published. Else empty."""
     if run.failed(Requirement.MUST) or not harness.profile.minimum:
         return ""
     reason: str = harness.facts.get("devices missing", "")
@@ -180,7 +184,7 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
         difference = e
     except (RunAborted, SettingsError):
         raise
-    except Exception as e:  # the driver wrote or returned a value that the check cannot read, or deleted a file
+    except Exception as e:  # for example, the driver returned a value that the check cannot read, or deleted a file
         log.debug("unexpected exception in check %s", check.id, exc_info=True)
         difference = CheckFailed("the check can be completed", f"{type(e).__name__}: {e}")
     took = time.monotonic() - began
@@ -199,7 +203,7 @@ async def run_check(harness: Harness, check: ConformanceCheck) -> CheckOutcome:
 
 @contextlib.contextmanager
 def _failures_of_the_driver() -> Iterator[None]:
-    """Turns a driver that does not start during a check into a failure of the check."""
+    """Raises :class:`CheckFailed` if the driver does not start during a check."""
     try:
         yield
     except DriverNotReady as e:
@@ -207,7 +211,7 @@ def _failures_of_the_driver() -> Iterator[None]:
 
 
 async def _clean_up(harness: Harness, *, failed: bool) -> None:
-    """Restores the surroundings for the next check. After a failure, the driver starts without any state."""
+    """Restores the surroundings for the next check. After a failure, starts the driver without state."""
     if not failed:
         try:
             await harness.clean_up()

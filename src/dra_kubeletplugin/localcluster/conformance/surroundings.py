@@ -1,4 +1,4 @@
-"""The surroundings of the driver under test: its folders, its API server, its process and its connection to a kubelet."""
+"""The surroundings of the driver under test: the folders, the API server, the driver's process, and a kubelet's connection to it."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ JSON = dict[str, Any]
 T = TypeVar("T")
 _POLL = 0.01  # seconds
 _STOP = 10.0  # seconds from SIGTERM to SIGKILL
-_REAP = 5.0  # seconds after which the driver is killed if this process ends
-_OTHERS = 2.0  # seconds to wait for the driver's registration beside those of other plugins of its process
+_REAP = 5.0  # seconds from the end of this process until the driver is killed
+_OTHERS = 2.0  # seconds to wait for the driver's registration, if its process has registered other plugins
 
 
 class RunAborted(Exception):
-    """The run cannot continue. The text is a sentence."""
+    """The run cannot continue. The text is the reason."""
 
 
 class DriverSurroundings:
     """An API server, a CDI folder and a kubelet's folders around one driver. Use with ``async with``.
 
     Attributes:
-        driver: the newest process.
-        plugin: the connection to it.
+        driver: the process of the driver that was started last.
+        plugin: the connection to this process.
         facts: results that several checks share, by name.
-        used: the claims that were prepared and not unprepared, by UID.
-        instances: the processes that were started and not cleaned up.
+        used: the claims that were prepared and not yet unprepared, by UID.
+        instances: the processes that were started and not yet cleaned up.
     """
 
     driver: DriverInstance
@@ -75,7 +75,7 @@ class DriverSurroundings:
         self.facts: dict[str, Any] = {}
         self.boot_id: Path | None = None
         self.host: NodeHost | None = None
-        self.is_publishing = profile.minimum > 0  # becomes false if the driver never published in time
+        self.is_publishing = profile.minimum > 0  # set to False if the driver has not published in time
         self._has_published = False
         self._connections: list[PluginConnection] = []
         self.instances: list[DriverInstance] = []
@@ -138,7 +138,7 @@ class DriverSurroundings:
         return {**inherited(), **own, **self._guard.mark}
 
     async def spawn(self, uid: str = "") -> DriverInstance:
-        """Starts a process of the driver, and does not wait for it."""
+        """Starts a process of the driver. Does not wait until it is ready."""
         env = self.environment(uid or new_uid())
         self.api.put_driver_pod(env["POD_NAME"], env["POD_UID"])
         program = self.command.program(env, self.boot_id)
@@ -147,7 +147,7 @@ class DriverSurroundings:
         return instance
 
     async def start(self, uid: str = "", *, published: bool = True, endpoint: bool = True) -> None:
-        """Starts the driver, registers it as a kubelet does, and waits until it has published.
+        """Starts the driver, registers it like a kubelet, and waits until it has published.
 
         Args:
             published: whether to wait for the slices.
@@ -173,7 +173,7 @@ class DriverSurroundings:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Suspends the time limit of the check, because the start of a driver has the limit of the profile."""
+        """Suspends the time limit of the check during a start of the driver, which has its own limit in the profile."""
         if (limit := self._limit) is None or (when := limit.when()) is None:
             yield
             return
@@ -197,7 +197,7 @@ class DriverSurroundings:
         info = await self._wait_registered(old)
         if self.profile.name and info.name != self.profile.name:
             raise DriverNotReady(f"the driver registered as {info.name!r}, but the profile names {self.profile.name!r}")
-        with contextlib.suppress(grpc.aio.AioRpcError):  # a kubelet keeps the plugin registered
+        with contextlib.suppress(grpc.aio.AioRpcError):  # a kubelet ignores this error too
             await self.registration.notify(info.socket, registered=True)
         self.plugin = PluginConnection(info, self.path_of(info.endpoint), self.transcript, self._remember)
         self._connections.append(self.plugin)
@@ -212,7 +212,7 @@ class DriverSurroundings:
         self.used.update({c["metadata"]["uid"]: c for c in claims})
 
     async def _wait_registered(self, old: Sequence[Path]) -> RegistrationInfo:
-        """Returns the registration of the driver. A process may register other plugins too, which are used only after a pause."""
+        """Waits for the registration of the driver, and returns it. Prefers the plugin with the driver's name to others of its process."""
         faults = [f"no registration socket appeared in PLUGINS_REGISTRY ({self.registry})"]
         timeout = self.profile.ready_timeout
         other: RegistrationInfo | None = None
@@ -258,7 +258,7 @@ class DriverSurroundings:
             )
 
     def path_of(self, endpoint: str) -> Path:
-        """Returns the path on this machine of a path that the driver sees."""
+        """Converts a path in the driver's mount namespace to the path on this machine."""
         if self.command.fixed_paths:
             for fixed, own in ((FIXED_KUBELET_ROOT, self.kubelet_root), (FIXED_CDI_ROOT, self.cdi.path)):
                 if Path(endpoint).is_relative_to(fixed):
@@ -281,7 +281,7 @@ class DriverSurroundings:
         await self.driver.kill()
 
     async def restart(self, *, uid: str = "", published: bool = True) -> None:
-        """Kills the driver and starts it again, with the same POD_UID by default: as a container that crashed."""
+        """Kills the driver and starts it again, by default with the same POD_UID, as after a crash of the container."""
         uid = uid or self.driver.uid
         await self.kill()
         await self.start(uid, published=published)
@@ -332,7 +332,7 @@ class DriverSurroundings:
         return found
 
     def reboot_host(self) -> bool:
-        """Changes the boot id for the next start of the driver. Returns whether that is possible."""
+        """Changes the boot id for the next start of the driver. Returns False if that is not possible."""
         if self.host is not None:
             described.reboot(self.host.sysfs)
             return True

@@ -1,4 +1,4 @@
-"""The transcript of a run: gRPC calls of the suite, HTTP requests of the driver, and events of its process."""
+"""The transcript of a run: gRPC calls of the suite, HTTP requests of the driver, and events of the driver's process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-_KEPT = 20_000  # entries
-_TEXT = 2_000  # characters of a request or response
+_KEPT = 20_000  # maximum number of entries
+_TEXT = 2_000  # maximum characters of a request or response
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class HttpCall:
 
 @dataclass
 class Transcript:
-    """Entries in order of time. ``calls`` contains all requests of the driver."""
+    """The entries, in the order of time. ``calls`` contains all requests of the driver."""
 
     began: float = field(default_factory=time.monotonic)
     entries: deque[TranscriptEntry] = field(default_factory=lambda: deque(maxlen=_KEPT))
@@ -65,7 +65,7 @@ class Transcript:
 
 
 def cut(value: Any) -> str:
-    """Returns the value as text of limited length."""
+    """Returns the value as text, which is cut if it is too long."""
     text = (
         value if isinstance(value, str) else value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     )

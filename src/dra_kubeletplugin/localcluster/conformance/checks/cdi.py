@@ -27,7 +27,7 @@ _NEWER_CONTENT = {
 
 
 def _newer_content(errors: str) -> str:
-    """Returns which content of a spec needs the version that an error names."""
+    """Returns the content of a spec that needs the newer version in an error; empty for other errors."""
     found = [f" (version {v}: {text})" for v, text in _NEWER_CONTENT.items() if f"at least v{v}" in errors]
     return "".join(found)
 

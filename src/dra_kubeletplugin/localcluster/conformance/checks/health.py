@@ -88,7 +88,7 @@ async def repeated(h: Harness) -> None:
     finally:
         await h.hook("make_healthy", device=device[1])
     if not await _reports(h, version, device, _CHANGE, _HEALTHY):
-        await h.reset()  # a driver may keep a device unhealthy until its next start
+        await h.reset()  # because a driver may keep a device unhealthy until its next start
     expect(reported, f"device {device[1]} is reported as unhealthy within {_CHANGE:g} s", "it is not")
 
 

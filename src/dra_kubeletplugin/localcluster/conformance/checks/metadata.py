@@ -25,7 +25,7 @@ async def metadata_files(h: Harness) -> tuple[dict[str, Any], list[Path]]:
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    """Returns the JSON documents of a file. Raises :class:`CheckFailed`."""
+    """Returns the JSON documents of a file. Raises :class:`CheckFailed`, or :class:`CheckSkipped` if the file does not exist."""
     if not path.is_file():
         raise CheckSkipped(f"{path.name} does not exist: see MET-001")
     decoder, text, out = json.JSONDecoder(), path.read_text().strip(), []

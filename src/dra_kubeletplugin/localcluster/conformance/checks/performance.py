@@ -10,11 +10,11 @@ from ..harness import Harness
 
 _CALLS = 100
 _MANY = 32
-_TIME = 60.0  # seconds after which a slow driver gets no more calls
-_CYCLES_TIME = 300.0  # seconds after which a slow driver gets no more cycles
+_TIME = 60.0  # seconds after which the check makes no further calls
+_CYCLES_TIME = 300.0  # seconds after which the check makes no further cycles
 _WARM_UP = 50  # cycles before the first measurement
-_SLACK = 2 * 1024 * 1024  # bytes by which memory may grow in any case
-_DESCRIPTORS = 4  # by which open files may differ
+_SLACK = 2 * 1024 * 1024  # growth of memory in bytes that is always allowed
+_DESCRIPTORS = 4  # growth of the number of open files that is allowed
 
 
 def p99(values: Sequence[float]) -> float:

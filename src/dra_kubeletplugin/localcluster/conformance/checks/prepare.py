@@ -21,14 +21,12 @@ _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^goroutine \d+ \[|
 
 
 def faults_of(claim: Mapping[str, Any], found: ClaimResponse) -> list[str]:
-    """Returns how a response differs from the claim's allocation. An empty name is allowed, as the kubelet allows it."""
+    """Returns the differences between a response and the claim's allocation. Empty names are allowed, as in the kubelet."""
     results = claim["status"]["allocation"]["devices"]["results"]
     out = []
     for device in found.devices:
         own = [r for r in results if device.device in {"", r["device"]} and device.pool in {"", r["pool"]}]
-        requests = {
-            r["request"].partition("/")[0] for r in own
-        }  # a kubelet compares with the request, not the alternative
+        requests = {r["request"].partition("/")[0] for r in own}  # a kubelet ignores the alternative
         where = f"device {device.pool}/{device.device}"
         if not own:
             out.append(f"{where} is not allocated to the claim")

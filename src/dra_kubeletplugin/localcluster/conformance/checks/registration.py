@@ -24,11 +24,11 @@ from ..kubelet_client import (
 )
 
 _MAX_SOCKET_PATH = 107  # bytes
-_ENDPOINT_TIMEOUT = 1.0  # seconds; a kubelet looks 0.6 s after the socket appeared
+_ENDPOINT_TIMEOUT = 1.0  # seconds; a kubelet connects 0.6 s after the socket was created
 _ATTEMPTS = 3  # of GetInfo
 _LOG = 10.0  # seconds until the driver has logged a rejection
-_STOP = 10.0  # seconds in which a rejected driver ends
-_PINGS = 5.0  # seconds of keep-alives, ten in each second: more than in an idle hour
+_STOP = 10.0  # maximum seconds until a rejected driver ends
+_PINGS = 5.0  # seconds of keep-alives, ten in each second: more than a kubelet sends in an idle hour
 _PROTOCOL = "kubelet: pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra/plugin"
 
 
@@ -61,7 +61,7 @@ async def get_info(h: Harness) -> None:
 
 
 async def _info_in_time(h: Harness) -> object:
-    """Calls GetInfo until a response arrives in time: a kubelet tries again after 1 s, 2 s, 4 s."""
+    """Calls GetInfo until a response arrives in time, because a kubelet also repeats the call after 1 s, 2 s and 4 s."""
     error = ""
     for _ in range(_ATTEMPTS):
         try:
@@ -97,7 +97,7 @@ async def registration_content(h: Harness) -> None:
 
 
 def _is_below_root(h: Harness, endpoint: str) -> bool:
-    """Compares paths only, as the kubelet does."""
+    """Compares only the paths, like the kubelet."""
     return Path(os.path.normpath(h.path_of(endpoint))).is_relative_to(h.kubelet_root)
 
 
@@ -164,7 +164,7 @@ async def rejected_registration(h: Harness) -> None:
         except grpc.aio.AioRpcError as e:
             stopped = await h.until(lambda: not h.driver.alive, _STOP)
             expect(stopped, "the next GetInfo succeeds, or the driver stops", f"{e.code().name}: {e.details()}")
-    await h.kill()  # a driver may end some seconds after a rejection, which would fail the next check
+    await h.kill()  # because a driver that ends some seconds after a rejection would fail the next check
 
 
 @check(
@@ -204,7 +204,7 @@ async def idle_connection(h: Harness) -> None:
         await connection.prepare()
         await asyncio.sleep(_PINGS)
         found = await connection.prepare(timeout=5.0)
-        if found.unserved:  # the server closed the connection; a kubelet calls again
+        if found.unserved:  # the server closed the connection, after which a kubelet calls again
             found = await connection.prepare(timeout=5.0)
     finally:
         await connection.close()

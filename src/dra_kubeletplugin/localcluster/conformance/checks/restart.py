@@ -18,8 +18,8 @@ from ..kubelet_client import CallResponse, find_sockets
 from .prepare import check_configured, faults_of
 
 _KILLS_TIME = 600.0  # seconds after which a slow driver is not killed again
-_STARTS = 3  # attempts of a driver with damaged state
-_REACH = 1.2  # latest moment of a kill, as a multiple of the duration of a call
+_STARTS = 3  # attempts to start a driver with damaged state
+_REACH = 1.2  # the latest time of a kill, as a multiple of the duration of a call
 _SEED = 20
 
 
@@ -125,7 +125,7 @@ def state_files(folder: Path) -> list[Path]:
     """Returns the regular files with content below the folder."""
     out = []
     for path in sorted(folder.rglob("*")):
-        with contextlib.suppress(OSError):  # the driver deleted it meanwhile
+        with contextlib.suppress(OSError):  # the driver deleted the file during the search
             found = path.lstat()
             if stat.S_ISREG(found.st_mode) and found.st_size:
                 out.append(path)

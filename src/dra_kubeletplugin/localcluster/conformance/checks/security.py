@@ -12,7 +12,7 @@ from ..harness import Harness
 from ..kubelet_client import find_sockets
 from .restart import state_files
 
-_REVIEWS = "authorization.k8s.io"  # every user may ask for its own permissions
+_REVIEWS = "authorization.k8s.io"  # its requests need no rule, because every user may read its own permissions
 _OTHERS_WRITE = 0o002
 
 
@@ -65,13 +65,13 @@ async def modes(h: Harness) -> None:
     if h.may_change:
         await h.prepared(await h.claim())
         paths = [*find_sockets(h.kubelet_root), *state_files(h.plugins)]
-    else:  # the node's folders also contain files of other drivers, and volumes
+    else:  # only the driver's own files, because a real node's folders also contain volumes and files of other drivers
         folder = h.plugin.endpoint.parent
         own = state_files(folder) if folder.parent == h.plugins else []
         paths = [h.plugin.info.socket, h.plugin.endpoint, *own]
     found = {}
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):  # the driver deleted it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # the driver deleted the file during the check
             found[path.name] = path.stat().st_mode
     open_paths = [f"{name} ({stat.S_IMODE(mode):04o})" for name, mode in found.items() if mode & _OTHERS_WRITE]
     expect(not open_paths, "no socket or state file that other users may write", ", ".join(open_paths))

@@ -75,4 +75,4 @@ async def api_versions(h: Harness) -> None:
             expect(False, f"the driver starts with an API server with {version} only", e)
         finally:
             h.api.clear_faults()
-            await h.kill()  # a running driver keeps the version that it has found
+            await h.kill()  # because a running driver would continue with the version that it found at its start

@@ -20,16 +20,16 @@ from ..catalogue import CheckNotApplicable, DevicesMissing, Requirement, check, 
 from ..harness import NODE, Harness
 from ..kubelet_client import HEALTH_VERSIONS
 
-# Seconds in which deleted slices must come back. Drivers in Go wait for 30 s after a change of a slice, and for up to 60 s more after
-# they created it: resourceslice.DefaultSyncDelay and DefaultMutationCacheTTL.
+# Maximum seconds until deleted slices are published again. Drivers in Go wait 30 s after a change of a slice (DefaultSyncDelay in package
+# resourceslice), and up to 60 s more after they created the slice (DefaultMutationCacheTTL).
 _RETURN = 120.0
 _MANY_WRITES = 10
 _WATCHED = 5.0  # seconds in which a driver without changes writes less often
 _FAULTS = (429, 500, 504, 503, 429, 409, 409)  # responses to the requests after the slices were deleted
-_SETTLE = 1.5  # seconds from a start until the driver has compared its slices with those that exist
-_QUIET = 1.0  # seconds without a request after which the driver has finished its work for the check before
-_SETTLED = 10.0  # seconds until a driver without changes must be quiet
-_REPORT = 10.0  # seconds until a driver has reported dropped fields
+_SETTLE = 1.5  # seconds from a start until the driver has compared its devices with the existing slices
+_QUIET = 1.0  # seconds without a request after which the driver has finished the work of the previous check
+_SETTLED = 10.0  # seconds to wait until a driver without changes is quiet
+_REPORT = 10.0  # maximum seconds until a driver has reported dropped fields
 _LIMITS = "API server: limits of ResourceSlices"
 
 
@@ -138,7 +138,7 @@ async def deleted_slices(h: Harness) -> None:
 
 @dataclass(frozen=True)
 class Deletion:
-    """The time after the suite deleted the slices: whether they returned, after how long, and the faults of pools meanwhile."""
+    """The result of :func:`deletion`: whether the slices returned, after how many seconds, and the faults of pools until then."""
 
     returned: bool
     seconds: float
@@ -146,7 +146,7 @@ class Deletion:
 
 
 async def deletion(h: Harness) -> Deletion:
-    """Deletes the slices once for all checks, and waits until they return."""
+    """Deletes the slices and waits until they return. All checks share the result of the first call."""
     if "deletion" not in h.facts:
         wanted = await require_published(h)
         with h.api.slice_changes() as watch:
@@ -162,7 +162,7 @@ async def deletion(h: Harness) -> Deletion:
 
 
 async def idle(h: Harness) -> Mapping[str, Any]:
-    """Watches the idle driver once for all checks. Returns its requests, its writes and its health messages."""
+    """Observes the idle driver. Returns its requests, its writes and its health messages. All checks share the result of the first call."""
     if "idle" not in h.facts:
         await require_published(h)
         await h.prepare_if_possible()
@@ -246,7 +246,7 @@ async def dropped_fields(h: Harness) -> None:
     }
     if not used:
         raise CheckNotApplicable("the driver's slices have no field that a feature gate controls")
-    await h.restart()  # the lines of a usual start, so that a line about feature gates is no report
+    await h.restart()  # the output of a usual start, for comparison: its lines about feature gates are no reports
     await asyncio.sleep(_SETTLE)
     usual = {_pattern(line) for line in h.driver.output}
     await h.kill()
@@ -268,7 +268,7 @@ async def dropped_fields(h: Harness) -> None:
 
     reported = await h.until(is_reported, _REPORT)
     remaining = h.slices
-    await h.kill()  # the next instance publishes all fields again
+    await h.kill()  # so that the next instance publishes all fields again
     h.api.clear_faults()
     h.api.remove_slices(h.name)
     expected = f"at most {_MANY_WRITES} writes within {_WATCHED:g} s"
@@ -278,7 +278,7 @@ async def dropped_fields(h: Harness) -> None:
 
 
 def _pattern(line: str) -> str:
-    """Returns a line of output without digits, which differ between two starts."""
+    """Returns a line of output without digits, because they differ between two starts."""
     return re.sub(r"\d+", "", line)
 
 

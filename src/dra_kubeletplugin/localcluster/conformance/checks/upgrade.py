@@ -1,4 +1,4 @@
-"""UPG: rolling updates. Two instances with different POD_UIDs overlap, or one follows the other."""
+"""UPG: rolling updates. Two instances with different POD_UIDs run at the same time, or one after the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SOURCE = "Kubernetes: kubeletplugin, rolling updates; e2e: rolling update loses
 async def second_instance(h: Harness) -> tuple[DriverInstance, PluginConnection]:
     """Starts a second instance and connects to it. Returns the first instance and its connection.
 
-    Raises :class:`CheckSkipped` if the driver does not offer this.
+    Raises :class:`CheckSkipped` if the driver does not support two instances.
     """
     if h.facts.get("no second instance"):
         raise CheckNotApplicable(_NOT_OFFERED)
@@ -52,7 +52,7 @@ async def _start_second(h: Harness) -> tuple[DriverInstance, PluginConnection]:
 
 
 def _inodes(folder: Path) -> dict[Path, int]:
-    """Returns the inodes of the sockets below the folder. A socket that an instance removes meanwhile is left out."""
+    """Returns the inodes of the sockets below the folder, without sockets that an instance removes during the search."""
     out = {}
     for path in find_sockets(folder):
         with contextlib.suppress(FileNotFoundError):
