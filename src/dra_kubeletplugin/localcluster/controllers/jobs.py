@@ -31,10 +31,8 @@ from .workloads import JOBS, KINDS, Workload, condition, controller_of, is_activ
 JSON = dict[str, Any]
 _FAILURES = "batch.kubernetes.io/job-index-failure-count"
 _ENDS = {"Complete": True, "Failed": False}
-_TARGETS = {
-    "SuccessCriteriaMet": True,
-    "FailureTarget": False,
-}  # conditions of a Job whose outcome is decided while pods still run
+# The conditions of a Job whose outcome is decided while pods still run.
+_TARGETS = {"SuccessCriteriaMet": True, "FailureTarget": False}
 _COMPLETE = JobOutcome(True, "CompletionsReached", "Reached expected number of succeeded pods")
 
 

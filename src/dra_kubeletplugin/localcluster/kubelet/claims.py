@@ -53,7 +53,7 @@ class ClaimInfo:
 
     Attributes:
         devices: results by driver. A result is kept even if another claim in the same call failed.
-        ready: whether the calls to all drivers succeeded for this claim and for all other claims in the same calls.
+        ready: whether a pod uses the claim for which all calls succeeded, for this claim and for the pod's other claims.
         skipped: by driver, the methods that all devices of the driver in this claim skip (KEP-5945).
         left: UIDs of pods that used the claim and have ended, while another pod still uses the claim.
     """
@@ -73,7 +73,7 @@ class ClaimInfo:
         return [d for d in self.drivers if method not in self.skipped.get(d, ())]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> ClaimInfo:
+    def from_checkpoint(cls, entry: Mapping[str, Any]) -> ClaimInfo:
         """Reads an entry of the checkpoint.
 
         Raises:
@@ -119,7 +119,7 @@ class ClaimManager:
     def _load(self) -> None:
         try:
             entries = json.loads(self.checkpoint.read_text())
-            self.claims = {entry["uid"]: ClaimInfo.of(entry) for entry in entries}
+            self.claims = {entry["uid"]: ClaimInfo.from_checkpoint(entry) for entry in entries}
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError) as e:
@@ -262,7 +262,7 @@ class ClaimManager:
         return {uid for i in self.claims.values() for uid in i.pods}
 
     async def unprepare(self, pod_uid: str) -> None:
-        """Unprepares the claims that only this pod uses.
+        """Unprepares the claims that only this pod uses, and :meth:`_claims_of_other_pod`. From other claims, removes the pod.
 
         Raises:
             PrepareError: a driver failed for a claim. The next call of this method retries it.

@@ -213,9 +213,8 @@ class ContainerStarter:
         """Returns the seconds until an ended container may restart. The pause doubles with each restart."""
         steady = before.started_at > 0 and before.finished_at - before.started_at > _STEADY
         pause = state.crashes.setdefault(name, Pause())
-        shortest = min(
-            pause.next, self.parts.timers.crash_loop_backoff
-        )  # none before a kubelet's first restart of a container
+        # 0 before the first restart of the container in this kubelet process
+        shortest = min(pause.next, self.parts.timers.crash_loop_backoff)
         remaining = self._remaining(pause, shortest if steady else pause.next)
         if remaining <= 0:
             return 0.0

@@ -111,9 +111,8 @@ class PodSync:
             await self._write_status(pod, state, phase)
             return
         await self.ends.end_all(pod, state)
-        await self._write_status(
-            pod, state, PodPhase.RUNNING
-        )  # the phase becomes terminal only after the claims are unprepared
+        # The phase becomes terminal only after the claims are unprepared.
+        await self._write_status(pod, state, PodPhase.RUNNING)
         await self._unprepare(uid)
         await self._write_status(pod, state, phase)
 

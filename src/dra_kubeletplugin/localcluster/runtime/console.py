@@ -36,9 +36,8 @@ class Console:
         self._process: asyncio.subprocess.Process | None = None
         self._master, self._slave = pty.openpty() if terminal else (-1, -1)
         if terminal:
-            tty_modes.setraw(
-                self._slave
-            )  # runc adds a second terminal that echoes the input, so this terminal must not echo it
+            # runc adds a second terminal that echoes the input, so this terminal must not echo it.
+            tty_modes.setraw(self._slave)
 
     @property
     def streams(self) -> Streams:

@@ -58,9 +58,8 @@ class RuncExec:
         try:
             if tty:
                 master, slave = pty.openpty()
-                tty_modes.setraw(
-                    slave
-                )  # runc adds a second terminal that echoes the input, so this terminal must not echo it
+                # runc adds a second terminal that echoes the input, so this terminal must not echo it.
+                tty_modes.setraw(slave)
                 own_fds, child_fds = [master], [slave]
                 streams, outputs, writes = (slave, slave, slave), {master: 1}, master if stdin else None
             else:
