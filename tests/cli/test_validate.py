@@ -18,7 +18,7 @@ from dra_kubeletplugin.analysis.files import from_files
 from dra_kubeletplugin.base.yaml import stream
 from dra_kubeletplugin.base.yaml.manifests import ManifestError
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.localcluster.apiserver import offline, unknown_fields
+from dra_kubeletplugin.localcluster.apiserver import manifest_validation, unknown_fields
 from dra_kubeletplugin.resourceapi.schemas import shapes
 
 JSON = dict[str, Any]
@@ -499,7 +499,7 @@ def test_a_typo_in_any_field_of_an_example_is_reported_with_the_intended_field(d
         at = at[step]
     at[typo] = at.pop(name)
     shown = "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in (*parents, typo)).lstrip(".")
-    (fault,) = [f for f in offline.faults(changed) if f.startswith(f"{shown}: unknown field")]
+    (fault,) = [f for f in manifest_validation.object_errors(changed) if f.startswith(f"{shown}: unknown field")]
     suggestion = re.search(r"did you mean '(\w+)'\?", fault)
     assert suggestion, fault
     equally_near = [n for n in shape.fields if unknown_fields._distance(typo.lower(), n.lower(), 1) <= 1]
@@ -519,7 +519,7 @@ def test_a_value_of_any_type_in_any_field_is_validated_without_an_exception(data
                                    st.just({}), st.just({"a": 1}), st.just([{}])))  # fmt: skip
     assert all(
         isinstance(text, str) and "Traceback" not in text and "Go struct" not in text
-        for text in offline.faults(changed)
+        for text in manifest_validation.object_errors(changed)
     )
 
 

@@ -17,7 +17,7 @@ from dra_kubeletplugin.driver import load_driver
 from dra_kubeletplugin.driver.config.json_schema import json_schema
 from dra_kubeletplugin.driver.config.objects import KINDS
 from dra_kubeletplugin.errors import ConfigError
-from dra_kubeletplugin.localcluster.apiserver import offline
+from dra_kubeletplugin.localcluster.apiserver import manifest_validation
 from dra_kubeletplugin.packaging.manifests import values_validation
 from dra_kubeletplugin.packaging.manifests.source_reader import load_source
 from dra_kubeletplugin.testing import ClaimSpec, OpaqueConfig, Request, node_with
@@ -121,7 +121,7 @@ def test_the_manifest_of_the_page_is_valid_and_covers_all_kinds_with_parameters(
     assert found
     manifest = yaml.safe_load(found[1])
     assert manifest["webhooks"][0]["clientConfig"].pop("caBundle") == "LS0tLS1C..."  # The page shortens the bundle.
-    assert offline.faults(manifest) == []
+    assert manifest_validation.object_errors(manifest) == []
     assert {k.lower() for k in KINDS} == {
         r.rstrip("s").replace("classe", "class") for r in manifest["webhooks"][0]["rules"][0]["resources"]
     }

@@ -20,7 +20,7 @@ from ..localcluster.cluster import LocalCluster, SecureServing, simulated
 from ..localcluster.dev import manifests
 from ..localcluster.dev.control import ControlServer
 from ..localcluster.dev.drivers import DriverFailed
-from ..localcluster.dev.environment import DevEnvironment, EnvironmentOptions, environment
+from ..localcluster.dev.environment import DevEnvironment, EnvironmentCallbacks, environment
 from ..localcluster.dev.handlers import REFUSALS, act
 from ..localcluster.dev.hosts import NodeHost
 from ..localcluster.runtime.interface import ContainerError, ContainerRuntime
@@ -153,7 +153,7 @@ async def _serve(plan: Plan, stop: asyncio.Event, started: asyncio.Event) -> Non
                 task.cancel()
 
 
-def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions:
+def _environment_options(style: Style, progress: Progress) -> EnvironmentCallbacks:
     def output(text: str) -> None:
         progress.done()
         print_line(text, sys.stdout)
@@ -162,7 +162,7 @@ def _environment_options(style: Style, progress: Progress) -> EnvironmentOptions
         progress.done()
         print_line(f"{style.dim(place)} {line}")
 
-    return EnvironmentOptions(output, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
+    return EnvironmentCallbacks(output, log, lambda done, of: progress(f"starting drivers: {done} of {of} are ready"))
 
 
 def _no_devices_hint(host: NodeHost) -> str:

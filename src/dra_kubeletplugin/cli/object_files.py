@@ -30,8 +30,8 @@ def from_files(paths: Iterable[Path]) -> list[JSON]:
 def _faults(written: list[Manifest]) -> Iterator[str]:
     if not written:
         return
-    from ..localcluster.apiserver import offline  # imported only for objects that a user wrote
+    from ..localcluster.apiserver import manifest_validation  # imported only for objects that a user wrote
 
     for manifest in written:
-        faults, _ = offline.manifest_errors(manifest)
+        faults, _ = manifest_validation.manifest_errors(manifest)
         yield from map(manifest.sentence, faults)

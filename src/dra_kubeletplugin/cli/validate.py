@@ -29,7 +29,7 @@ from ..driver.config.json_schema import json_schema
 from ..driver.config.versions import versions
 from ..errors import SettingsError
 from ..host import Host
-from ..localcluster.apiserver import offline
+from ..localcluster.apiserver import manifest_validation
 from ..packaging.manifests.source_reader import is_rendered
 from .described_cluster import class_files
 from .inspect import host_root, look, without_log
@@ -151,7 +151,7 @@ def _check(checked: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> No
     if checked.manifest.of_kustomize:
         checked.warn(f"not validated: {checked.manifest.faults[0]}")
         return
-    located, known = offline.manifest_errors(checked.manifest)
+    located, known = manifest_validation.manifest_errors(checked.manifest)
     checked.faults += located
     if not known:
         checked.warn(f"not validated: {value['apiVersion']} {value['kind']} is not known here")

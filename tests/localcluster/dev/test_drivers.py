@@ -19,7 +19,7 @@ import pytest
 from dra_kubeletplugin.cli import dev_driver
 from dra_kubeletplugin.localcluster.dev import drivers
 from dra_kubeletplugin.localcluster.dev.drivers import DriverFailed, DriverProcess, DriverProgram, ProcessPhase
-from dra_kubeletplugin.localcluster.dev.environment import DevEnvironment, EnvironmentOptions
+from dra_kubeletplugin.localcluster.dev.environment import DevEnvironment, EnvironmentCallbacks
 from dra_kubeletplugin.plugin.node import Plugin
 
 TIMEOUT = 60  # seconds
@@ -284,7 +284,9 @@ async def test_a_driver_that_is_down_during_a_reboot_runs_once_afterwards(
         os.kill(driver.pid, signal.SIGKILL)
         await output.wait("be started again in")
         guard = SimpleNamespace(mark={"DRA_REAPER_ID": "none has it"})
-        environment = DevEnvironment(Cluster(), hosts, [driver], EnvironmentOptions(print, print), 60, tmp_path, guard)  # type: ignore[arg-type]
+        environment = DevEnvironment(
+            Cluster(), hosts, [driver], EnvironmentCallbacks(print, print), 60, tmp_path, guard
+        )  # type: ignore[arg-type]
         await environment.reboot("node-1")
         assert running_pids(pids) == [driver.pid]
     assert running_pids(pids) == []

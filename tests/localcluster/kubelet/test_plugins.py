@@ -57,12 +57,12 @@ async def test_a_plugin_that_rejects_the_notification_stays_registered_until_its
     for instance in (1, 2):
         async with serve_registrar(folder / "reg.sock"), asyncio.timeout(60):
             while NAME not in watcher.registered:  # the plugin has one second to respond; the watcher then retries
-                await watcher.look()
+                await watcher.scan()
             assert [c.order for c in watcher.registered[NAME]] == [instance]
-            await watcher.look()
+            await watcher.scan()
             assert [c.order for c in watcher.registered[NAME]] == [instance]
         (folder / "reg.sock").unlink(missing_ok=True)
-        await watcher.look()
+        await watcher.scan()
         assert watcher.registered == {}
     assert removed == [NAME, NAME]
     await watcher.close()

@@ -116,7 +116,7 @@ def without_unknown(kind: ServedKind, obj: JSON, features: Features) -> tuple[JS
     removed: list[str] = []
     for path in _occurring(obj, [p for g, p in _paths(kind) if not _knows(features, g, p)]):
         obj = obj if removed else copy.deepcopy(obj)
-        for owner, key, where in list(_found(obj, path.split("."), "")):
+        for owner, key, where in list(_fields_at(obj, path.split("."), "")):
             del owner[key]
             removed.append(where)
     return obj, removed
@@ -147,15 +147,15 @@ def drop(kind: ServedKind, obj: JSON, old: JSON | None, features: Features) -> N
         if occurring.isdisjoint(paths) or (old is not None and any(_is_used(old, p) for p in paths)):
             continue
         for path in occurring.intersection(paths):
-            for owner, key, _ in list(_found(obj, path.split("."), "")):
+            for owner, key, _ in list(_fields_at(obj, path.split("."), "")):
                 del owner[key]
 
 
 def _is_used(obj: JSON, path: str) -> bool:
-    return any(owner[key] not in (None, [], {}, "") for owner, key, _ in _found(obj, path.split("."), ""))
+    return any(owner[key] not in (None, [], {}, "") for owner, key, _ in _fields_at(obj, path.split("."), ""))
 
 
-def _found(obj: Any, steps: Sequence[str], where: str) -> Iterator[tuple[JSON, str, str]]:
+def _fields_at(obj: Any, steps: Sequence[str], where: str) -> Iterator[tuple[JSON, str, str]]:
     """Yields each existing field at a path: its parent, its name, and its path for messages."""
     step, rest = steps[0], steps[1:]
     name, listed = step.removesuffix("[]"), step.endswith("[]")
@@ -166,7 +166,7 @@ def _found(obj: Any, steps: Sequence[str], where: str) -> Iterator[tuple[JSON, s
         if not rest:
             yield obj, key, at
         elif not listed:
-            yield from _found(obj[key], rest, at)
+            yield from _fields_at(obj[key], rest, at)
         elif isinstance(obj[key], list):
             for i, item in enumerate(obj[key]):
-                yield from _found(item, rest, f"{at}[{i}]")
+                yield from _fields_at(item, rest, f"{at}[{i}]")

@@ -83,7 +83,8 @@ def apply_configuration(
         The merged object in the request's version, and its managed fields.
 
     Raises:
-        StatusError: Another manager has an applied field, or ``config`` does not fit its kind.
+        StatusError: another manager has an applied field with another value and the request does not force it, or ``config`` does
+            not fit its kind.
     """
     rules = _rules(target, target.version)
     manager = _manager(request, rules, Operation.APPLY, target)

@@ -72,10 +72,9 @@ class Watch:
         return self._pending[0].version - 1 if self._pending else newest
 
     async def next(self) -> list[StorageChange]:
-        """Waits for changes and returns all pending ones.
+        """Waits for changes, and returns the pending changes that the client selects.
 
-        Returns:
-            An empty list after :meth:`wake` or when the watch has ended.
+        The list may be empty: no pending change matches, :meth:`wake` was called, or the watch has ended.
         """
         if not self._pending and not self.ended:
             await self._woken.wait()

@@ -31,8 +31,8 @@ class EnvironmentRefused(Exception):
 
 
 @dataclass(frozen=True)
-class EnvironmentOptions:
-    """Callbacks for output.
+class EnvironmentCallbacks:
+    """The functions that the environment calls with its output.
 
     Args:
         output: called with each line about the cluster.
@@ -52,7 +52,7 @@ class DevEnvironment:
     cluster: LocalCluster
     hosts: Mapping[str, NodeHost]
     drivers: list[DriverProcess]
-    callbacks: EnvironmentOptions
+    callbacks: EnvironmentCallbacks
     timeout: float
     health: Path
     guard: Guard
@@ -160,7 +160,7 @@ async def environment(
     hosts: Mapping[str, NodeHost],
     programs: Sequence[DriverProgram],
     controllers: Sequence[DriverProgram],
-    callbacks: EnvironmentOptions,
+    callbacks: EnvironmentCallbacks,
     *,
     timeout: float,
     reload: bool = True,

@@ -16,7 +16,7 @@ from ...base.yaml.manifests import Manifest, ManifestError
 from ...errors import ApiError
 from ...kube.errors import NotFoundError
 from ...resourceapi.kubernetes_releases import Features
-from ..apiserver import offline
+from ..apiserver import manifest_validation
 from ..cluster import LocalCluster, resource_of
 
 JSON = dict[str, Any]
@@ -37,7 +37,7 @@ def read(paths: list[Path], features: Features) -> list[Manifest]:
     except OSError as e:
         raise ManifestError(f"{_OPTION}{e.filename}: {e.strerror or e}") from None
     for manifest in found:
-        object_faults, known = offline.manifest_errors(manifest, features)
+        object_faults, known = manifest_validation.manifest_errors(manifest, features)
         if not known:
             value = manifest.value
             object_faults.append(

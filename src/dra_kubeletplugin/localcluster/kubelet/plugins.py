@@ -104,7 +104,7 @@ class PluginWatcher:
     async def run(self) -> None:
         """Polls the directory, because a watch could miss a rename. Never returns."""
         while True:
-            await self.look()
+            await self.scan()
             await asyncio.sleep(self.interval)
 
     async def close(self) -> None:
@@ -114,7 +114,8 @@ class PluginWatcher:
         self._known.clear()
         self.registered.clear()
 
-    async def look(self) -> None:
+    async def scan(self) -> None:
+        """Reads the registry directory: registers new plugins, and ends the connections of removed plugins."""
         found: dict[Path, tuple[int, int]] = {}
         try:
             entries = list(self.registry.iterdir())

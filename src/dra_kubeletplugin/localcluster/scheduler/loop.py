@@ -29,8 +29,8 @@ from ...scheduling.framework.status import NodeDiagnosis, Plugin, Rejection, Sch
 from .. import informer
 from ..event_recorder import EventRecorder
 from ..informer import Informers, server_message
-from .arriving import ArrivingNodes
 from .claimbinder import ClaimBinder, PodBinding
+from .new_nodes import NewNodes
 from .queue import QueuedPod, SchedulingQueue
 from .reporting import Reporter
 
@@ -65,7 +65,7 @@ class Scheduler:
         self.informers = Informers(client, dict.fromkeys(followed, ""))
         self._memory = AllocationMemory()
         self._pods: dict[str, PodInfo] = {}  # pods without a node, by UID
-        self._arriving = ArrivingNodes()
+        self._new_nodes = NewNodes()
         self._binding: dict[str, asyncio.Task[None]] = {}
         self._search: NodeAllocator | None = (
             None  # the search that runs in a thread, for the pod with the UID _searched
@@ -113,7 +113,7 @@ class Scheduler:
             self.cache.node_gone(change.object["metadata"]["name"])
         else:
             self._move(self.cache.node_changed(change.object))
-        self._arriving.observe(change.object, new=change.before is None, gone=change.gone)
+        self._new_nodes.observe(change.object, new=change.before is None, gone=change.gone)
 
     def _slice(self, obj: JSON, *, gone: bool = False) -> None:
         rules = self.informers.all(self._rules) if self._rules and not gone else ()
@@ -200,7 +200,7 @@ class Scheduler:
 
     async def _schedule(self, entry: QueuedPod, tasks: asyncio.TaskGroup) -> None:
         if not entry.failures:
-            await self._arriving.wait()
+            await self._new_nodes.wait()
         pod = entry.info
         if pod.terminating or self.cache.is_placed(pod.uid) or pod.uid not in self._pods:
             self.queue.done(pod.uid)

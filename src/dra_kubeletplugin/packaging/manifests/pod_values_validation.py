@@ -69,14 +69,14 @@ def _errors_of_pod(
     fields = pod_fields.fields_by_pod(valid)[pod]
     if not fields:
         return
-    from ...localcluster.apiserver import offline  # imported only if pod fields are set
+    from ...localcluster.apiserver import manifest_validation  # imported only if pod fields are set
 
     (manifest,) = (m for name, m in pod_fields.workloads(source) if name == pod)
     examples = {p.name: "x" if p.default is None else p.default for p in source.parameters.values()}
     template = manifest.render(on, examples)["spec"]["template"]
     changed = pod_fields.template_with(source, template, fields)
     head = {"apiVersion": "v1", "kind": "Pod", "metadata": {**changed["metadata"], "name": "pod"}}
-    for fault in offline.faults(head | {"spec": changed["spec"]}):
+    for fault in manifest_validation.object_errors(head | {"spec": changed["spec"]}):
         path, colon, rest = fault.partition(": ")
         place = _PLACE.fullmatch(path)
         assert place is not None, (

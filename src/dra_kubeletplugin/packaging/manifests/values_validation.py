@@ -118,14 +118,14 @@ def _class_errors(name: str, spec: Any, version: object) -> Iterator[str]:
     if not isinstance(spec, dict):
         yield f"{where}: {_shown(spec)} is not a spec of a DeviceClass"
         return
-    from ...localcluster.apiserver import offline  # imported only if there is a class
+    from ...localcluster.apiserver import manifest_validation  # imported only if there is a class
 
     if version != "v1":  # the manifests for older API versions omit this field
         spec = {key: value for key, value in spec.items() if key != "extendedResourceName"}
     head = {"apiVersion": f"resource.k8s.io/{version}", "kind": "DeviceClass", "metadata": {"name": name}}
     try:
-        found = offline.faults(head | {"spec": spec})
-    except offline.UnknownKind:
+        found = manifest_validation.object_errors(head | {"spec": spec})
+    except manifest_validation.UnknownKind:
         return  # resourceAPI is invalid, which is reported separately
     for text in found:
         path, colon, rest = text.partition(": ")

@@ -16,7 +16,9 @@ _MAX_WAIT = 0.5
 _TAINT = "node.kubernetes.io/not-ready"
 
 
-class ArrivingNodes:
+class NewNodes:
+    """The new nodes that still have the not-ready taint."""
+
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         self._changed = asyncio.Event()

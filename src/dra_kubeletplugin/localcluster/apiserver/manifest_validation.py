@@ -60,13 +60,13 @@ def manifest_errors(manifest: Manifest, features: Features | None = None) -> tup
     """
     known = True
     try:
-        found = manifest.faults or faults(manifest.value, features)
+        found = manifest.faults or object_errors(manifest.value, features)
     except UnknownKind as e:
         found, known = [e.fault] if e.fault else [], bool(e.fault)
     return [*manifest.document.faults, *map(manifest.located, found)], known
 
 
-def faults(document: JSON, features: Features | None = None) -> list[str]:
+def object_errors(document: JSON, features: Features | None = None) -> list[str]:
     """Validates an object as ``kubectl create`` would in an empty cluster.
 
     Args:
