@@ -145,7 +145,7 @@ class Storage:
         return [found.objects[k] for k in found.names if not namespace or k[0] == namespace]
 
     def list_at(self, kind: str, namespace: str, version: int) -> Objects:
-        """Like :meth:`list`, but at an earlier version. Raises :class:`ExpiredError`."""
+        """Returns as :meth:`list`, but the objects at an earlier version. Raises :class:`ExpiredError` if there is no history of it."""
         found = self._stored_kind(kind)
         if version > self.version or version < max(found.oldest, self._floor):
             raise ExpiredError

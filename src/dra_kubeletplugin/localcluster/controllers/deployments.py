@@ -67,7 +67,7 @@ class DeploymentController(Workload):
         if newest is not None:
             newest = await self._set_revision(obj, newest, old)
             await self._scale(obj, newest, old)
-            await self._forget_oldest(obj, newest, old)
+            await self._delete_oldest(obj, newest, old)
         await self._update_status(obj, self._sets_of(obj), name)
 
     async def _set_revision(self, obj: JSON, newest: JSON, old: list[JSON]) -> JSON:
@@ -87,7 +87,7 @@ class DeploymentController(Workload):
             obj["metadata"] = (await self.client.patch(DEPLOYMENTS, meta["name"], body, meta["namespace"]))["metadata"]
         return newest
 
-    async def _forget_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
+    async def _delete_oldest(self, obj: JSON, newest: JSON, old: list[JSON]) -> None:
         """If the rollout is complete, deletes the oldest unused ReplicaSets, so that their number is within the revision history limit."""
         if (newest.get("status") or {}).get("availableReplicas", 0) < obj["spec"].get("replicas", 1):
             return

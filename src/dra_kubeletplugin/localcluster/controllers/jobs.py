@@ -112,7 +112,7 @@ class JobController(Workload):
         self._record_changes(obj, conditions)
 
     def _count(self, obj: JSON, pods: list[JSON]) -> list[PodEnd]:
-        """Returns all ended pods that the controller did not delete itself.
+        """Returns the ends of all pods, without pods that this controller deleted.
 
         These include pods that were deleted by force, and pods that the Job's status counted before a restart of the controller.
         """
