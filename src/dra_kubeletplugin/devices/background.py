@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..base.threads import in_own_thread
 
-_FEW = 64  # so many devices are processed on the event loop, because starting a thread would take longer
+_FEW = 64  # up to this number, devices are processed on the event loop, because starting a thread would take longer
 T = TypeVar("T")
 
 

@@ -117,7 +117,7 @@ def _render_device(entry: DeviceEntry, mark: HealthMark | None, off: frozenset[G
 def _marked(device: JSON, mark: HealthMark) -> JSON:
     """Returns ``device`` with the taints and the reason of ``mark``.
 
-    A taint of the driver with the same key is removed. If there are too many taints, the driver's last ones are removed too.
+    A taint of the driver with the same key is removed. If there are too many taints, the driver's last taints are removed too.
     """
     if mark.reason:
         device = with_reason(device, mark.reason)

@@ -14,7 +14,7 @@ _MOUNT_POINT = 4  # index of the mount point in a line of mountinfo; source: pro
 
 
 def kill_processes(environment: Mapping[str, str]) -> None:
-    """Kills each process that was started with all these environment variables, also if it is in another session."""
+    """Kills each process that was started with all these environment variables, even if it is in another session."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in environment.items()}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from enum import Enum
 
-_FIRST = 5.0  # seconds from our last write to the first delayed write
+_FIRST = 5.0  # seconds from the publisher's last write to the first delayed write
 _LONGEST = 60.0  # seconds; the pause stops doubling here
 _ACCIDENTS = 3  # consecutive deletions that are repaired at once
-_RESET_AFTER = 120.0  # the count restarts if our last write is so many seconds ago
+_RESET_AFTER = 120.0  # the count restarts if the publisher has not written for this number of seconds
 
 
 class WriterConflict(Enum):
-    """What another writer did to our slices."""
+    """The change that another writer made to the publisher's slices."""
 
     MISSING = "slices were deleted"
     CHANGED = "slices were changed or added"
 
 
 class ConflictBackoff:
-    """Counts how often another writer changed our slices. Times are seconds of a monotonic clock."""
+    """Counts how often another writer changed the publisher's slices. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -43,6 +43,6 @@ class ConflictBackoff:
         self.count = 0
 
     def written(self, now: float, *, is_repair: bool) -> None:
-        """Records a write at ``now``. ``is_repair`` is False if the write published a change of our devices."""
+        """Records a write at ``now``. ``is_repair`` is False if the write published a change of the devices."""
         self.count += is_repair
         self._written = now

@@ -78,7 +78,7 @@ class Leadership:
     lock: WriteLock = field(default_factory=WriteLock)
 
     def may_write(self) -> bool:
-        """Whether this instance may write slices. It may also if ``leads`` fails: two writers on a node are better than none."""
+        """Whether this instance may write slices. True if ``leads`` raises ``OSError``: two writers on a node are better than none."""
         try:
             return self.leads()
         except OSError as e:

@@ -176,7 +176,7 @@ class Publisher:
             async with self._ended:
                 self._ended.notify_all()
             if pause and not self._reconnected:
-                # A change of our own devices is published at once, also during a pause.
+                # A change of the devices is published at once, also during a pause.
                 try:
                     async with asyncio.timeout(pause) as self._pause:
                         await self.inventory.changed(
@@ -293,7 +293,7 @@ class Publisher:
         return _FOLLOW
 
     def _conflict(self, sync: Sync) -> WriterConflict | None:
-        """Returns the change that another writer made to our slices since they were as wanted; None if only our devices changed."""
+        """Returns the change that another writer made to the slices since they were as wanted; None if only the devices changed."""
         if not sync.writes or self._syncer.settled_at != sync.version:
             return None
         before = {s.name: s.version for s in self._syncer.settled.values()}

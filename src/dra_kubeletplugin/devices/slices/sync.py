@@ -75,7 +75,7 @@ class Syncer:
         leadership: Leadership,
     ) -> None:
         self.settled: dict[str, ExistingSlice] = {}
-        """The slices when all were last as wanted, updated with our writes since then, by name."""
+        """The slices when all were last as wanted, updated with the writes since then, by name."""
         self.settled_at = -1
         """The inventory's version when all slices were last as wanted."""
         self.dropped: set[str] = set()
@@ -90,7 +90,7 @@ class Syncer:
         # The stored spec may lack fields of the content.
         self._accepted: dict[str, tuple[bytes, bytes]] = {}
         self._metadata: JSON | None = None
-        self._found: dict[str, ExistingSlice] = {}  # the slices as last listed, updated with our writes since then
+        self._found: dict[str, ExistingSlice] = {}  # the slices as last listed, updated with the writes since then
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -108,11 +108,11 @@ class Syncer:
         return Sync(plans, with_removals, existing, version)
 
     async def wanted_and_existing(self, resource: Resource) -> tuple[int, list[PoolContent], list[ExistingSlice]]:
-        """Returns the inventory's version, the wanted pools, and our slices in the API server.
+        """Returns the inventory's version, the wanted pools, and the publisher's slices in the API server.
 
         Raises:
             ApiError: the slices cannot be listed.
-            SupersededError: the set of our pools that another publisher publishes has changed.
+            SupersededError: the set of pools that this publisher leaves to another publisher has changed.
         """
         pools = frozenset(self._inventory.pools)
         async with self._leadership.lock.held():
@@ -126,7 +126,7 @@ class Syncer:
     async def _list_existing(
         self, resource: Resource, pools: Collection[str]
     ) -> tuple[list[ExistingSlice], dict[str, str]]:
-        """Returns our slices, and the pools that another publisher publishes, each with a message.
+        """Returns the publisher's slices, and the pools that another publisher publishes, each with a message.
 
         Decodes one slice at a time, so that other tasks can run in between.
 

@@ -38,7 +38,7 @@ class _Count:
 
 
 def pod_row(pod: JSON) -> PodRow:
-    """Returns a pod's row. The status is that of the first unfinished init container, else of the containers, else the phase."""
+    """Returns a pod's row. The status comes from the first unfinished init container, or from the containers, or is the phase."""
     spec, status = _map(pod.get("spec")), _map(pod.get("status"))
     conditions = {c.get("type"): c for c in _list(status, "conditions")}
     inits = {c.get("name"): c for c in _list(spec, "initContainers")}

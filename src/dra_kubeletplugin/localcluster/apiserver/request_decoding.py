@@ -52,7 +52,7 @@ def read(request: Request) -> Body:
 
 
 def read_object(request: Request) -> Body:
-    """Decodes a request's body like :func:`read`. Raises :class:`StatusError` also if the body is not an object."""
+    """Decodes a request's body like :func:`read`. In addition, raises :class:`StatusError` if the body is not an object."""
     body = read(request)
     if not isinstance(body.value, dict):
         raise StatusError(400, "BadRequest", "the body is not an object with a kind and its fields")

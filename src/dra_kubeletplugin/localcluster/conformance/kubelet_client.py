@@ -130,10 +130,10 @@ class CallResponse:
 
 
 def find_sockets(registry: Path, *, hidden: bool = False) -> list[Path]:
-    """Returns the sockets in the registry that the kubelet considers, sorted. Their names do not begin with a dot.
+    """Returns the sockets in the registry that the kubelet reads, sorted.
 
     Args:
-        hidden: whether to return the other sockets instead.
+        hidden: whether to return the sockets that the kubelet ignores, because their names begin with a dot.
     """
     found = []
     with contextlib.suppress(OSError):

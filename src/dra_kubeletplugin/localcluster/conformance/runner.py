@@ -94,8 +94,8 @@ class ConformanceRun:
 
 
 log = logging.getLogger(__name__)
-_HANGING = 3  # the run ends after so many consecutive checks in which the driver hung
-_LONG = 40.0  # the driver hung if a failed check took at least so many seconds
+_HANGING = 3  # the run ends after this number of consecutive checks in which the driver hung
+_LONG = 40.0  # seconds; the driver hung if a failed check took at least this time
 Report = Callable[[CheckOutcome], None]
 
 

@@ -35,7 +35,7 @@ def refusals(pod: JSON) -> list[str]:
 
 
 def _long_name(pod: JSON) -> str:
-    """Returns an error if the pod's fully qualified host name is longer than the kernel allows, else an empty text."""
+    """Returns an error if the pod's fully qualified host name is longer than the kernel allows; empty otherwise."""
     spec, meta = pod["spec"], pod["metadata"]
     if not spec.get("setHostnameAsFQDN") or not spec.get("subdomain"):
         return ""

@@ -15,7 +15,7 @@ REPLACES_NODE_LABEL = (
     "this affinity would replace the affinity of the feature nodeLabel: add the label here, or switch nodeLabel off"
 )
 OWN_LABEL = "app.kubernetes.io/name"
-# the path of an error: metadata, the first container or the spec; then the name of the field; then the index if the field is a list
+# The path of an error has these parts: metadata, first container or spec; the name of the field; the index, if the field is a list.
 _PLACE = re.compile(r"(?:metadata|spec\.containers\[0\]|spec)\.(\w+)(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 

@@ -208,7 +208,7 @@ async def overlapping_calls(h: Harness) -> None:
     source="kubelet: calls for different pods run in parallel, each for at most 45 s",
 )
 async def slow_claim(h: Harness) -> None:
-    """Delays the read of one claim by 3 s, and prepares another claim meanwhile."""
+    """Delays the read of one claim by 3 s, and prepares another claim during the delay."""
     slow, fast = await h.claim(), await h.claim()
     name = slow["metadata"]["name"]
     h.api.slow_claims[name] = _SLOW
