@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import ssl
 import time
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from dra_kubeletplugin.errors import ApiError, printable
 from dra_kubeletplugin.kube import ApiConfig, KubeClient, Tls, TlsFiles
 from dra_kubeletplugin.kube.config import load_config
-from dra_kubeletplugin.kube.connection import KEEPALIVE
+from dra_kubeletplugin.kube.connection import KEEPALIVE, _Tunnel
 from dra_kubeletplugin.kube.http1 import MalformedResponseError
 from dra_kubeletplugin.kube.proxy import Proxy
 from dra_kubeletplugin.kube.resource import CLAIMS
@@ -425,6 +426,16 @@ async def test_a_proxy_that_closes_without_a_response_is_an_error_at_once(ca: Pa
         async with KubeClient(config) as client:
             with pytest.raises(ApiError, match="the proxy closed the connection"):
                 await get(client)
+
+
+async def test_a_proxy_connection_that_is_lost_after_its_task_was_cancelled_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tunnel = _Tunnel()
+    tunnel.connection_lost(None)
+    del tunnel
+    gc.collect()
+    assert not caplog.records
 
 
 # --- malformed responses ----------------------------------------------------------------------------------

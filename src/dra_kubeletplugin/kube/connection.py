@@ -306,6 +306,7 @@ class _Tunnel(asyncio.Protocol):
             self._status.set_result(status)
         else:
             self._status.set_exception(status)
+            self._status.exception()  # otherwise asyncio logs it if the task was cancelled before open()
 
     async def open(self, host: str, port: int, proxy: Proxy) -> None:
         """Requests the tunnel. Raises ``OSError`` if the proxy refuses it."""

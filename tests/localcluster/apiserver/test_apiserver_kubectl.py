@@ -100,7 +100,7 @@ async def test_objects_sent_as_protobuf_are_stored_completely(kubectl: Kubectl) 
 
 
 async def test_kubectl_labels_taints_cordons_and_drains_nodes(kubectl: Kubectl) -> None:
-    await kubectl("run", "p", "--image=busybox:1", "--restart=Never")
+    await kubectl("run", "p", "--image=busybox:1", "--restart=Never", "--", "sleep", "infinity")
     await kubectl("wait", "--for=condition=Ready", "pod/p", "--timeout=55s")
     await kubectl("label", "node", "node-1", "a=b")
     await kubectl("annotate", "node", "node-1", "c=d")
