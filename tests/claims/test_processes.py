@@ -71,6 +71,7 @@ async def test_a_process_outlives_the_plugin_and_the_next_plugin_ends_it_between
     async with running_manager(tmp_path, driver, api) as second_manager:
         watcher = second_manager.claims._processes
         assert watcher and await watcher.check() == 1 and not watcher.faults
+        assert logs(second_manager) == [f"{UID}.daemon.log"]
         assert b"dra_claim_processes 1.0" in second_manager.metrics.text()
         await check_success(second_manager.unprepare(ref))
         assert running(UID) == [] and driver.undone_steps == ["limits", "file"] and logs(second_manager) == []

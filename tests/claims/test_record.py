@@ -23,6 +23,7 @@ from dra_kubeletplugin.claims.record import (
 
 DEVICE = {"request": "r", "pool": "p", "device": "d"}
 STEP = {"step": "release", "data": {"n": 1}}
+SHARED = STEP | {"key": "card-0", "ready": True}
 METADATA = {"generation": 1, "podClaim": "", "requests": {"r": [{"driver": "x", "pool": "p", "name": "d"}]}}
 
 
@@ -33,6 +34,8 @@ METADATA = {"generation": 1, "podClaim": "", "requests": {"r": [{"driver": "x", 
         {"devices": None, "undo": None, "metadata": None, "cdi": None},
         {"devices": [], "undo": []},
         {"devices": [DEVICE], "undo": [STEP], "metadata": METADATA, "unknown": 1},
+        {"shared": None},
+        {"shared": [SHARED]},
         {"devices": [{"pool": "p", "device": "d", "shareID": None, "cdi": None}]},
         {"devices": [DEVICE | {"shareID": "s", "cdi": ["a=b"]}]},
         {"metadata": METADATA | {"updates": None}},
@@ -45,6 +48,7 @@ def test_a_document_of_the_known_shape_is_returned_unchanged(doc: dict[str, Any]
 
 DEVICES = "a device has no pool or no name"
 STEPS = "an undo step has no name or no data"
+SHARED_STEPS = "a shared step has no name, no key or no data"
 SHAPE = "the device metadata has an unknown shape"
 
 
@@ -69,6 +73,11 @@ SHAPE = "the device metadata has an unknown shape"
         ({"undo": [{"data": {}}]}, STEPS),
         ({"undo": [STEP | {"step": 1}]}, STEPS),
         ({"undo": [STEP | {"data": []}]}, STEPS),
+        ({"shared": {"a": 1}}, SHARED_STEPS),
+        ({"shared": [SHARED, 1]}, SHARED_STEPS),
+        ({"shared": [STEP]}, SHARED_STEPS),
+        ({"shared": [SHARED | {"key": 1}]}, SHARED_STEPS),
+        ({"shared": [SHARED | {"step": None}]}, SHARED_STEPS),
         ({"metadata": []}, SHAPE),
         ({"metadata": {}}, SHAPE),
         ({"metadata": METADATA | {"requests": []}}, SHAPE),

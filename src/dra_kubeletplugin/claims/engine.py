@@ -208,7 +208,6 @@ class Engine:
         If the API server reports that the claim does not exist, that error is raised.
         """
         verifying = asyncio.create_task(self.verifier.verify(ref))
-        verifying.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio must not log it
         try:
             await asyncio.wait({verifying}, timeout=_ANSWER_FROM_RECORD_AFTER)
             if not verifying.done():
@@ -221,7 +220,7 @@ class Engine:
                 return record
             raise
         finally:
-            verifying.cancel()
+            verifying.cancel()  # if the task has failed meanwhile, asyncio does not log its exception after this call
 
     async def _prepared_record(self, uid: str) -> Record | None:
         row = await self.context.store.get(uid)

@@ -17,6 +17,7 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.capacity import Hold
 from dra_kubeletplugin.claims.claim_files import note_of
+from dra_kubeletplugin.claims.instances import InstanceLock
 from dra_kubeletplugin.claims.record import SUPERSEDED, Fence, InFlightRecords, UnreadableRecord
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.journal_file import JournalFile, new_header, write_new
@@ -286,6 +287,24 @@ def test_a_new_instance_waits_for_the_instance_that_has_the_removed_first_journa
         check_held(second, "d-0")
         second.journal.close()
         second.journal.process.release()
+
+
+def test_a_wait_for_the_removed_journal_names_the_instance_with_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        InstanceLock, "pid", staticmethod(lambda id: id)
+    )  # all instances of this test run in one process
+    with opened_stores(tmp_path, 2) as stores:
+        for newest in stores:
+            compact(newest)
+            (tmp_path / JOURNAL).unlink()
+            last = open_store(tmp_path, wait=0.01)
+            with pytest.raises(RecordsBusyError, match=f"process {newest.journal.process.id} of the plugin"):
+                do(last, Records.read_all)
+            last.journal.close()
+            last.journal.process.release()
+            newest.journal.check()
 
 
 def test_a_note_of_an_earlier_boot_is_no_lost_record(tmp_path: Path) -> None:

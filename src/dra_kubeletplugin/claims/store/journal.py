@@ -202,7 +202,6 @@ class Journal:
         own = known.header.generation if known else 0
         # An instance whose file cannot be read may have a newer journal open.
         newer = [o for o in self.process.others() if o.generation is None or o.generation > own]
-        newer.sort(key=lambda other: other.generation or 0)
         least = max([own + bool(known), *(other.generation or 0 for other in newer)])
         found, fault = None, _REMOVED
         with contextlib.suppress(FileNotFoundError):
@@ -212,7 +211,7 @@ class Journal:
             if found and not fault:
                 self._use(found, known)
             elif newer:
-                raise self._waits_for(newer[-1])
+                raise self._waits_for(max(newer, key=lambda other: other.generation or 0))
             elif known and found and found.header.generation > own and found.header.id == known.header.id:
                 # The file that replaced the known one is damaged, and the instance that wrote it has ended.
                 self._add_known(found, known)
