@@ -53,7 +53,8 @@ def test_acquire_waits_until_the_deadline(tmp_path: Path) -> None:
     waiter.close()
 
 
-def test_a_lock_applies_to_the_new_folder_after_a_replacement(tmp_path: Path, no_leak: None) -> None:
+@pytest.mark.usefixtures("no_leak")
+def test_a_lock_applies_to_the_new_folder_after_a_replacement(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     lock = FolderLock(folder)
@@ -67,7 +68,8 @@ def test_a_lock_applies_to_the_new_folder_after_a_replacement(tmp_path: Path, no
     lock.close()
 
 
-def test_acquire_raises_for_a_removed_folder_until_it_exists_again(tmp_path: Path, no_leak: None) -> None:
+@pytest.mark.usefixtures("no_leak")
+def test_acquire_raises_for_a_removed_folder_until_it_exists_again(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     lock = FolderLock(folder)
@@ -98,9 +100,8 @@ def test_acquire_raises_for_a_file(tmp_path: Path) -> None:
         FolderLock(tmp_path / "file").acquire(0)
 
 
-def test_a_failed_check_of_the_folder_name_releases_the_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leak: None
-) -> None:
+@pytest.mark.usefixtures("no_leak")
+def test_a_failed_check_of_the_folder_name_releases_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = FolderLock(tmp_path)
 
     def fails(*_: Any) -> Any:

@@ -379,7 +379,7 @@ async def test_a_status_during_a_write_is_written_next_and_the_newest_of_each_de
     assert [[e["data"]["vlan"] for e in p.body["status"]["devices"]] for p in client.patched] == [[1, 1], [3]]
 
 
-async def test_four_claims_are_written_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+async def test_four_claims_are_written_at_a_time() -> None:
     client = Client()
     client.go.clear()
     async with running_reporter(make_reporter(client)) as reporter:

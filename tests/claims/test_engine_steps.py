@@ -163,9 +163,7 @@ async def test_a_prepare_whose_journal_is_lost_writes_its_record_again(tmp_path:
 
 
 @pytest.mark.parametrize("phase", ["step", "commit"])
-async def test_a_prepare_stops_if_another_instance_took_over_its_record(
-    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prepare_stops_if_another_instance_took_over_its_record(tmp_path: Path, phase: str) -> None:
     class StepDriver(BlockingDriver):
         async def prepare(self, claim: Claim) -> list[PreparedDevice]:
             prepared = await super().prepare(claim)

@@ -222,7 +222,7 @@ INVALID = object()
     ],
 )
 async def test_an_invalid_return_value_changes_nothing_and_recover_is_called_again(
-    store: RecordStore, returned: Any, message: str, caplog: pytest.LogCaptureFixture
+    store: RecordStore, returned: Any, message: str
 ) -> None:
     await pending(store)
     driver = RecoveringDriver()

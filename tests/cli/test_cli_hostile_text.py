@@ -236,7 +236,7 @@ def test_hostile_text_of_a_cluster_has_no_effect_on_the_terminal(
 
 
 def test_hostile_text_in_findings_of_doctor_has_no_effect_on_the_terminal(
-    kubeconfig: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "\ufffd" in run(capsys, "doctor", "--kubeconfig", kubeconfig, "--no-host")
 
@@ -302,7 +302,7 @@ def test_records_with_hostile_names_and_errors_are_printed_harmlessly(
 
 
 def test_a_hostile_name_in_an_argument_is_printed_harmlessly(
-    objects: list[JSON], kubeconfig: str, capsys: pytest.CaptureFixture[str]
+    kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", f"pod/{HOSTILE}", "--kubeconfig", kubeconfig]) == 2
     assert_clean(capsys.readouterr().err, "dra explain pod/HOSTILE")

@@ -40,7 +40,7 @@ def test_deploy_prints_the_files_and_the_command_that_deploys_them(
 
 
 def test_deploy_prints_the_chart_and_the_command_that_installs_it(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build = tmp_path / "build"
     assert main(["deploy", "--shared-dir", str(build)]) == 0

@@ -142,7 +142,7 @@ def test_inspect_stops_a_hanging_driver_at_the_discovery_timeout(
     assert "pools() of D has not returned within 0.1s" in capsys.readouterr().err
 
 
-def test_a_closed_pipe_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_a_command_without_a_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "dra_kubeletplugin.cli", "inspect", "--host", "virtual-machine"]

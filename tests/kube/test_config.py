@@ -260,9 +260,7 @@ async def test_a_client_certificate_of_an_exec_plugin_is_used(tmp_path: Path, ca
         ("sys.stdout.buffer.write(bytes(range(128, 256)))", "returned no credentials"),
     ],
 )
-async def test_a_failing_exec_plugin_is_a_temporary_api_error(
-    tmp_path: Path, body: str, message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_failing_exec_plugin_is_a_temporary_api_error(tmp_path: Path, body: str, message: str) -> None:
     credentials = load_config(written(tmp_path, config_of(plugin(tmp_path, body)))).credentials
     for _ in range(2):
         with pytest.raises(ApiError, match=message) as e:

@@ -117,14 +117,16 @@ async def test_random_events_are_written_as_client_go_writes_them(clock: Clock) 
         assert events.counts == expected
 
 
-async def test_the_tenth_similar_event_and_later_ones_are_combined(clock: Clock) -> None:
+@pytest.mark.usefixtures("clock")
+async def test_the_tenth_similar_event_and_later_ones_are_combined() -> None:
     events = Events()
     recorder = EventRecorder(cast(KubeClient, events), "kubelet")
     await record(recorder, *(f"m{i}" for i in range(12)))
     assert events.counts == {f"m{i}": 1 for i in range(9)} | {f"{COMBINED}m11": 3}
 
 
-async def test_events_of_a_scheduler_have_no_rate_limit(clock: Clock) -> None:
+@pytest.mark.usefixtures("clock")
+async def test_events_of_a_scheduler_have_no_rate_limit() -> None:
     events = Events()
     await record(EventRecorder(cast(KubeClient, events), "default-scheduler", combine=False), *["m"] * 40)
     assert (events.counts, events.writes) == ({"m": 40}, 40)

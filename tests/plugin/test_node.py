@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import threading
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -524,7 +523,7 @@ async def test_concurrent_calls_for_one_claim_do_the_work_once() -> None:
         assert len(cls.calls) == 1
 
 
-async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_one(tmp_path: Path) -> None:
+async def test_a_claim_recreated_under_the_same_name_does_not_disturb_the_old_one() -> None:
     async with node_with(make_toy_class()) as node:
         old_claim = await allocate(node, "same", [{"pool": "node-1", "device": "toy-0"}])
         await prepare_call(node, ref(old_claim))

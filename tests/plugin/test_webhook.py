@@ -396,9 +396,8 @@ async def test_a_check_whose_wait_for_a_thread_timed_out_is_never_run(gate: thre
 
 
 @pytest.mark.parametrize("policy", ["Ignore", "Fail"])
-async def test_the_failure_policy_decides_the_result_of_a_hanging_check(
-    tmp_path: Path, gate: threading.Event, policy: str
-) -> None:
+@pytest.mark.usefixtures("gate")
+async def test_the_failure_policy_decides_the_result_of_a_hanging_check(tmp_path: Path, policy: str) -> None:
     claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
     async with running_webhook(tmp_path, readers=[GATED]) as (webhook, ca), api_server() as curl:
         webhook.checks = ParameterChecks(threads=2)

@@ -13,9 +13,8 @@ from tests.release.installation import Environment, run
 
 @pytest.mark.image
 @pytest.mark.timeout(1500)
-def test_the_image_of_a_new_package_contains_the_locked_packages_of_the_index(
-    wheel: Path, base: str, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("base")
+def test_the_image_of_a_new_package_contains_the_locked_packages_of_the_index(wheel: Path, tmp_path: Path) -> None:
     digest = index.fill(tmp_path / "index", wheel)
     with index.served(tmp_path / "index") as url:
         tools = Environment.make(tmp_path / "tools")

@@ -110,9 +110,8 @@ async def test_an_attachment_that_takes_longer_than_the_scheduler_waits_is_undon
         assert attached.owner == (await api.get("ResourceClaim", "c") or {})["metadata"]["uid"]
 
 
-async def test_pods_share_a_tpu_slice_only_on_its_hosts(
-    fabric: FabricManager,
-) -> None:
+@pytest.mark.usefixtures("fabric")
+async def test_pods_share_a_tpu_slice_only_on_its_hosts() -> None:
     half, whole = (f'device.capacity["{NAME}"].tpus.compareTo(quantity("{n}")) == 0' for n in (8, 16))
     tpu = f"tpu.{NAME}"
     async with running(4) as api, controller_on(api.cluster, Fabric, options={"fabric_tpu_hosts": tuple(NODES)}):
@@ -132,9 +131,8 @@ async def test_pods_share_a_tpu_slice_only_on_its_hosts(
         assert env_of(api.cluster, await api.wait_running("all"))["TPU_TOPOLOGY"] == "4x4"
 
 
-async def test_the_options_add_devices_and_do_not_change_existing_ones(
-    fabric: FabricManager,
-) -> None:
+@pytest.mark.usefixtures("fabric")
+async def test_the_options_add_devices_and_do_not_change_existing_ones() -> None:
     plugged = {"fabric_devices": ("gpu-1=h100", "gpu-2=h100")}
     async with running() as api, controller_on(api.cluster, Fabric, options=plugged):
         published = await api.wait_published(NAME, ["gpu-0", "gpu-1", "gpu-2"])
@@ -160,7 +158,8 @@ def test_the_slices_are_those_of_the_kep() -> None:
 
 
 @pytest.mark.parametrize("file", ["examples/claim.yaml", "examples/tpu.yaml"])
-async def test_the_manifests_of_this_folder_run(fabric: FabricManager, file: str) -> None:
+@pytest.mark.usefixtures("fabric")
+async def test_the_manifests_of_this_folder_run(file: str) -> None:
     hosts = {"fabric_tpu_hosts": tuple(NODES[:2])}
     async with running(2) as api, controller_on(api.cluster, Fabric, options=hosts):
         await api.apply_file(PACKAGE / file)

@@ -139,7 +139,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return made
 
 
-def test_profiles_and_places_are_read(library: Library) -> None:
+@pytest.mark.usefixtures("library")
+def test_profiles_and_places_are_read() -> None:
     assert Nvml(pynvml).profiles(UUID) == [SMALL]
 
 

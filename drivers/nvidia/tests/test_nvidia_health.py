@@ -99,7 +99,7 @@ async def test_a_lost_gpu_with_an_error_of_an_instance_does_not_hide_the_health_
         assert [t.key for t in published[FIRST].taints] == [f"{Nvidia.name}/gpu-lost"]
 
 
-async def test_a_gpu_without_events_has_an_informational_taint(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gpu_without_events_has_an_informational_taint() -> None:
     async with server() as (node, hardware):
         hardware.set(unmonitored=[ADDRESS])
         await node.restart()

@@ -80,7 +80,7 @@ def test_all_faults_are_reported_at_once_each_naming_flag_and_variable(tmp_path:
         assert words in text
 
 
-def test_all_unknown_values_are_reported_together(tmp_path: Path) -> None:
+def test_all_unknown_values_are_reported_together() -> None:
     with pytest.raises(SettingsError) as e:
         load({"log_level": "loud"}, {"LOG_FORMAT": "xml", "HTTP_ADDRESS": "8080", "SHUTDOWN_GRACE_PERIOD": "soon"})
     assert [f.split()[0] for f in e.value.faults] == [
@@ -139,7 +139,7 @@ def test_a_duration_out_of_range_is_rejected(tmp_path: Path, name: str, value: f
     assert any(f"--{name.replace('_', '-')} ({name.upper()})" in f for f in faults)
 
 
-def test_an_interval_of_zero_is_rejected_from_flags_and_environment(tmp_path: Path) -> None:
+def test_an_interval_of_zero_is_rejected_from_flags_and_environment() -> None:
     faults = load({"rescan_interval": "0"}, {"HEALTH_INTERVAL": "0s", "RECONCILE_INTERVAL": "99ms"}).faults()
     for flag in ("--rescan-interval", "--health-interval", "--reconcile-interval"):
         assert any(f.startswith(f"{flag} (") and "must be at least 0.1s" in f for f in faults)

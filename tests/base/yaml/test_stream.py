@@ -156,7 +156,7 @@ def test_valid_json_is_not_parsed_as_yaml_to_locate_lines(tmp_path: Path, monkey
 
 @pytest.mark.full
 @pytest.mark.kubectl
-def test_kubectl_accepts_and_rejects_the_texts_of_this_file(tmp_path: Path) -> None:
+def test_kubectl_accepts_and_rejects_the_texts_of_this_file() -> None:
     version = subprocess.run(["kubectl", "version", "--client", "-o", "json"], capture_output=True, check=True)
     newer = int(re.sub(r"\D", "", json.loads(version.stdout)["clientVersion"]["minor"])) >= 36
 

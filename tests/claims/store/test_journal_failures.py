@@ -222,7 +222,7 @@ async def test_a_full_disk_is_an_error_per_claim_and_a_later_call_succeeds(small
 
 
 @pytest.mark.mounts
-async def test_a_read_only_disk_is_reported_and_no_record_is_reset(tmp_path: Path) -> None:
+async def test_a_read_only_disk_is_reported_and_no_record_is_reset() -> None:
     async with node_with(make_toy_class()) as node:
         await node.run_pod()
         claim = await node.claim_of("pod")

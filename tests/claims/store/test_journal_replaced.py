@@ -341,9 +341,7 @@ def test_an_older_copy_of_the_journal_does_not_replace_it(tmp_path: Path) -> Non
 def test_a_file_that_is_no_journal_is_set_aside_with_the_reason(tmp_path: Path, content: bytes, fault: str) -> None:
     (tmp_path / JOURNAL).write_bytes(content)
     with opened_stores(tmp_path) as (store,):
-        assert (
-            any(fault in sentence for sentence in store.journal.report) or "cannot be read" in store.journal.report[0]
-        )
+        assert any(fault in sentence for sentence in store.journal.report), store.journal.report
     (damaged_file,) = tmp_path.glob("*.damaged-*")
     assert damaged_file.read_bytes() == content + encode(Change(MOVED))
 

@@ -281,7 +281,7 @@ async def test_the_result_of_an_operation_of_a_closed_loop_is_dropped(tmp_path: 
 
 
 def test_forget_syncs_the_file_and_leaves_no_open_descriptor(
-    store: RecordStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work(store, put("a"))
     descriptors = len(list(Path("/proc/self/fd").iterdir()))

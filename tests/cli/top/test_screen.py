@@ -133,7 +133,7 @@ async def test_once_prints_a_table_with_holders_and_the_reasons_of_waiting_pods(
     row = next(line for line in out.splitlines() if "default/holds" in line).split()
     assert row[:4] == ["●", "held", "gpu-0", "default/holds"]
     waits = " ".join(out[out.index("default/waits") :].split())
-    assert "no node" in waits or "on the only node" in waits
+    assert "the node has fewer than 9 devices for request device, on the only node" in waits
     assert "\x1b" not in out
 
 

@@ -71,7 +71,7 @@ def test_the_worst_texts_are_validated_in_bounded_time_with_few_faults(
     assert inspections.calls <= len(KINDS) + 1  # each kind and the nested struct
 
 
-def test_an_entry_for_many_requests_is_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_for_many_requests_is_validated_once() -> None:
     checked = 0
 
     class Checked(Config):

@@ -218,6 +218,7 @@ async def test_a_bound_token_contains_its_node_and_expires_with_its_pod(kubectl:
     token = (await kubectl("create", "token", "default", *bound)).strip()
     review = f'{{"apiVersion":"authentication.k8s.io/v1","kind":"TokenReview","spec":{{"token":"{token}"}}}}'
     review_result = await kubectl("create", "-f", "-", "-o", "yaml", "--validate=false", stdin=review)
+    assert "authenticated: true" in review_result
     assert "authentication.kubernetes.io/node-name:\n      - node-1" in review_result
     assert "authentication.kubernetes.io/pod-name:\n      - p" in review_result
     await kubectl("delete", "pod", "p", "--grace-period=0", "--force")

@@ -183,9 +183,7 @@ async def test_a_watch_survives_cuts_expiry_and_an_outage(api: ApiServer, client
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_watch_with_a_selector_reports_changed_matches_as_added_and_deleted(
-    api: ApiServer, client: KubeClient
-) -> None:
+async def test_a_watch_with_a_selector_reports_changed_matches_as_added_and_deleted(client: KubeClient) -> None:
     query = {"watch": "true", "labelSelector": "a=b"}
     async with client.stream(SLICES.path(), query, 60.0, lambda: None) as lines:
         await client.create(SLICES, {**SLICE, "metadata": {"name": "s", "labels": {"a": "b"}}})

@@ -66,7 +66,7 @@ async def test_a_driver_without_devices_of_the_node_passes(tmp_path: Path, monke
 
 @pytest.mark.mounts
 @pytest.mark.skipif(not can_unshare(), reason="needs root and mount namespaces")
-async def test_a_driver_with_fixed_paths_runs_in_a_mount_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_with_fixed_paths_runs_in_a_mount_namespace() -> None:
     fixed = "env KUBELET_ROOT=/var/lib/kubelet CDI_ROOT=/var/run/cdi"
     command = DriverCommand.parse(f"{fixed} {DRA} {ROOT / 'drivers/gpu_example'}", fixed_paths=True)
     chosen = read_profile(PROFILES / "quick.toml", list(CATALOGUE))

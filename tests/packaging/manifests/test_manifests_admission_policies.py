@@ -197,10 +197,8 @@ def test_a_plugin_cannot_change_the_status_of_claims_for_other_nodes(node: str, 
 
 
 @pytest.mark.parametrize("who", [user("system:kube-scheduler"), user("admin"), user(FPGA, "n1")])
-@pytest.mark.parametrize(("old", "new", "expected"), STATUS)
-def test_policies_do_not_limit_the_status_that_other_users_write(
-    who: JSON, old: JSON, new: JSON, expected: str
-) -> None:
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old, new, _ in STATUS])
+def test_policies_do_not_limit_the_status_that_other_users_write(who: JSON, old: JSON, new: JSON) -> None:
     assert denials(policies({}), "resourceclaims/status", admission("UPDATE", who, new, old)) == []
 
 

@@ -142,7 +142,7 @@ async def test_the_output_of_helm_can_be_applied_with_strict_validation(
 @pytest.mark.full
 @pytest.mark.helm
 @pytest.mark.kubectl
-async def test_helm_installs_upgrades_and_uninstalls(tmp_path: Path) -> None:
+async def test_helm_installs_upgrades_and_uninstalls() -> None:
     values = ["-f", str(ROOT / "drivers/fabric_example/deploy/values.yaml")]
     chart = str(ROOT / "deploy/helm/dra-driver")
     async with LocalCluster(("node-1",)) as cluster:

@@ -194,7 +194,8 @@ async def test_after_a_kill_of_the_leader_the_other_controller_finishes_its_work
 
 
 @pytest.mark.full
-async def test_a_leader_that_was_suspended_for_long_ends_when_it_continues(fabric: Any, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fabric")
+async def test_a_leader_that_was_suspended_for_long_ends_when_it_continues(tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
         first = controllers.start(lease_seconds=4)
         leader = await leader_of(cluster, controllers)
@@ -208,7 +209,8 @@ async def test_a_leader_that_was_suspended_for_long_ends_when_it_continues(fabri
         await wait_bound(cluster, "p")
 
 
-async def test_a_leader_that_receives_sigterm_releases_its_lease_at_once(fabric: Any, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("fabric")
+async def test_a_leader_that_receives_sigterm_releases_its_lease_at_once(tmp_path: Path) -> None:
     async with cluster_and_controllers(tmp_path) as (cluster, controllers):
         first = controllers.start()
         leader = await leader_of(cluster, controllers)
