@@ -17,7 +17,7 @@ from dra_kubeletplugin.cdi import ClaimSpecs
 from dra_kubeletplugin.claims import Record, RecordStore, State
 from dra_kubeletplugin.claims.capacity import Hold
 from dra_kubeletplugin.claims.claim_files import note_of
-from dra_kubeletplugin.claims.instances import InstanceLock
+from dra_kubeletplugin.claims.instance_lock import InstanceLock
 from dra_kubeletplugin.claims.record import SUPERSEDED, Fence, InFlightRecords, UnreadableRecord
 from dra_kubeletplugin.claims.store import journal, journal_file
 from dra_kubeletplugin.claims.store.journal_file import JournalFile, new_header, write_new
