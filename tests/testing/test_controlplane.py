@@ -35,6 +35,19 @@ def test_the_tests_of_an_author_run_against_another_api_server(
             kinds = ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Event")
             assert {kind: api.get_all(kind) for kind in kinds} == dict.fromkeys(kinds, [])
 
+        def test_a_test_leaves_a_workload_and_config_maps(local_cluster, api):
+            spec = {"selector": {"matchLabels": {"app": "a"}}, "template": {
+                "metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "main", "image": "busybox"}]}}}
+            api.apply(
+                {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "left"}, "spec": spec},
+                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "left"}},
+                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "server", "namespace": "kube-system"}},
+            )
+
+        def test_they_are_deleted_except_the_config_map_of_the_server(local_cluster, api):
+            assert api.get_all("Deployment", api_version="apps/v1") == api.get_all("Pod") == []
+            assert [o["metadata"]["name"] for o in api.get_all("ConfigMap")] == ["server"]
+
         def test_a_running_pod_is_removed_after_the_test(node):
             node.run_pod()
 
@@ -45,7 +58,7 @@ def test_the_tests_of_an_author_run_against_another_api_server(
         """,
     )
     result = run(author)
-    result.assert_outcomes(passed=4)
+    result.assert_outcomes(passed=6)
     (folder_mark,) = author.path.parent.rglob("lives")
     assert read_log(folder_mark.parent) == [
         "etcd serves",

@@ -8,6 +8,7 @@
 If one of these fails, the next one does not begin. The record keeps the devices held, and the plugin retries.
 
 It is used for the kubelet's unprepare, for failed prepares, for claims whose stale holds block another claim, and in reconcile passes.
+A note is a copy of the claim's record beside its CDI spec (see :mod:`.claim_files`).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Rollback:
             decision = self.context.transitions.end(records, uid, lambda: self.context.files.read_note(uid))
             if isinstance(decision, NothingToDo):
                 self._clear(records, uid)
-                # The driver's recover() may still report this claim. Then no record may be created for it.
+                # The driver's recover() may still report this claim. Its end is remembered, so that no record is created for it.
                 self.context.transitions.remember_end(records, uid)
             return decision
 
@@ -168,7 +169,7 @@ class Rollback:
         return True
 
     def _drop(self, records: Records, fence: Fence) -> bool:
-        """Deletes the note, then the record: a note that outlived the record would restore a claim that has ended."""
+        """Deletes the note, then the record: from a note without a record, the plugin would restore a claim that has ended."""
         self.context.files.remove_note(fence.uid)
         dropped = records.delete(fence)
         if dropped:
@@ -314,7 +315,7 @@ class Rollback:
 
         async def run() -> Any:
             result = await do()
-            # Called within the claim's task: if later work on the claim fails and schedules a retry, that retry must stay.
+            # Called within the claim's task: a call after the task would cancel a retry that later work on the claim has scheduled.
             self.retries.done(uid)
             return result
 

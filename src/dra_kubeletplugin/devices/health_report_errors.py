@@ -61,7 +61,7 @@ class HealthReportErrors:
         unknown = sorted(n for n, device in device_names.items() if device not in known)
         if (unknown, known) == self._found:
             return  # the search for similar names among thousands of names takes milliseconds
-        # A device that the report also contains is not suggested: the name of a removed card is not a misspelling of another card's name.
+        # Devices of the report are not suggested: if the report contains gpu-1 and the removed gpu-2, gpu-2 is not a misspelling of gpu-1.
         candidates = known.difference(device_names.values()) if unknown else ()
         sentences = [
             f"health() returned {printable(n)}, which is not a device of this node: the entry is ignored"

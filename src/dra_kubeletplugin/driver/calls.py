@@ -84,7 +84,8 @@ class Calls:
             method: a function, ``async def`` or plain, a generator of either kind, a partial, or any callable object.
 
         Returns:
-            The result. An iterable is read to its end and returned as a list, a mapping as a dict.
+            The result. Lists, tuples, dicts and texts are returned as they are. Another mapping is returned as a dict. Another iterable,
+            such as a generator, is read to its end and returned as a list.
 
         Raises:
             DraError: the driver raised it, alone or as the only exception of a task group.

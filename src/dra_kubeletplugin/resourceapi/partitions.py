@@ -57,7 +57,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Partitioned:
-    """The partitions of one physical device. Put both into the same :class:`Pool`.
+    """The partitions of one physical device, and their counters. Put both into the same :class:`Pool`.
 
     Attributes:
         devices: the partitions, and the whole device last if it can be allocated.
@@ -162,7 +162,7 @@ def _placed(parent: str, profiles: Sequence[Profile], slots: int) -> Iterator[Pa
 def _attributes(
     part: Partition, common: Mapping[str, Attribute], own: Mapping[str, Attribute]
 ) -> Mapping[str, Attribute]:
-    """Returns a device's attributes. The attributes of its profile have precedence over ``own``, which has it over ``common``."""
+    """Returns a device's attributes. If names are equal, the profile's attribute wins over ``own``, and ``own`` wins over ``common``."""
     profile = part.profile
     return {**common, **own, **({**profile.attributes, "profile": profile.name} if profile else {})}
 

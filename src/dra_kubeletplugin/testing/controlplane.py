@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..kube.errors import NotFoundError
 from .api import AsyncApi
 from .child_watcher import OPEN, Watcher, gated
 from .ports import free_port
@@ -34,6 +35,18 @@ _OUTPUT_CHARS = 3000  # characters of a process's output in an error
 # The admission plugins that are switched off. They need a controller manager, which creates service accounts and removes the taint
 # of a new node. Without a controller manager, they would prevent every pod from being admitted or scheduled.
 _ADMISSION_OFF = "ServiceAccount,TaintNodesByCondition"
+# The kinds whose objects are deleted after a test. Workloads are first: their controllers still run, and would replace a deleted pod.
+_DELETED_KINDS = (
+    ("apps/v1", "Deployment"), ("apps/v1", "StatefulSet"), ("apps/v1", "DaemonSet"), ("apps/v1", "ReplicaSet"),
+    ("batch/v1", "CronJob"), ("batch/v1", "Job"),
+    ("v1", "Pod"),
+    ("resource.k8s.io/v1", "ResourceClaim"), ("resource.k8s.io/v1", "ResourceClaimTemplate"),
+    ("resource.k8s.io/v1", "DeviceClass"), ("resource.k8s.io/v1", "ResourceSlice"),
+    *((f"resource.k8s.io/{version}", "DeviceTaintRule") for version in ("v1", "v1beta2", "v1alpha3")),
+    ("v1", "ConfigMap"), ("v1", "Secret"), ("coordination.k8s.io/v1", "Lease"),
+    ("v1", "Event"), ("v1", "Node"),
+)  # fmt: skip
+_OF_SERVER = {"ConfigMap", "Secret", "Lease"}  # kinds that the API server itself writes in namespaces kube-*
 
 
 class ControlPlaneError(RuntimeError):
@@ -226,11 +239,15 @@ def apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list[
 
 
 async def delete_all_objects(api: AsyncApi) -> None:
-    """Deletes all objects that a test left on a server that the next test uses.
+    """Deletes the objects of ``_DELETED_KINDS`` that a test left on a server that the next test uses.
 
-    Namespaces stay, because no controller would finalize them.
+    Namespaces stay, because no controller would finalize them. ConfigMaps, Secrets and Leases in the namespaces ``kube-*`` stay, because
+    the server needs them.
     """
-    for kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Event", "Node"):
-        for obj in await api.get_all(kind):
-            meta = obj["metadata"]
-            await api.remove(kind, meta["name"], meta.get("namespace", ""))
+    for version, kind in _DELETED_KINDS:
+        with contextlib.suppress(NotFoundError):  # an older server does not serve each version of DeviceTaintRule
+            for obj in await api.get_all(kind, api_version=version):
+                meta = obj["metadata"]
+                namespace = meta.get("namespace", "")
+                if not (kind in _OF_SERVER and namespace.startswith("kube-")):
+                    await api.remove(kind, meta["name"], namespace, api_version=version)

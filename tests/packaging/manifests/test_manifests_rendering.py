@@ -643,7 +643,9 @@ def test_the_source_reader_renders_a_template_like_helm() -> None:
 
 
 def test_a_condition_that_kustomize_cannot_express_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"kustomize has no form of '\{\{- if eq \.Values\.logLevel \"info\" \}\}'"):
+    with pytest.raises(
+        ValueError, match=r"source_reader\.py cannot read '\{\{- if eq \.Values\.logLevel \"info\" \}\}'"
+    ):
         list(source_reader.parse_manifests('---\n{{- if eq .Values.logLevel "info" }}\na: 1\n{{- end }}\n'))
 
 

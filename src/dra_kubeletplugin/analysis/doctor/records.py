@@ -127,12 +127,12 @@ def _compared(driver: str, r: Record, claim: JSON | None) -> Finding | None:
     todo = "the driver unprepares the claim after its grace period (RECONCILE_GRACE_PERIOD); if this stays, see the driver's log"
     level = failure if time.time() - r.updated > _LONG else warning
     if claim is None or claim["metadata"]["uid"] != r.uid:
-        return level("records", f"{driver}: claim {r.shown} is prepared and no longer exists", todo)
+        return level("records", f"{driver}: claim {r.shown} is recorded as {r.state} and no longer exists", todo)
     found = results_of(claim)
     allocated = {(x.get("pool"), x.get("device"), x.get("shareID")) for x in found if x.get("driver") == driver}
     held = {(d["pool"], d["device"], d.get("shareID")) for d in r.devices}
     if not allocated:
-        return level("records", f"{driver}: claim {r.shown} is prepared and no longer allocated", todo)
+        return level("records", f"{driver}: claim {r.shown} is recorded as {r.state} and no longer allocated", todo)
     if allocated != held:
         return failure(
             "records",

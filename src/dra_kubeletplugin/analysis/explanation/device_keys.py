@@ -63,12 +63,13 @@ def device_keys(
 
 
 class DeviceKeys:
-    """Keys of nodes. Nodes with an equal key have equal devices in equal use, except for names and unread attributes.
+    """Keys of nodes. Nodes with an equal key have equal devices, of which equal ones are held. Names and unread attributes may differ.
 
     Args:
         selected: the names of attributes that selectors of the pod can read; None for all.
-        compared: the names of attributes that its constraints compare. Only which devices have equal values matters.
-        own: the pod's claims. A node with devices that such a claim holds has no key, because deleting the claim would not help the pod.
+        compared: the names of attributes that its constraints compare. The values do not matter, only whether devices have the same value.
+        own: the pod's claims. A node with a pool from which such a claim has a device has no key, so it is examined itself. The pod does
+            not wait for its own claim: the proposed change "delete the claim that holds the device" is for other claims only.
     """
 
     def __init__(
@@ -85,8 +86,8 @@ class DeviceKeys:
         self._own = {(r["driver"], r["pool"]) for claim in own for r in results_of(claim)}
         # The contents of all pools are the same for all pods; None for a pool that has no content.
         self._pools: dict[PoolKey, _PoolContent | None] = view.found.setdefault(_PoolContent, {})
-        # The names of DeviceTaintRules by the id of their taint, which is the same object on each device. A taint of a rule is removed
-        # by another change than a taint of a driver, so they are not equal.
+        # DeviceTaintRule names by `id()` of the rule's taint dict: all devices that the rule taints refer to this one dict. A rule's taint
+        # and a driver's taint are never equal, because different changes remove them.
         self._rules = {id(r["spec"]["taint"]): str(r["metadata"]["name"]) for r in view.snapshot.rules}
         self._keys: dict[str, int | None] = {}  # by name of the node
         self._numbers: dict[Hashable, int] = {}  # of different contents of nodes
@@ -97,7 +98,7 @@ class DeviceKeys:
                 self._counters.setdefault(sl["spec"]["nodeName"], []).append(sl)
             else:
                 self._wide.append(sl)
-        # The scheduler reads slices with counters for every node, and a pool that is incomplete or invalid affects every node.
+        # For every node, the scheduler reads all slices with counters. So an incomplete or invalid pool among them affects every node.
         self._no_keys = any(self._affects_all_nodes(s) for slices in self._counters.values() for s in slices) or any(
             s["spec"].get("perDeviceNodeSelection") or s["spec"].get("sharedCounters") for s in self._wide
         )

@@ -198,7 +198,7 @@ class Explanation:
         reasons: obstacles on any node.
         groups: nodes grouped by their reasons; groups that fit, or lack least, come first.
         changes: changes that were tried; each one alone would be enough. Empty if the pod has ``reasons``.
-        apart: the result of the nodes if the pod had none of ``reasons``; empty if nodes were not examined.
+        apart: a sentence that says which nodes would take the pod if it had none of ``reasons``; empty if nodes were not examined.
         message: the message of the scheduler or the kubelet about the pod.
         message_time: when the cluster last reported the message, RFC 3339; empty if it is not known.
         notes: parts that were not examined, and other remarks.

@@ -1,4 +1,4 @@
-"""Computes the pause before slices that another writer changed are written again.
+"""If another writer changed our slices, computes how long to wait before we write them again.
 
 The first three deletions are repaired at once, because they may be accidents. After that, the pause doubles with each conflict, up to
 60 s. The plugin always writes its slices again. Another instance of the same plugin is no conflict: see `leadership.py`.

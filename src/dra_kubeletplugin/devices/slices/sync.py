@@ -75,7 +75,7 @@ class Syncer:
         leadership: Leadership,
     ) -> None:
         self.settled: dict[str, ExistingSlice] = {}
-        """The slices when all were last as wanted, updated with the writes since then, by name."""
+        """By name: the slices of the last moment when all were as wanted, with the writes since then."""
         self.settled_at = -1
         """The inventory's version when all slices were last as wanted."""
         self.dropped: set[str] = set()
@@ -112,7 +112,7 @@ class Syncer:
 
         Raises:
             ApiError: the slices cannot be listed.
-            SupersededError: the set of pools that this publisher leaves to another publisher has changed.
+            SupersededError: another publisher has begun or stopped to publish one of this publisher's pools.
         """
         pools = frozenset(self._inventory.pools)
         async with self._leadership.lock.held():
@@ -134,7 +134,7 @@ class Syncer:
             ApiError: the slices cannot be listed, or the response is malformed.
         """
         out: list[ExistingSlice] = []
-        # pool → creation time and UID of its oldest slice, and the message about the other publisher if the slice has one
+        # pool → creation time and UID of its oldest slice; and, if another publisher wrote that slice, the message about that publisher
         oldest: dict[str, tuple[str, str, str]] = {}
         page = await self._client.page(resource, fields=self._scope.selector)
         for item in page.items or []:
@@ -187,7 +187,8 @@ class Syncer:
         before, gone = previous_contents(existing, settled)
         slices = pack(pool.devices, pool.counter_sets, before, self._inventory.slice_size)
         if not all(is_numbered(name) for name in before) and not is_in_order(pool.devices, slices):
-            # The names by another writer do not sort in the author's order, so all slices are created again once, with numbered names.
+            # Another writer named these slices, and their names do not sort in the driver's order of devices. So all slices are created
+            # again once, with numbered names.
             slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
             before = {}
         for slice_ in slices:
@@ -200,7 +201,7 @@ class Syncer:
         plan = make_plan(slices, existing, common, changed, touch)
         if not plan.rewrites_all or not before:
             return plan
-        # All slices are written anyway, so packing them in the author's order needs no further write.
+        # All slices are written anyway, so packing them in the driver's order of devices needs no further write.
         slices = pack(pool.devices, pool.counter_sets, {}, self._inventory.slice_size)
         assign_existing(slices, {name: names for name, names in before.items() if name in by_name})
         common = common_fields(slices, existing, self._scope.driver, pool.name, pool.fields)

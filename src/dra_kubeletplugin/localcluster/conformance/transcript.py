@@ -39,7 +39,7 @@ class HttpCall:
 
 @dataclass
 class Transcript:
-    """The entries, in the order of time. ``calls`` contains all requests of the driver."""
+    """Entries and requests of the driver, in order of time: the last 20,000 of each."""
 
     began: float = field(default_factory=time.monotonic)
     entries: deque[TranscriptEntry] = field(default_factory=lambda: deque(maxlen=_KEPT))

@@ -218,7 +218,7 @@ async def _node(on: DevEnvironment, verb: RestartKubelet | RebootNode) -> VerbRe
     if isinstance(verb, RebootNode) and (same := [n.name for n in nodes if not on.hosts[n.name].description]):
         data["sameBootId"] = same
         text.append(
-            "this machine keeps its boot id, so drivers there saw a restart: start `dra dev` with --host for a reboot"
+            "the node keeps the boot id of this machine, so its drivers saw only a restart: start `dra dev` with --host for a reboot"
         )
     return VerbResult(text="\n".join(text), data=data)
 

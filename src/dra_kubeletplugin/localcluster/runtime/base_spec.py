@@ -81,7 +81,7 @@ class ContainerContext:
 
 
 def base_spec(process: OciProcess, context: ContainerContext) -> JSON:
-    """Returns the OCI spec of a container without CDI devices. It allows only the devices that every container has."""
+    """Returns the OCI spec of a container without CDI devices. It allows no device; runc adds the devices of every container."""
     own = ("pid", "mount", "cgroup", *(t for t in ("network", "ipc", "uts") if t not in context.namespaces))
     namespaces: list[JSON] = [{"type": t} for t in own]
     namespaces += [{"type": t, "path": path} for t, path in context.namespaces.items()]

@@ -241,5 +241,5 @@ def _lines(text: str) -> list[Line]:
         elif not line.lstrip().startswith("{{-"):
             target.append(Line(line, dict(needs)))
         elif not line.startswith(("{{- include ", "{{- /*")):
-            raise ValueError(f"kustomize has no form of {line.strip()!r}: use the forms that source_reader.py lists")
+            raise ValueError(f"source_reader.py cannot read {line.strip()!r}: use the forms that it lists")
     return whole

@@ -118,8 +118,8 @@ class Controller:
     async def running(self) -> AsyncIterator[Controller]:
         """Starts the controller, and stops it at the end: all parts in reverse order, each with a time limit.
 
-        The Lease is released last, when all background tasks and ``Driver.stop`` have ended. If leadership is lost or a background task
-        fails, the body is cancelled and the exception is raised.
+        The Lease is released after all background tasks and ``Driver.stop`` have ended. If leadership is lost or a background task fails,
+        the body is cancelled and the exception is raised.
 
         Raises:
             SettingsError: a setting is wrong.

@@ -20,7 +20,7 @@ class Matcher:
         self.storage, self.registry = storage, registry
 
     def view(self, resources: Mapping[str, Any], rules: Sequence[Rule], attributes: Attributes) -> View | None:
-        """Returns the request in the resource and version that a rule matches.
+        """Returns the request as a request for the resource and version that a rule matches.
 
         Args:
             resources: an object with the selectors, ``matchPolicy`` and ``excludeResourceRules``.

@@ -126,7 +126,7 @@ async def reopened(h: Harness) -> None:
     "HLT-004",
     Requirement.MAY,
     "serves each version of the health service that it announces",
-    consequence="kubelets before or from 1.37 on show the health Unknown",
+    consequence="kubelets before 1.37, or kubelets from 1.37 on, show the health Unknown",
     source="e2e_node: one stream, of the newest version that both sides know",
     attach=True,
 )
