@@ -210,9 +210,8 @@ Files below `/proc` can contain serial numbers. Replace them before you publish 
 Write keys that several functions share once, with an anchor (`attributes: &card`), and merge them into the other functions
 (`attributes: {{<<: *card, label: right}}`).
 
-Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys, values of a wrong type, and two functions at one address are errors. One
-run reports all of them, each with its key and line. Only without wrong keys and values are contradictions checked, such as two
-functions at one address; then all contradictions are reported.
+Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys and values of a wrong type are errors. One run reports all of them,
+each with its key and line. If there are none, the run checks for contradictions, such as two functions at one address, and reports all of them.
 """
 
 

@@ -34,7 +34,7 @@ Only ``address``, ``vendor`` and ``device`` of a function are required::
         240 fpga
     files: {class/dmi/id/product_name: Box}  # any other files of sysfs
 
-A class device exists while the function's described driver is bound, and so do the function's ``nodes`` and ``proc``. ``devname``,
+A class device, and the function's ``nodes`` and ``proc``, exist while the function's described driver is bound. ``devname``,
 next to ``dev``, is the name of the device node if it differs from the device's name (``dri/renderD128``). The first virtual function
 has the IOMMU group ``vfs.iommu_group``, the next one the next number. The first virtual function's address is ``offset`` after the
 parent's, and each further address is ``stride`` higher. By default, the parser chooses free addresses.

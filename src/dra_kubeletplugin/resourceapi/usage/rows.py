@@ -22,7 +22,7 @@ class DeviceUse(StrEnum):
     SHARED = "shared"
     """Claims hold shares of the device, and a further claim could get a share now."""
     BLOCKED = "blocked"
-    """No claim holds the device, but other devices use up its counters (KEP-4815), as when another claim has the whole card."""
+    """No claim holds the device, but claims hold other devices that use up its counters (KEP-4815) or are not compatible (KEP-5963)."""
     UNAVAILABLE = "unavailable"
     """No claim holds the device, and no request can get it: it has a taint NoSchedule or NoExecute, its node does not exist
     or takes no new pods, or its pool is incomplete or invalid."""
