@@ -60,6 +60,7 @@ Every field is present, even if it is empty. Names of fields do not change betwe
 mapping are data and not names of fields: they are names of devices, attributes and other objects. The output of `dra schema`, which is a
 JSON Schema, and of the verbs of `dra dev` is not described below.
 """
+_JSON = {"None": "null", "True": "true", "False": "false"}
 _ROLE = re.compile(r":\w+:`~?\.*([^`]+)`")
 
 
@@ -121,7 +122,8 @@ def _shape(kind: type) -> Iterator[str]:
 
 
 def _markdown(docstring: str) -> str:
-    return re.sub(r"``([^`]+)``", lambda m: f"`{camel(m[1])}`", _ROLE.sub(r"`\1`", docstring))
+    text = re.sub(r"``([^`]+)``", lambda m: f"`{camel(m[1])}`", _ROLE.sub(r"`\1`", docstring))
+    return re.sub(r"\b(None|True|False)\b", lambda m: _JSON[m[1]], text)
 
 
 def _meanings(kind: type) -> dict[str, str]:

@@ -211,7 +211,8 @@ Write keys that several functions share once, with an anchor (`attributes: &card
 (`attributes: {{<<: *card, label: right}}`).
 
 Numbers are decimal or hexadecimal (`0x10ee`). Unknown keys and values of a wrong type are errors. One run reports all of them,
-each with its key and line. If there are none, the run checks for contradictions, such as two functions at one address, and reports all of them.
+each with its key and line. If there are none, the run checks for contradictions, such as two functions at one address, and reports
+all of them.
 """
 
 

@@ -100,7 +100,7 @@ class ClusterWatcher:
         return Snapshot.by_plural(found, self.gaps, live=True)
 
     def objects(self, resource: Resource) -> Mapping[str, JSON]:
-        """Returns the current objects of one kind, by UID. If a pod has just started, both lists may have it; the running pod is used."""
+        """Returns the current objects of one kind, by UID. A pod that has just started may be in both lists; the running one is used."""
         parts = [k.objects for k in self._kinds if k.resource.plural == resource.plural]
         return parts[0] if len(parts) == 1 else ChainMap(*reversed(parts))
 
@@ -180,7 +180,7 @@ class ClusterWatcher:
                 self._take(kind, uid, event)
 
     def _take(self, kind: _WatchedKind, uid: str, event: Event) -> None:
-        """Records an object. An object whose changes are not read, for example a node's heartbeat, stays the same object."""
+        """Records an object. If only fields changed that are not read, such as a node's heartbeat, the stored object stays the same."""
         resource = kind.reflector.resource
         assert resource is not None  # the reflector has listed it
         if kind.decoder is None or kind.decoder.resource != resource:

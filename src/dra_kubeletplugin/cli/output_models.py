@@ -56,7 +56,7 @@ class ClaimFile:
 @dataclass(frozen=True)
 class SharedState:
     """State of a piece of hardware that several claims share, according to the records. ``key`` is the hardware's name. ``ready`` is
-    False while the state is set up or torn down, and after a failure. ``claims`` are the claims that use the state, as namespace/name.
+    False while the state is being set up or torn down, and after a failure. ``claims`` are the claims that use it, as namespace/name.
     """
 
     driver: str

@@ -143,7 +143,7 @@ class BackgroundExplainer:
         return min(due, key=lambda d: d[0])[1] if due else None
 
     async def _explain(self, pod: PodRow, key: str) -> None:
-        """Finds the reason of a pod and stores it, for all pods with the key if it names neither the pod nor its claims."""
+        """Finds the reason of a pod. Stores it for all pods with the key; if it names the pod or its claims, for this pod only."""
         version = self._follower.version
         try:
             line = await self._line(pod)

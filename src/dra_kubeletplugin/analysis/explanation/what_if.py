@@ -198,7 +198,7 @@ class WhatIf:
             yield Enough(removal)
 
     def _without_all(self, parts: Sequence[DeviceFault]) -> list[JSON]:
-        """Returns the claims without parts of selectors, if they fit when several taints are removed too; else an empty list."""
+        """Returns the claims without some parts of selectors, if they fit after several taints are removed, too; else an empty list."""
         claims, tolerant, tainted = self.claims, self.claims, []
         for part in parts:
             if part.kind is ReasonKind.DEVICE_TAINT:

@@ -17,7 +17,7 @@ from .profile import ConformanceProfile
 from .surroundings import DriverSurroundings, RunAborted
 
 JSON = dict[str, Any]
-_RETURN = 10.0  # seconds until a driver that publishes has complete slices
+_RETURN = 10.0  # seconds after a check until a driver that publishes must have complete slices again
 _RETRY = 15.0  # seconds after which no retry begins; each has the time of a kubelet's call
 REMOVAL = 2.0  # seconds after unprepare until a CDI spec must be removed
 

@@ -117,9 +117,11 @@ def empty(shape: Struct) -> JSON:
 
 
 def without_empty(obj: Mapping[str, Any], shape: Struct, *, stored: bool) -> JSON:
-    """Returns a decoded object as the server stores it, or else as the server writes it in the response to the sender.
+    """Returns a decoded object without empty optional lists and maps.
 
-    Empty optional lists and maps are dropped. An empty required list or map is stored as null.
+    Args:
+        stored: whether the result is the object that the server stores, in which an empty required list or map is null. Otherwise it is
+            the object in the response to the sender.
     """
     out: JSON = {}
     for name, value in obj.items():

@@ -42,7 +42,7 @@ class Order(StrEnum):
 class Group:
     """Devices in one group. ``held`` counts devices with a holder, ``bad`` counts unhealthy, tainted or vanished devices.
 
-    A bar shows ``occupancy``: the number of the group's cards that are held by claims. A card that is held in part counts as that fraction.
+    A bar shows ``occupancy``: the number of the group's cards that are held by claims. A card that is held in part counts as a fraction.
     """
 
     title: str
@@ -112,7 +112,7 @@ def searchable_text(row: DeviceRow) -> str:
 
 
 def matching(rows: Iterable[DeviceRow], text: str) -> list[DeviceRow]:
-    """Returns the rows that contain every word of ``text``. A row that contains the word of ``!word`` is left out."""
+    """Returns the rows that contain every word of ``text``. ``!word`` leaves out the rows that contain ``word``."""
     words = text.lower().split()
     if not words:
         return list(rows)

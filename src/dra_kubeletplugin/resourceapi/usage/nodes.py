@@ -15,7 +15,7 @@ _CORDONED = "unschedulable"
 
 
 def unschedulable(node: JSON) -> str:
-    """Returns why a node takes no new pods, for example ``cordoned`` or ``not ready, disk pressure``; empty if it does."""
+    """Returns why a node takes no new pods, for example ``cordoned`` or ``not ready, disk pressure``; empty if it takes new pods."""
     spec = node.get("spec") or {}
     states = ["cordoned"] if spec.get("unschedulable") else []
     for taint in spec.get("taints") or []:

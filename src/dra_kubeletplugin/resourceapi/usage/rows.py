@@ -135,7 +135,7 @@ class Occupancy:
     one card too.
 
     Args:
-        used: cards that claims hold. A card that is held in part counts with its part.
+        used: cards that claims hold. A card that is held in part counts as a fraction.
     """
 
     cards: int = 0
@@ -179,8 +179,7 @@ class PodRow:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Numbers of devices. ``free``, ``held``, ``blocked`` and ``unavailable`` add up to ``devices``. ``held`` includes ``shared``:
-    devices of which a further claim could get a share.
+    """Numbers of devices. ``free``, ``held``, ``blocked`` and ``unavailable`` add up to ``devices``. ``held`` includes ``shared``.
 
     Args:
         held: devices that claims hold as a whole or in shares, also vanished devices.

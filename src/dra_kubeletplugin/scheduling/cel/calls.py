@@ -51,7 +51,7 @@ def call_plan(
     Args:
         strict: a failed argument makes the call fail; otherwise the function receives the error as argument.
         ordered: the first failed argument ends the call, and later arguments are not evaluated.
-        measured: effort is call_plan, because the call may take more effort than its cost covers.
+        measured: the effort of the call is computed if its cost does not cover it (see :mod:`.effort`).
     """
     rule = costs.rule_of(node.function, overload)
     timed = node.function in effort.TIMED

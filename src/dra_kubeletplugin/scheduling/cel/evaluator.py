@@ -188,7 +188,7 @@ def _folded(compute: Callable[[], Any]) -> Any:
 
 
 def _membership(element: Plan, values: list[Any]) -> Plan | None:
-    """Returns a plan that tests membership in a constant list of scalars, which costs nothing; None for other lists."""
+    """Returns a plan that tests membership in a constant list of scalars; None for other lists. Such a test costs nothing."""
     if not values:
         return Constant(False)
     if not all(isinstance(v, (str, int, float)) for v in values):

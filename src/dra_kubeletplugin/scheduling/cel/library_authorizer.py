@@ -52,7 +52,7 @@ class Check:
 Authorize = Callable[[str, Check], str]
 """Returns why a user may have the access, or an empty text if it is denied.
 
-The arguments are the user, which is empty for the request's user or the name of a service account, and the check.
+The first argument is the name of a service account, or empty for the request's user; the second is the access to check.
 """
 
 

@@ -154,7 +154,7 @@ def _number(a: Any, b: Any) -> tuple[Any, Any]:
 def equal(a: Any, b: Any) -> bool:
     """Returns whether two values are equal in CEL. Numbers are compared by value across types; other values of different types differ.
 
-    Raises :class:`CelError` if the left value is an object of Kubernetes and the right one has another type than it, null and bool.
+    Raises :class:`CelError` if the left value is an object of Kubernetes and the right value has another type, except null and bool.
     """
     if a is None or b is None:
         return a is None and b is None

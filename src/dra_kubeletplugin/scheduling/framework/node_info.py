@@ -40,7 +40,7 @@ class NodeInfo:
 
     @cached_property
     def restrictions(self) -> Hashable:
-        """A value that is equal for nodes with the same taints that are equally schedulable."""
+        """A value that is equal for nodes with the same taints and the same ``unschedulable``."""
         return self.unschedulable, tuple((t["key"], t.get("value"), t["effect"]) for t in self.taints)
 
     @cached_property

@@ -171,7 +171,7 @@ class PoolCache:
 
 
 def _foreign_pool(counters: Sequence[JSON], every: Sequence[JSON]) -> AllocatorPool | None:
-    """Returns the pool as a node sees it that has none of its devices; None if the pool is valid.
+    """Returns the pool as seen by a node that has none of its devices; None if the pool is valid.
 
     Args:
         counters: the slices of the pool that have counters.

@@ -39,7 +39,7 @@ def refusal(found: CallResponse, claim: Mapping[str, Any], reason: str) -> str:
     """Returns the driver's error for a claim that it must refuse.
 
     Args:
-        reason: why the driver must refuse the claim, after ``for``.
+        reason: why the driver must refuse the claim, as a noun phrase that follows ``an error for``.
 
     Raises :class:`CheckFailed` if the claim was prepared, or if the response has no entry for the claim.
     """
@@ -281,7 +281,7 @@ async def clear_error(h: Harness) -> None:
 @check(
     "PRE-012",
     Requirement.MAY,
-    "returns prepared claims while the API server is away",
+    "prepares a prepared claim again while the API server is away",
     consequence="pods cannot restart on the node during an outage of the control plane",
     source="kubelet: after its restart it prepares the claims of running pods again",
 )

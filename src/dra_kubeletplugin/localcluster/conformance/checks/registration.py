@@ -51,7 +51,7 @@ async def registration_socket(h: Harness) -> None:
     Requirement.MUST,
     "responds to GetInfo within 1 s, twice with the same content",
     consequence="the kubelet cancels GetInfo after 1 s and retries with growing pauses; pods wait meanwhile",
-    source=f"{_PROTOCOL}; e2e_node: a GetInfo that fails and then passes ends in registration",
+    source=f"{_PROTOCOL}; e2e_node: the kubelet registers the plugin when GetInfo succeeds after a failure",
     attach=True,
 )
 async def get_info(h: Harness) -> None:
@@ -127,7 +127,7 @@ async def advertised_versions(h: Harness) -> None:
     Requirement.SHOULD,
     "serves its DRA endpoint when its registration socket appears",
     consequence="the first prepare fails, and its pod waits up to a minute for the kubelet's next attempt",
-    source="kubelet: it calls the driver as soon as it is registered; e2e_node: it works when the service listens only later",
+    source="kubelet: it calls the driver as soon as it is registered; e2e_node: a service that listens later is used, too",
 )
 async def endpoint_first(h: Harness) -> None:
     """Starts the driver again. Calls GetInfo when the socket appears, then connects to the endpoint for up to 1 s."""

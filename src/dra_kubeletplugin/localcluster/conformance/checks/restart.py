@@ -26,7 +26,7 @@ _SEED = 20
 @check(
     "RST-001",
     Requirement.MUST,
-    "unprepares claims after a crash that it prepared before",
+    "after a crash, unprepares claims that it prepared before the crash",
     consequence="pods stay in Terminating, and devices stay configured, after a crash of the driver",
     source="e2e_node: unprepare succeeds after the plugin restarts",
 )
@@ -136,7 +136,7 @@ def state_files(folder: Path) -> list[Path]:
     "RST-004",
     Requirement.MUST,
     "prepares a claim again after a reboot, which empties the CDI folder and changes the boot id",
-    consequence="after a reboot of the node no pod with a claim of before the reboot starts",
+    consequence="after a reboot of the node no pod with a claim from before the reboot starts",
     source="kubelet: after a reboot it prepares the claims of all pods again; /var/run is empty",
 )
 async def reboot(h: Harness) -> None:

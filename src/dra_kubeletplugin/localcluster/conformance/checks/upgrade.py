@@ -83,7 +83,7 @@ async def overlap(h: Harness) -> None:
 @check(
     "UPG-002",
     Requirement.MAY,
-    "unprepares with the new instance claims that the old instance prepared",
+    "unprepares claims of the old instance with the new instance",
     consequence="pods from before an update stay in Terminating",
     source=_SOURCE,
 )
