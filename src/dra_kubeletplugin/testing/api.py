@@ -392,6 +392,19 @@ def _amount(fault: str, value: N) -> N:
     return value
 
 
+async def remove_all(api: AsyncApi, kind: str, api_version: str, *, kept_namespaces: str | None = None) -> None:
+    """Removes all objects of a kind. Does nothing if the server does not serve this version of the kind.
+
+    Args:
+        kept_namespaces: objects in namespaces with this prefix stay; None keeps none.
+    """
+    with contextlib.suppress(NotFoundError):
+        for obj in await api.get_all(kind, api_version=api_version):
+            name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
+            if kept_namespaces is None or not namespace.startswith(kept_namespaces):
+                await api.remove(kind, name, namespace, api_version=api_version)
+
+
 def version_of(kind: str) -> str:
     """Returns the ``apiVersion`` of a kind of the core or of ``resource.k8s.io``.
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..kube.errors import NotFoundError
-from .api import AsyncApi
+from .api import AsyncApi, remove_all
 from .child_watcher import OPEN, Watcher, gated
 from .ports import free_port
 
@@ -245,9 +244,4 @@ async def delete_all_objects(api: AsyncApi) -> None:
     the server needs them.
     """
     for version, kind in _DELETED_KINDS:
-        with contextlib.suppress(NotFoundError):  # an older server does not serve each version of DeviceTaintRule
-            for obj in await api.get_all(kind, api_version=version):
-                meta = obj["metadata"]
-                namespace = meta.get("namespace", "")
-                if not (kind in _OF_SERVER and namespace.startswith("kube-")):
-                    await api.remove(kind, meta["name"], namespace, api_version=version)
+        await remove_all(api, kind, version, kept_namespaces="kube-" if kind in _OF_SERVER else None)

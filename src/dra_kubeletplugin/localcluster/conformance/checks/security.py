@@ -24,13 +24,11 @@ _OTHERS_WRITE = 0o002
     source="RBAC; option --rbac FILE",
 )
 async def permissions(h: Harness) -> None:
-    """Compares the requests of the run with the rules of --rbac, without reviews of own permissions and without responses 404.
-
-    A driver may ask for resources that the server does not serve, to detect its version.
-    """
+    """Compares the requests of the run with the rules of --rbac, without reviews of own permissions and without responses 404."""
     rules: Iterable[Mapping[str, Any]] | None = h.facts.get("rbac")
     if rules is None:
         raise CheckSkipped("no rules were given: use --rbac FILE with the driver's ClusterRole")
+    # To detect the version of the server, a driver may send requests for kinds that the server does not serve.
     calls = [c for c in h.transcript.calls if c.resource and c.status != 404 and c.group != _REVIEWS]
     used = {(c.verb, c.group, c.resource, c.name) for c in calls}
     refused = sorted(
