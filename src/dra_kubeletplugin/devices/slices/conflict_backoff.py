@@ -1,4 +1,4 @@
-"""If another writer changed our slices, computes how long to wait before we write them again.
+"""If another writer changed the publisher's slices, computes how long to wait before they are written again.
 
 The first three deletions are repaired at once, because they may be accidents. After that, the pause doubles with each conflict, up to
 60 s. The plugin always writes its slices again. Another instance of the same plugin is no conflict: see `leadership.py`.
