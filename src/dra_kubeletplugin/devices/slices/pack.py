@@ -5,7 +5,7 @@ plugin whose driver reports health, the limit is always 64, because each device 
 because the largest valid slice comes close to the limit of etcd.
 
 A device stays in its slice when other devices are added or removed, so that a change writes few objects. If all slices are written
-anyway, ``sync.py`` passes no previous slices, and the devices are in the author's order.
+anyway, ``sync.py`` passes no previous slices, and the devices are in the driver's order of devices.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def pack(
     A pool without devices has one empty slice, which shows that the driver runs.
 
     Args:
-        devices: the devices in the author's order. Devices of one slice stay in this order.
+        devices: the devices in the driver's order of devices. Devices of one slice stay in this order.
         counter_sets: shared counters of the pool.
         before: the previous content of slices, in the order in which the allocator reads the slices.
         slice_size: maximum number of devices in a slice: 128, or 64 for a node plugin whose driver reports health.
@@ -145,7 +145,7 @@ def _add_to_slices(
 ) -> list[SliceContent]:
     """Puts the devices in ``rest`` into slices. Returns the slices that were added to ``filled``.
 
-    For each device, it tries the slice of the previous device, which keeps the author's order; then some slices with free capacity;
+    For each device, it tries the slice of the previous device, which keeps the driver's order; then some slices with free capacity;
     then the emptied slices in ``spare``; and then creates a slice.
     """
     where = {d.name: content for content in filled for d in content.devices}

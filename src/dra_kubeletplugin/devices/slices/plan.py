@@ -143,7 +143,7 @@ def is_complete(existing: Sequence[ExistingSlice]) -> bool:
 
 
 def is_in_order(devices: Sequence[DeviceEntry], slices: Sequence[SliceContent]) -> bool:
-    """Whether the allocator reads the devices in the author's order. It reads slices in the order of their names."""
+    """Whether the allocator reads the devices in the driver's order of devices. It reads slices in the order of their names."""
     place = {d.name: i for i, d in enumerate(devices)}
     names = [c.name or f"{n:05x}-" for c, n in zip(slices, _numbers(slices), strict=True)]
     by_name = [slices[i] for i in sorted(range(len(names)), key=names.__getitem__)]
