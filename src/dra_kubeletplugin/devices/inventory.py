@@ -119,7 +119,7 @@ class Inventory:
         self._discovered_at = self._clock()
         result = parse_pools(pools, method)
         async with self._change:
-            count = sum(len(p.devices) for p in result.values())
+            count = max(len(self), sum(len(p.devices) for p in result.values()))  # known devices may have vanished
             states = await compute(count, lambda: self._updated_states(result, held))
             before, after = ([s.described() for s in known.values()] for known in (self._states, states))
             changed = not self.known or after != before
