@@ -431,6 +431,8 @@ async def test_a_proxy_that_closes_without_a_response_is_an_error_at_once(ca: Pa
 async def test_a_proxy_connection_that_is_lost_after_its_task_was_cancelled_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    gc.collect()
+    caplog.clear()  # objects of earlier tests
     tunnel = _Tunnel()
     tunnel.connection_lost(None)
     del tunnel
