@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
@@ -167,6 +168,13 @@ def writer_of(data: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(b"%s\n%08x\n" % (data, zlib.crc32(data)))
 
 
+def name_other_files(path: Path) -> None:
+    """Names a file and a folder that are no sockets. Both are in ``tmp_path``, so a fault of the code removes no file of the machine."""
+    other = path.parent / "other"
+    other.touch()
+    writer_of(msgspec.json.encode({"sockets": [{"path": str(other)}, {"path": str(path.parent)}]}))(path)
+
+
 MALFORMED: dict[str, Callable[[Path], object]] = {
     "empty": Path.touch,
     "no checksum": lambda path: path.write_bytes(b'{"since": 1}'),
@@ -176,7 +184,7 @@ MALFORMED: dict[str, Callable[[Path], object]] = {
     "a socket without a path": writer_of(b'{"sockets": [{}]}'),
     "a path with a NUL": writer_of(b'{"sockets": [{"path": "a\\u0000b"}]}'),
     "a path that is too long": writer_of(b'{"sockets": [{"path": "/' + b"x" * 300 + b'"}]}'),
-    "a file of another program": writer_of(b'{"sockets": [{"path": "/etc/hostname"}, {"path": "/etc"}]}'),
+    "a file of another program": name_other_files,
     "nested without end": writer_of(b'{"x":' + b"[" * 50_000),
     "a directory": lambda path: path.mkdir(),
     "a pipe": os.mkfifo,
@@ -195,14 +203,14 @@ async def test_malformed_files_next_to_the_lock_files_stop_no_start_and_are_no_i
     from dra_kubeletplugin.plugin.grpc.sockets import remove_stale
 
     sockets = lock.reap_dead()
-    if write_malformed is MALFORMED["a file of another program"] and name == "1-deadbeef.lock":
-        assert [s.path for s in sockets] == ["/etc/hostname", "/etc"]
+    if write_malformed is name_other_files and name == "1-deadbeef.lock":
+        assert [s.path for s in sockets] == [str(tmp_path / "other"), str(tmp_path)]
     for socket_left in sockets:
         assert not remove_stale(Path(socket_left.path), socket_left.device or None, socket_left.inode or None)
     assert lock.others() == []
     assert is_newest(lock)
     assert not lock.alive(name.removesuffix(".lock"))
-    assert Path("/etc/hostname").exists()
+    assert (tmp_path / "other").exists() == (write_malformed is name_other_files)
     lock.release()
 
 
