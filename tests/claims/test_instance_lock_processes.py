@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 os.environ.setdefault("CRASH_HARDWARE", "/nonexistent")
@@ -162,24 +163,29 @@ async def test_dra_run_holds_its_lock_while_a_thread_is_in_the_hardware_and_remo
 # --- malformed files next to the lock files ---------------------------------------------------------
 
 
-def writer_of(data: bytes) -> Callable[[Path], None]:
-    return lambda path: path.write_bytes(data) and None  # type: ignore[func-returns-value]
+def writer_of(data: bytes) -> Callable[[Path], object]:
+    """Returns a function that writes a file with a valid checksum: without it, an instance ignores the content."""
+    return lambda path: path.write_bytes(b"%s\n%08x\n" % (data, zlib.crc32(data)))
 
 
-def write_nested(path: Path) -> None:
-    path.write_bytes(b'{"sockets":' + b"[" * 50_000)
+def name_other_files(path: Path) -> None:
+    """Names a file and a folder that are no sockets. Both are in ``tmp_path``, so a fault of the code removes no file of the machine."""
+    other = path.parent / "other"
+    other.touch()
+    writer_of(msgspec.json.encode({"sockets": [{"path": str(other)}, {"path": str(path.parent)}]}))(path)
 
 
-MALFORMED: dict[str, Callable[[Path], None]] = {
-    "empty": writer_of(b""),
+MALFORMED: dict[str, Callable[[Path], object]] = {
+    "empty": Path.touch,
+    "no checksum": lambda path: path.write_bytes(b'{"since": 1}'),
     "not JSON": writer_of(b"\xff\xfe{"),
     "a list": writer_of(b"[]"),
     "wrong types": writer_of(b'{"since": "x", "records": 5, "sockets": 7}'),
     "a socket without a path": writer_of(b'{"sockets": [{}]}'),
     "a path with a NUL": writer_of(b'{"sockets": [{"path": "a\\u0000b"}]}'),
     "a path that is too long": writer_of(b'{"sockets": [{"path": "/' + b"x" * 300 + b'"}]}'),
-    "a file of another program": writer_of(b'{"sockets": [{"path": "/etc/hostname"}, {"path": "/etc"}]}'),
-    "nested without end": write_nested,
+    "a file of another program": name_other_files,
+    "nested without end": writer_of(b'{"x":' + b"[" * 50_000),
     "a directory": lambda path: path.mkdir(),
     "a pipe": os.mkfifo,
     "a link to nothing": lambda path: path.symlink_to("/nonexistent/x"),
@@ -189,19 +195,22 @@ MALFORMED: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("name", ["1-deadbeef.lock", "x.lock", ".1-deadbeef.new", "notes.txt"])
 @pytest.mark.parametrize("write_malformed", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_files_next_to_the_lock_files_stop_no_start_and_are_no_instances(
-    write_malformed: Callable[[Path], None], name: str, tmp_path: Path
+    write_malformed: Callable[[Path], object], name: str, tmp_path: Path
 ) -> None:
     write_malformed(tmp_path / name)
     lock = InstanceLock(tmp_path)
     lock.acquire()
     from dra_kubeletplugin.plugin.grpc.sockets import remove_stale
 
-    for socket_left in lock.reap_dead():
+    sockets = lock.reap_dead()
+    if write_malformed is name_other_files and name == "1-deadbeef.lock":
+        assert [s.path for s in sockets] == [str(tmp_path / "other"), str(tmp_path)]
+    for socket_left in sockets:
         assert not remove_stale(Path(socket_left.path), socket_left.device or None, socket_left.inode or None)
     assert lock.others() == []
     assert is_newest(lock)
     assert not lock.alive(name.removesuffix(".lock"))
-    assert Path("/etc/hostname").exists()
+    assert (tmp_path / "other").exists() == (write_malformed is name_other_files)
     lock.release()
 
 

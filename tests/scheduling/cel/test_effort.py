@@ -297,7 +297,7 @@ ends = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(variables, operations, texts, numbers), min_size=1, max_size=12), ends)
 def test_no_combination_of_functions_takes_long(steps: list[tuple[str, str, str, str]], end: str) -> None:
-    values = [("l", "[dyn(1), 2, 3]"), ("m", "[dyn(1)]"), ("s", "'aaaa'"), ("n", "10")]
+    values = [("l", "[dyn(1), dyn(2), dyn(3)]"), ("m", "[dyn(1)]"), ("s", "'aaaa'"), ("n", "10")]
     for name, list_operation, text, number in steps:
         values.append((name, {"l": list_operation, "m": list_operation, "s": text, "n": number}[name]))
     try:
