@@ -18,7 +18,7 @@ from dra_kubeletplugin.analysis.files import from_files
 from dra_kubeletplugin.base.yaml import stream
 from dra_kubeletplugin.base.yaml.manifests import ManifestError
 from dra_kubeletplugin.cli import main
-from dra_kubeletplugin.localcluster.apiserver import manifest_validation, unknown_fields
+from dra_kubeletplugin.localcluster.apiserver import field_hints, manifest_validation
 from dra_kubeletplugin.resourceapi.schemas import shapes
 
 JSON = dict[str, Any]
@@ -502,7 +502,7 @@ def test_a_typo_in_any_field_of_an_example_is_reported_with_the_intended_field(d
     (fault,) = [f for f in manifest_validation.object_errors(changed) if f.startswith(f"{shown}: unknown field")]
     suggestion = re.search(r"did you mean '(\w+)'\?", fault)
     assert suggestion, fault
-    equally_near = [n for n in shape.fields if unknown_fields._distance(typo.lower(), n.lower(), 1) <= 1]
+    equally_near = [n for n in shape.fields if field_hints._distance(typo.lower(), n.lower(), 1) <= 1]
     assert suggestion[1] == name or (suggestion[1] in equally_near), fault
 
 

@@ -2,7 +2,7 @@
 
 The record is committed first. A write transaction then updates the file from the record, so no instance writes an older
 version over a newer one. If a process dies in between, the next check of the claim's files writes the update.
-The generation that a container sees never decreases.
+The generation that a container sees never decreases. Programs in containers are not notified.
 """
 
 from __future__ import annotations

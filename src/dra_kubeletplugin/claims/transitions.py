@@ -3,6 +3,10 @@
 The decision and the mark are one transaction, so nothing changes in between. A decision has no other side effects.
 If another claim holds a device, a prepare fails with :class:`.HeldByError`. Of two simultaneous prepares, the second transaction finds
 the record of the first.
+
+After a reboot of the node, records stay and keep their devices held. The start rolls back only unfinished claims. A claim that was
+prepared before the reboot is rolled back when the kubelet prepares or unprepares it. It is also rolled back when another claim needs its
+devices, or when it has vanished from the API server.
 A repeated prepare returns the recorded response if the claim was prepared in this boot with its CDI edits, and its allocation did not
 change. If the API server returns an error or does not respond for ``_ANSWER_FROM_RECORD_AFTER`` seconds, ``engine.py`` returns the
 recorded response without comparing the allocation. If the API server reports that the claim does not exist, the call fails.

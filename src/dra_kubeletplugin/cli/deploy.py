@@ -13,7 +13,7 @@ from pathlib import Path
 from ..base.text import counted, join_names
 from ..driver import Driver, declared, load_driver
 from ..errors import DriverError, SettingsError, describe, printable
-from ..packaging.manifests.driver_options import driver_beside
+from ..packaging.manifests.option_validation import driver_beside
 from ..packaging.manifests.source_reader import load_source
 from ..packaging.manifests.values import read_values
 from ..packaging.manifests.values_validation import framework_options

@@ -2,6 +2,7 @@
 
 An ``async def`` method runs on the event loop, each call in its own task. A plain method runs in a thread, with the caller's context
 variables. Lazy results (generators, ``map``, asynchronous generators) are read within the call, in the same task or thread.
+The callers decide which calls may overlap.
 """
 
 from __future__ import annotations

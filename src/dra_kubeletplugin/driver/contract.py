@@ -61,6 +61,9 @@ class Driver:
     An exception fails only the call that raised it, even ``SystemExit``. A method that does not return delays only its own claim or task.
     At most 256 plain methods run at once. A further call waits 10 s for a free thread and then fails with an error.
 
+    Calls of different methods may run at the same time. Calls of ``prepare``, ``unprepare`` and undo steps overlap for several claims,
+    never for one claim. Calls of ``devices``, ``pools``, ``health``, ``checks`` or ``recover`` do not overlap calls of the same method.
+
     The framework never stops a plain method in its thread. It cancels an ``async def`` method when the plugin stops or when a time
     limit ends, such as ``START_TIMEOUT``; the method then has 1 s to clean up. It does not cancel ``prepare`` when the kubelet stops
     waiting. While a method runs, other plugin processes do not touch its claim, because the method may still use the hardware.

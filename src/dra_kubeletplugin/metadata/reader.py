@@ -2,7 +2,7 @@
 
 The file itself is mounted, so a driver can only change it in place, and some drivers truncate it first. A complete file contains one
 object per API version, and all objects have the same content. A partly written file contains different objects or invalid JSON. Such a
-file is read again.
+file is read again. No program is notified of a change: it calls :func:`devices` again and compares ``generation``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 A rolling update runs two instances for a while. Each instance keeps a locked file for its life, see
 :mod:`dra_kubeletplugin.claims.instance_lock`; the kernel releases the lock of an instance that was killed. An instance has started when
 it has this lock, which is before the driver's ``start()``.
+Which instance the kubelet calls is the kubelet's decision: see `grpc/registration.py`.
 """
 
 from __future__ import annotations

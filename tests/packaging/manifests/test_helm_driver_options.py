@@ -13,7 +13,7 @@ import yaml
 from dra_kubeletplugin.cli import main
 from dra_kubeletplugin.driver import load_driver, read_options
 from dra_kubeletplugin.errors import SettingsError
-from dra_kubeletplugin.packaging.manifests.driver_options import options_schema
+from dra_kubeletplugin.packaging.manifests.option_validation import options_schema
 from tests.packaging.manifests.rendering import CHART, LEAST, ROOT
 
 DRIVER = """

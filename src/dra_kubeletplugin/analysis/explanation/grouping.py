@@ -87,8 +87,8 @@ def fold(results: Iterable[NodeReasons]) -> list[tuple[NodeGroup, list[NodeReaso
 def distance(group: NodeGroup) -> int:
     """Returns how far nodes are from taking the pod.
 
-    0: each request alone could be satisfied. 1: selected devices are not usable. 2: the request selects none of the devices.
-    3: the pod is not meant for the nodes, so they are not the cause.
+    0: each request alone could be satisfied. 1: selected devices are not usable, or the node has a reason of its own.
+    2: the request selects none of the devices. 3: the pod is not meant for the nodes, so they are not the cause.
     """
     if any(r.kind in OTHER_NODES for r in group.reasons):
         return 3

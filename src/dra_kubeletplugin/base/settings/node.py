@@ -1,4 +1,7 @@
-"""Settings of a plugin process on a node. The paths of the plugin's own files derive from the kubelet root."""
+"""Settings of a plugin process on a node. The paths of the plugin's own files derive from the kubelet root.
+
+`loading.py` reads the values.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ...resourceapi.kubernetes_releases import Features
 from ...resourceapi.schemas import shapes
 from ...resourceapi.validation import claims
 from ...resourceapi.validation.field_errors import FieldError
-from . import dropped_fields, strategy, unknown_fields
+from . import dropped_fields, field_hints, strategy
 from .kinds import Registry, ServedKind
 
 JSON = dict[str, Any]
@@ -89,9 +89,9 @@ def object_errors(document: JSON, features: Features | None = None) -> list[str]
     version = document["apiVersion"].rpartition("/")[2]
     shape = shapes.kind_shape(kind.group, version, kind.kind)
     assert shape is not None, kind.key
-    unknown = list(unknown_fields.unknown(document, shape))
-    out = unknown_fields.sentences(unknown)
-    if mistyped := unknown_fields.sentences(unknown_fields.mistyped(document, shape)):
+    unknown = list(field_hints.unknown(document, shape))
+    out = field_hints.sentences(unknown)
+    if mistyped := field_hints.sentences(field_hints.mistyped(document, shape)):
         return out + mistyped  # An object with wrong types cannot be decoded, so no other check can run.
     reported = {path for path, _ in unknown}
     warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""Decodes request bodies in JSON, YAML or protobuf into plain values."""
+"""Decodes request bodies in JSON, YAML or protobuf into plain values. `strategy.py` checks the fields afterwards."""
 
 from __future__ import annotations
 

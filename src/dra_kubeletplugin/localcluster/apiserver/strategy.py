@@ -1,4 +1,8 @@
-"""Decodes, defaults, validates and encodes objects, and decides which parts of an object an update may change."""
+"""Decodes, defaults, validates and encodes objects, and decides which parts of an object an update may change.
+
+An unknown field is dropped, with a warning unless ``fieldValidation=Ignore`` is set. With ``fieldValidation=Strict``, the request fails
+with 400. A server-side apply with an unknown field always fails: see `field_managers.py`.
+"""
 
 from __future__ import annotations
 

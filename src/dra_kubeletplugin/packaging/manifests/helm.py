@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ...base.yaml.loader import dump
 from ...driver import Driver
 from ...resourceapi.schemas.shapes import Form, ListShape, MapShape, Shape, Struct, named
-from . import driver_options
+from . import option_validation
 from .pod_fields import ALL
 from .pod_values_validation import OWN_LABEL
 from .source_reader import HEADER, JSON, MADE, PODS, SOURCE, TEMPLATES, Parameter, Source
@@ -84,7 +84,7 @@ def _values_schema(source: Source, driver: type[Driver] | None) -> JSON:
     required = {"required": [name for name in features if name != "namespace"]}
     properties: JSON = {p.name: _parameter_schema(p) for p in source.parameters.values()} | {
         "features": _object_schema(features) | required,
-        "options": options | driver_options.options_schema(driver, framework_options() - source.variables),
+        "options": options | option_validation.options_schema(driver, framework_options() - source.variables),
         "deviceClasses": {
             "type": "object",
             "additionalProperties": _shape_schema(named("resource.v1.DeviceClassSpec"), 20) | {"type": "object"},

@@ -15,7 +15,7 @@ from ...base.text import did_you_mean, nearest_or_all
 from ...base.yaml.loader import is_text
 from ...driver import Driver
 from ...errors import SettingsError, printable
-from . import driver_options, pod_values_validation
+from . import option_validation, pod_values_validation
 from .source_reader import JSON, Parameter, Source
 
 OTHERS = ("features", "options", "deviceClasses", "pods")
@@ -54,7 +54,7 @@ def value_errors(source: Source, raw: JSON, driver: type[Driver] | None = None) 
     yield from _option_errors(source, options)
     if driver is not None:
         texts = {n: v for n, v in options.items() if isinstance(v, str) and re.fullmatch(OPTION, n)}
-        yield from driver_options.option_errors(driver, texts, framework_options() | source.variables)
+        yield from option_validation.option_errors(driver, texts, framework_options() | source.variables)
     for name, spec in (raw.get("deviceClasses") or {}).items():
         yield from _class_errors(name, spec, raw.get("resourceAPI", "v1"))
     yield from pod_values_validation.pod_value_errors(source, raw.get("pods") or {}, on)

@@ -1,4 +1,8 @@
-"""The registration service: the kubelet asks for the plugin's name and endpoint, and reports whether it accepts the plugin."""
+"""The registration service: the kubelet asks for the plugin's name and endpoint, and reports whether it accepts the plugin.
+
+During a rolling update, both instances are registered. The kubelet calls the connected instance that registered last. An instance that
+stops removes its registration socket first.
+"""
 
 from __future__ import annotations
 
