@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dra_kubeletplugin.analysis import ExplanationState, explain, overview, take
-from dra_kubeletplugin.analysis.doctor import published
+from dra_kubeletplugin.analysis.doctor import Level, cluster, published
 from dra_kubeletplugin.analysis.reader import served_rules
 from dra_kubeletplugin.analysis.watcher import ClusterWatcher
 from dra_kubeletplugin.errors import ApiError
@@ -120,3 +120,22 @@ async def test_the_doctor_names_the_rule_of_a_taint() -> None:
         await create_rule(client, "v1beta2")
         (found,) = [f async for f in published.look(client)]
         assert "d0 of toy.example.com has example.com/recall:NoSchedule of DeviceTaintRule recall" in found.text
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_the_doctor_checks_the_permission_for_rules_if_the_server_serves_them(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_server(version) as client:
+        call = client.call
+
+        async def refuse_rules(method: str, path: str, body: Any = None, **kwargs: Any) -> JSON:
+            if path.endswith("/selfsubjectaccessreviews"):
+                return {"status": {"allowed": body["spec"]["resourceAttributes"]["resource"] != TAINT_RULES.plural}}
+            response: JSON = await call(method, path, body, **kwargs)
+            return response
+
+        monkeypatch.setattr(client, "call", refuse_rules)
+        (found,) = [f async for f in cluster.look(client, cluster.READER) if f.topic == "permissions"]
+        assert found.level is (Level.FAILURE if version else Level.OK)
+        assert ("devicetaintrules" in found.text) == bool(version)

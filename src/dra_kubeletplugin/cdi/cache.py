@@ -1,4 +1,4 @@
-"""Finds CDI devices in spec folders and injects them into an OCI spec, with the rules of the Go library 1.1.0."""
+"""Finds CDI devices in spec folders and injects them into an OCI spec, as the Go library container-device-interface 1.1.0 does."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class CdiCache:
             names: CDI device ids.
             dev: the folder that contains the host's device nodes; tests use another folder than ``/dev``.
 
-        Raises :class:`CdiInjectError` if a name is unknown or a device node does not exist on the host.
+        Raises :class:`CdiInjectError` if a name is unknown. If the spec omits the type or numbers of a device node, raises it also
+        if the host has no such node, or one of another type.
         """
         unresolved = [n for n in names if n not in self.devices]
         if unresolved:

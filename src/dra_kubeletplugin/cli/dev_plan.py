@@ -155,7 +155,7 @@ def _loaded(target: str) -> type[Driver]:
     try:
         return load_driver(target)
     except DriverError:
-        # The name of a module may resemble a verb (`driver`, `kill-driver`), so only a name that is not a module gets the hint.
+        # A module's name may resemble a verb, as `driver` resembles `kill-driver`. So only a name that is not a module gets the hint.
         known = not re.fullmatch("[a-z-]+", target) or Path(target).exists() or find_spec(target) is not None
         if not known and target in VERBS:
             raise SettingsError(f"{target} is a verb, so write it directly after `dra dev`: dra dev {target}") from None

@@ -44,7 +44,7 @@ _GROUP = "resource.k8s.io/"
 
 
 @dataclass
-class ValidatedFile:
+class CheckedObject:
     """One object of a file. ``faults`` and ``warnings`` are pairs of place and sentence."""
 
     manifest: Manifest
@@ -77,7 +77,7 @@ def validate(args: argparse.Namespace) -> int:
     unreadable: list[str] = []
     try:
         files = list(stream.files([Path(f) for f in args.files]))
-        found = [ValidatedFile(m) for m in manifests.read(files, unreadable)]
+        found = [CheckedObject(m) for m in manifests.read(files, unreadable)]
     except FileNotFoundError as e:
         raise SettingsError(f"{e.filename}: {e.strerror}") from None
     if not found and not unreadable:
@@ -110,7 +110,7 @@ def validate(args: argparse.Namespace) -> int:
     return Exit.USAGE if unreadable else Exit.NEGATIVE if any(j.faults for j in found) else Exit.SUCCESS
 
 
-def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[ValidatedFile], list[ValidatedFile]]:
+def _split(given: Sequence[str], found: Sequence[CheckedObject]) -> tuple[list[CheckedObject], list[CheckedObject]]:
     """Returns the objects to report, and the objects to validate.
 
     A document in a folder may be no object, such as values of Helm: it gets a warning. A file that the user named is always validated.
@@ -121,9 +121,9 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
     kustomizations = {p.parent for folder in folders for p in folder.rglob("kustomization.y*ml")}
     rendered = {file for file in {f.manifest.document.file for f in found} & in_folders if is_rendered(Path(file))}
     values = {str(Path(file).parent / "values.yaml") for file in rendered} & in_folders
-    shown: list[ValidatedFile] = []
-    objects: list[ValidatedFile] = []
-    parts: dict[Path, list[ValidatedFile]] = {}
+    shown: list[CheckedObject] = []
+    objects: list[CheckedObject] = []
+    parts: dict[Path, list[CheckedObject]] = {}
     for checked in found:
         file, value = checked.manifest.document.file, checked.value
         around = [f for f in Path(file).parents if f in kustomizations] if file in in_folders else []
@@ -146,7 +146,7 @@ def _split(given: Sequence[str], found: Sequence[ValidatedFile]) -> tuple[list[V
     return shown, objects
 
 
-def _check(checked: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> None:
+def _check(checked: CheckedObject, readers: Sequence[opaque.ConfigReader]) -> None:
     value = checked.value
     if checked.manifest.of_kustomize:
         checked.warn(f"not validated: {checked.manifest.faults[0]}")
@@ -164,7 +164,7 @@ def _check(checked: ValidatedFile, readers: Sequence[opaque.ConfigReader]) -> No
             checked.warn(text)
 
 
-def _warn_duplicates(found: Sequence[ValidatedFile]) -> None:
+def _warn_duplicates(found: Sequence[CheckedObject]) -> None:
     keys = {id(j): _key(j.value) for j in found if not j.manifest.faults}
     duplicates = {key for key, n in Counter(keys.values()).items() if n > 1}
     for checked in found:
@@ -202,7 +202,7 @@ def _slices(drivers: Sequence[Driver], readers: Sequence[opaque.ConfigReader], h
             yield {"spec": {"driver": reader.driver, "devices": devices}}
 
 
-def _lines(found: Sequence[ValidatedFile], style: Style) -> Iterator[str]:
+def _lines(found: Sequence[CheckedObject], style: Style) -> Iterator[str]:
     for checked in found:
         if not checked.faults and not checked.warnings:
             place = style.dim(f"({checked.manifest.document.place()})")

@@ -135,7 +135,9 @@ def decode_list(page: JSON, what: str) -> JSON:
     if not isinstance(items, list) or not isinstance(meta, dict):
         raise ApiError(f"{what}: the response is not a list: {clip(printable(page), _SHOWN)}")
     if not isinstance(meta.get("resourceVersion"), str) or not isinstance(meta.get("continue", ""), str):
-        raise ApiError(f"{what}: the response is not a list that can be continued: {clip(printable(meta), _SHOWN)}")
+        raise ApiError(
+            f"{what}: the response is a list without a valid resourceVersion or continue: {clip(printable(meta), _SHOWN)}"
+        )
     for item in items:
         require_identity(item, what)
     return {**page, "items": items}

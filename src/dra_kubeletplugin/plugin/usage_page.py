@@ -73,6 +73,8 @@ def text(message: str, status: int = 200) -> Response:
 def refusal(request: Request, names: Collection[str] = (), *, writes: bool = False) -> Response | None:
     """Returns an error response for a request of another web page, for another host name, or with a forbidden method; else None.
 
+    Another web page may request ``/``, because that page contains no data.
+
     Args:
         request: the request.
         names: host names of the server in addition to the machine's own.

@@ -136,9 +136,10 @@ def _examine(devices: NodeDevices, claim: str, request: PickedRequest, resource:
 
 
 def _too_few(devices: NodeDevices, result: RequestReasons, of_others: int) -> bool:
-    """Returns whether the node has fewer devices of the class than wanted, so that no single reason matters.
+    """Returns whether the node has devices of the class, but fewer than wanted.
 
-    Returns False if a device can be shared, because a request may use such a device more than once.
+    Then the removal of all reasons against them would not be enough. Returns False if a device can be shared, because a request may
+    use such a device more than once.
     """
     there = result.devices - of_others
     return (

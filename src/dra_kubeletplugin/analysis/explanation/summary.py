@@ -1,10 +1,13 @@
-"""Sets the state and summary of an explanation from the results of nodes and from the kinds that could be read.
+"""Sets the state and summary of an explanation from the results of nodes, and from the kinds of objects that could not be read.
 
 The summary of a waiting pod, which is the headline of ``dra explain``, is the first of these that applies:
 
 1. a reason of the pod or its claims, in the scheduler's order (`cluster_reasons.py`);
 2. a reason for all nodes, such as a selector that fails (`node_feasibility.py`);
-3. the cause of most nodes among the nodes that are nearest to taking the pod (`grouping.distance`). Of two equally frequent causes, a
+3. if slices could not be read: that the result depends on objects that could not be read;
+4. the nodes that would take the pod;
+5. a search that ended with a timeout;
+6. the cause of most nodes among the nodes that are nearest to taking the pod (`grouping.distance`). Of two equally frequent causes, a
    cause of devices comes before a cause of nodes.
 """
 
@@ -39,7 +42,10 @@ def summarize(known: Explanation, gaps: Iterable[Gap]) -> Explanation:
 
 
 def _apart(known: Explanation, unread: Collection[str]) -> str:
-    """Returns a sentence about the nodes for a pod that waits for another reason; empty if nodes were not examined."""
+    """Returns a sentence about the nodes for a pod that waits for a reason of its own, such as a scheduling gate.
+
+    Empty if that reason blocks the pod on every node, if nodes were not examined, or if objects could not be read.
+    """
     if not known.groups or unread or any(r.kind not in NOT_BLOCKING for r in known.reasons):
         return ""
     if known.nodes:
@@ -69,9 +75,10 @@ def _taking(known: Explanation) -> str:
 
 
 def _refused(groups: tuple[NodeGroup, ...]) -> str:
-    """Returns the cause on the nodes that are nearest to taking the pod, their number, and the main cause of the other nodes.
+    """Returns the cause on the nodes that are nearest to taking the pod, the number of all nodes with this cause, and the main
+    cause of the other nodes.
 
-    If the request selects no device of the other nodes, the text does not repeat the selector.
+    If the other nodes have no device that the request selects, the text says only `no such device` about them.
     """
     number = _nodes(groups)
     nearest = min(map(distance, groups), default=0)
@@ -104,7 +111,8 @@ def _cause(groups: Sequence[NodeGroup]) -> str:
 def _causes(group: NodeGroup) -> Iterator[tuple[str, bool]]:
     """Yields the reasons of the nodes, and the reason of the first request without devices.
 
-    If selected devices have another reason, such as a claim that holds them, the selector is not the reason.
+    If some devices pass the selector but cannot be used, for example because a claim holds them, that is the reason and not the
+    selector.
     """
     yield from ((reason.text, reason.kind in OF_DEVICES) for reason in group.reasons)
     for options in short_requests(group)[:1]:

@@ -84,7 +84,10 @@ class WhatIf:
             return False
 
     def ends_in_error(self) -> bool:
-        """Returns whether the scheduler's search on this node ends with an error, so that no node can take the pod."""
+        """Returns whether the search on this node ends with an error.
+
+        The scheduler then stops the search on all nodes, so no node can take the pod.
+        """
         try:
             self._search(self.claims, (), None)
         except (NodeFault, AllocationTimeout):
@@ -114,7 +117,7 @@ class WhatIf:
     # --- all requests together ------------------------------------------------------------------
 
     def together(self) -> Iterator[DeviceFault]:
-        """Yields reasons why devices suffice for each request alone, but not for all requests together."""
+        """Yields the reasons why the devices do not suffice for all requests together, although they suffice for each request alone."""
         named = list(_constraints(self.claims))
         alone = [(i, k, c) for i, k, c in named if self.fits(_dropped(self.claims, {(i, k)}))]
         for i, _, constraint in alone:
@@ -144,7 +147,7 @@ class WhatIf:
     def _values(self, claim: JSON, constraint: JSON) -> str:
         """Describes the values of a constraint's attribute, with the number of devices for each value.
 
-        Only devices count that one of the constraint's requests could get now.
+        Counts only devices that at least one of the constraint's requests could get now.
         """
         name = str(constraint.get("matchAttribute") or constraint.get("distinctAttribute"))
         only = constraint.get("requests") or ()
@@ -198,7 +201,10 @@ class WhatIf:
             yield Enough(removal)
 
     def _without_all(self, parts: Sequence[DeviceFault]) -> list[JSON]:
-        """Returns the claims without some parts of selectors, if they fit after several taints are removed, too; else an empty list."""
+        """Returns the claims without the parts of selectors in ``parts``, if they fit once the taints in ``parts`` are removed as well.
+
+        Otherwise returns an empty list.
+        """
         claims, tolerant, tainted = self.claims, self.claims, []
         for part in parts:
             if part.kind is ReasonKind.DEVICE_TAINT:
@@ -261,7 +267,10 @@ class WhatIf:
             yield Enough(text, claims=claims, less=(f"{request.claim} {what}", fitting))
 
     def _less(self, name: str) -> Iterator[Enough]:
-        """Yields the largest amount of a capacity that would be available, if that is less than requested."""
+        """Yields the largest remaining amount of a capacity with which the claims fit, or else a request for none of it.
+
+        Tries only the largest remaining amounts, because each trial is a search.
+        """
         short = name.rpartition("/")[2]
         for amount in self._amounts(name)[:_VALUES]:
             if self.fits(claims := [_edited(c, _at_most(name, amount)) for c in self.claims]):

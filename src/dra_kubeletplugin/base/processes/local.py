@@ -1,7 +1,7 @@
 """Starts, watches and ends processes on this machine: in the plugin, or in a process supervisor for the plugin.
 
-A process is started in two steps, so that a crash never leaves a process that no record names: it exists and has its id, but it runs
-its program only after :meth:`Launched.go`. If the starter dies before, it ends by itself.
+A process is started in two steps, so that a crash never leaves a process that no record names: the process exists and has its id, but it
+runs its program only after :meth:`Launched.go`. If the starter dies before, it ends by itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .identity import (
 MARKER = "DRA_CLAIM_PROCESS"
 """The environment variable by which descendants of a process are found."""
 MAX_LOG = 1024 * 1024
-"""Bytes of a log file. A larger file is cut to its last quarter at the next check."""
+"""Bytes of a log file. At the next check, a larger file is cut to its last 256 KiB, a quarter of this limit."""
 _OF_DEVELOPMENT = ("DRA_REAPER_ID", "NODE_NAME")
 """Variables by which `dra dev` ends processes when it ends, or when it reboots a node. They are passed on in `dra dev` only."""
 _KILL_WAIT = 5.0  # seconds until a killed process counts as stuck
@@ -235,7 +235,7 @@ def _is_program(name: str, env: Mapping[str, str]) -> bool:
 
 
 def cut_log(path: Path, limit: int = MAX_LOG) -> bool:
-    """Cuts a log file above ``limit`` bytes to its last quarter. Returns whether it did. Raises ``OSError``.
+    """Cuts a log file above ``limit`` bytes to its last ``limit / 4`` bytes. Returns whether it did. Raises ``OSError``.
 
     The process writes at the end of the file, also after the cut. Lines that it writes during the cut may be lost.
     """

@@ -156,7 +156,7 @@ class Settings:
         "SHUTDOWN_GRACE_PERIOD",
         20.0,
         "Time that calls in flight may take after SIGTERM. It must be at least 10s shorter than the pod's "
-        "terminationGracePeriodSeconds, because a plugin whose shutdown hangs exits 5s after this time.",
+        "terminationGracePeriodSeconds: a plugin whose shutdown hangs exits 5s after this time, and the other 5s are a reserve.",
         least=0,
         to=Audience.ALL,
     )

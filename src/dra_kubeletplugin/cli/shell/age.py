@@ -1,4 +1,4 @@
-"""Formats ages as kubectl does."""
+"""Formats ages in one unit. kubectl shows two units for some ages, such as `3m20s`."""
 
 from __future__ import annotations
 

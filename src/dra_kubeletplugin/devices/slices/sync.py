@@ -112,7 +112,7 @@ class Syncer:
 
         Raises:
             ApiError: the slices cannot be listed.
-            SupersededError: another publisher has begun or stopped to publish one of this publisher's pools.
+            SupersededError: another publisher has begun or stopped publishing one of this publisher's pools.
         """
         pools = frozenset(self._inventory.pools)
         async with self._leadership.lock.held():

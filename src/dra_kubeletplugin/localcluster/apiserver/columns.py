@@ -16,7 +16,7 @@ _NONE = "<none>"
 
 
 def duration(seconds: float) -> str:
-    """Formats a duration as kubectl does: 5s, 3m20s, 2h5m, 3d4h."""
+    """Formats a duration as kubectl does: 5s, 3m20s, 125m, 3h5m, 3d4h, 2y35d."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if whole < 120:
@@ -31,7 +31,9 @@ def duration(seconds: float) -> str:
         return f"{hours}h"
     if days < 8:
         return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    return f"{days}d" if days < 730 else f"{days // 365}y"
+    if days < 730:
+        return f"{days}d"
+    return f"{days // 365}y{days % 365}d" if days < 2920 and days % 365 else f"{days // 365}y"
 
 
 def since(stamp: Any) -> str:

@@ -70,10 +70,10 @@ class DriverCommand:
             raise SettingsError("--driver-cmd is empty: use the command that starts the driver")
         if fixed_paths and not can_unshare():
             if os.geteuid() == 0:
-                need = "root may not create one here: in a container, add the capability SYS_ADMIN (docker run --privileged)"
+                need = "but root may not create one here: in a container, add the capability SYS_ADMIN (docker run --privileged)"
             else:
                 need = "so it needs root: run the command with sudo"
-            raise SettingsError(f"--fixed-paths needs a mount namespace, {need}, or set other paths for the driver")
+            raise SettingsError(f"--fixed-paths needs a mount namespace, {need}; or set other paths for the driver")
         return cls(words, fixed_paths, host)
 
     def expanded(self, env: Mapping[str, str]) -> list[str]:

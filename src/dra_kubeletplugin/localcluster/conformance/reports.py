@@ -198,7 +198,10 @@ def _markdown(run: ConformanceRun) -> str:
 
 
 def _markdown_failures(run: ConformanceRun) -> Iterator[str]:
-    """Yields a table of the failed checks. It contains all facts, because the summary of a CI job does not show the terminal's output."""
+    """Yields a table of the failed checks.
+
+    It contains what was expected and what was observed, because the summary of a CI job does not show the terminal's output.
+    """
     failed = [o for o in run.outcomes if o.status is OutcomeStatus.FAILED]
     if failed:
         yield from ("| failed | expected | got | consequence |", "|---|---|---|---|")

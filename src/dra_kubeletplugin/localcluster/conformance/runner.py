@@ -146,7 +146,10 @@ async def run_checks(
 
 
 def _not_ready(harness: Harness, run: ConformanceRun) -> str:
-    """Returns why the run failed although no check failed: checks were skipped, because no device was published. Else empty."""
+    """Returns why the run counts as failed although no MUST check failed; else empty.
+
+    The reason is that checks were skipped, because the driver published too few devices.
+    """
     if run.failed(Requirement.MUST) or not harness.profile.minimum:
         return ""
     reason: str = harness.facts.get("devices missing", "")

@@ -13,7 +13,17 @@ from ...kube.errors import ConflictError, NotFoundError
 from ...resourceapi.defaulting import now
 from ..informer import Informers, ObjectChange
 from .base import Key, key_of
-from .workloads import DEPLOYMENTS, KINDS, REPLICA_SETS, Workload, condition, controller_of, hash_of, share_of
+from .workloads import (
+    DEPLOYMENTS,
+    KINDS,
+    REPLICA_SETS,
+    Workload,
+    condition,
+    controller_of,
+    hash_of,
+    number_of,
+    share_of,
+)
 
 JSON = dict[str, Any]
 _HASH = "pod-template-hash"
@@ -224,12 +234,8 @@ class DeploymentController(Workload):
         return since + float(obj["spec"].get("progressDeadlineSeconds") or 600) - clock
 
 
-_INT64_DIGITS = 19
-
-
 def _revision(found: Mapping[str, Any]) -> int:
-    text = str((found["metadata"].get("annotations") or {}).get(_REVISION, ""))
-    return int(text) if text.isdecimal() and len(text) < _INT64_DIGITS else 0
+    return number_of(str((found["metadata"].get("annotations") or {}).get(_REVISION, "")))
 
 
 def _wanted(found: Mapping[str, Any]) -> int:

@@ -159,15 +159,18 @@ def hash_of(template: Mapping[str, Any]) -> str:
     return "".join(_ALPHABET[b % len(_ALPHABET)] for b in digest[:10])
 
 
-_INT64_DIGITS = 19
+def number_of(digits: str) -> int:
+    """Returns a decimal number as an integer; 0 for other texts, and for numbers of 19 or more digits.
+
+    Kubernetes uses 0 for numbers above an int64, which has up to 19 digits.
+    """
+    return int(digits) if digits.isdecimal() and len(digits) < 19 else 0
 
 
 def share_of(value: Any, whole: int, *, up: bool) -> int:
     """Returns ``value`` as a number. A percentage becomes this share of ``whole``, rounded up, or down if ``up`` is false."""
     if isinstance(value, str) and value.endswith("%"):
-        digits = value[:-1]
-        # As in Kubernetes, a number with more digits counts as 0.
-        exact = (int(digits) if len(digits) < _INT64_DIGITS else 0) * whole
+        exact = number_of(value[:-1]) * whole
         return -(-exact // 100) if up else exact // 100
     return int(value)
 

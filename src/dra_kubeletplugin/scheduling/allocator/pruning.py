@@ -21,7 +21,8 @@ def most_devices(
 ) -> int:
     """Returns an upper bound for how many of the devices can be allocated together, given their counters.
 
-    For each counter, the bound is its remaining amount divided by the smallest amount that one device consumes.
+    A device belongs to the first counter set that it consumes. The bound of a counter is its remaining amount divided by the
+    smallest amount that one device of the set consumes. Only counters that all devices of the set consume have a bound.
 
     Args:
         remaining: returns the remaining amounts of a device's pool, by (counter set, counter).
@@ -58,7 +59,9 @@ def _consumption(candidate: Candidate, counter_set: str) -> dict[str, Any]:
 
 
 def equivalence_key(candidate: Candidate, selectable: Sequence[bool], attributes: Sequence[JSON | None]) -> str:
-    """Returns a key that is equal for devices that are interchangeable for all requests: only their names differ.
+    """Returns a key that is equal for devices that are interchangeable for all requests.
+
+    Their names may differ, and so may attributes that no constraint compares.
 
     Args:
         selectable: for each request, whether it would accept the device.

@@ -1,7 +1,7 @@
 """Compiles a checked tree to a plan, folds constants, and counts the cost of each step during evaluation.
 
 Cost follows cel-go's observer. A call costs its rule's amount if all its arguments were evaluated, otherwise nothing. An attribute
-costs one unit for its root and one for every qualifier. A branch of a conditional that is an attribute costs only its qualifiers.
+costs one unit for its root and one for every qualifier. If a branch of a conditional is an attribute, the branch costs only its qualifiers.
 Errors are values here, as in cel-go: && and || absorb them, and all other operations pass them on.
 """
 

@@ -1,7 +1,8 @@
 """Allocates devices for a pod's claims node by node, within the time limit of Kubernetes' Filter.
 
 Results are cached per node and reused for the next pod with the same requests. A result is valid until the node's
-pools or the use of their devices change. So only changed nodes are searched again.
+pools or the use of their devices change. So only changed nodes are searched again. A result with a share id is not cached, because
+each allocation of a share needs an id of its own.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def state_files(folder: Path) -> list[Path]:
     "RST-004",
     Requirement.MUST,
     "prepares a claim again after a reboot, which empties the CDI folder and changes the boot id",
-    consequence="after a reboot of the node no pod with a claim from before the reboot starts",
+    consequence="after a reboot of the node, pods whose claims are older than the reboot do not start",
     source="kubelet: after a reboot it prepares the claims of all pods again; /var/run is empty",
 )
 async def reboot(h: Harness) -> None:
