@@ -286,8 +286,8 @@ class Claim:
         - ``teardown_<step>`` raises, or the process dies during the call: the devices of the last claim stay reserved, and the framework
           calls it again later, without ``unprepare`` and the undo steps. If another claim needs the state first, the framework calls
           ``teardown_<step>`` and then ``setup_<step>``.
-        - The node is rebooted: the framework relies on no state of the earlier boot. After the last of the old claims, or before a new
-          claim sets the state up, it calls ``teardown_<step>``, because some state survives a reboot.
+        - The node is rebooted: the framework relies on no state of the earlier boot. It calls ``teardown_<step>``
+          before a new claim sets the state up, or after the last older claim has ended, because some state survives a reboot.
         - Records are lost: the framework may call ``setup_<step>`` for state that is already set up. It does not call ``teardown_<step>``
           while a claim with an incomplete record may use the state. Until :meth:`Driver.recover` has returned, calls that would set the
           state up or tear it down fail, and the kubelet retries.

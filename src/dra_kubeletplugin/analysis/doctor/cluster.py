@@ -140,7 +140,8 @@ async def _gates(client: KubeClient) -> Finding:
 
 
 async def _allowed(client: KubeClient, permissions: Sequence[Permission]) -> AsyncIterator[Finding]:
-    checked, missing = [], []
+    checked: list[Permission] = []
+    missing: list[Permission] = []
     for p in permissions:
         resource, _, sub = p.resource.partition("/")
         attributes = {"verb": p.verb, "group": p.group, "resource": resource, "subresource": sub}
