@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,11 @@ import msgspec
 import pytest
 
 from dra_kubeletplugin import Claim, PreparedDevice
+from dra_kubeletplugin.base.processes.identity import is_alive
+from dra_kubeletplugin.base.processes.local import Command, Launched, LocalRunner
 from dra_kubeletplugin.base.processes.supervisor import Supervisor
 from dra_kubeletplugin.claims import ClaimIdentity
+from dra_kubeletplugin.claims.processes import ClaimProcesses
 from dra_kubeletplugin.claims.record import Record
 from tests.helpers.crash.claim_manager import FakeApiServer, RunningManager, check_success, error_of, running_manager
 from tests.helpers.crash.claim_with_process import NAME, Daemons, running
@@ -100,6 +105,27 @@ async def test_a_process_that_ends_by_itself_makes_its_devices_unhealthy_until_t
         assert running(UID) == []
         watcher = second_manager.claims._processes
         assert watcher and not await watcher.check() and not watcher.faults
+
+
+@pytest.mark.usefixtures("no_leak")
+async def test_a_cancelled_launch_leaves_no_waiting_process_and_no_descriptor(tmp_path: Path) -> None:
+    launched: list[Launched] = []
+    may_return = threading.Event()
+
+    class SlowRunner(LocalRunner):
+        def launch(self, command: Command) -> Launched:
+            launched.append(super().launch(command))
+            assert may_return.wait(30)
+            return launched[0]
+
+    command = Command((sys.executable, "-c", ""), str(tmp_path / "log"), token=UID)
+    task = asyncio.create_task(ClaimProcesses._launch(SlowRunner(), command))
+    await wait_until(lambda: bool(launched), "the launch")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    may_return.set()
+    await wait_until(lambda: not is_alive(launched[0].identity), "the end of the waiting process")
 
 
 async def test_a_process_is_watched_from_the_start_of_its_claim_s_prepare(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -620,6 +621,16 @@ async def test_an_update_with_thousands_of_devices_does_not_block_other_tasks(wo
     device = Device("d", {f"a{i}": i for i in range(16)})
     await Inventory("node").update(node([renamed(device, f"d{i}") for i in range(2048)]))
     assert work_threads and threading.get_ident() not in work_threads
+
+
+async def test_thousands_of_vanished_devices_do_not_block_other_tasks(work_threads: list[int]) -> None:
+    inventory = Inventory("node")
+    await inventory.update(node([renamed(Device("d"), f"d{i}") for i in range(2048)]))
+    held = {("node", f"d{i}"): json.loads(bytes(inventory.description(f"d{i}", "node"))) for i in range(2048)}
+    await inventory.update(node([]), held)
+    await inventory.update(node([]), held)
+    await Inventory("node").update(node([]), held)
+    assert len(work_threads) >= 4 and threading.get_ident() not in work_threads
 
 
 async def test_the_health_of_thousands_of_devices_does_not_block_other_tasks(work_threads: list[int]) -> None:

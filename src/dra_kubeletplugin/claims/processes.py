@@ -21,6 +21,7 @@ from ..base.files import named
 from ..base.processes.identity import ProcessIdentity
 from ..base.processes.local import (
     Command,
+    Launched,
     LocalRunner,
     ProcessRunner,
     ProcessState,
@@ -95,8 +96,7 @@ class ClaimProcesses:
         command = self._command(uid, spec)
         runner = self._runner(self._supervisor)
         try:
-            # A stop of the plugin may cancel this call: the process then ends with the plugin, without running its program.
-            launched = await in_own_thread(runner.launch, command)
+            launched = await self._launch(runner, command)
         except RetryableError:
             _remove_log(Path(command.log))
             raise
@@ -178,6 +178,18 @@ class ClaimProcesses:
         from ..base.processes.client import SupervisedRunner  # only drivers with a process supervisor need it
 
         return SupervisedRunner(Path(supervisor))
+
+    @staticmethod
+    async def _launch(runner: ProcessRunner, command: Command) -> Launched:
+        """Creates the waiting process. If this is cancelled, the process does not outlive it, also in a test that stops a plugin."""
+        launching = asyncio.ensure_future(in_own_thread(runner.launch, command))
+        try:
+            return await asyncio.shield(launching)
+        except asyncio.CancelledError:
+            launching.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else _in_background(done.result().abandon)
+            )
+            raise
 
     async def _wait_until_ready(self, runner: ProcessRunner, found: RecordedProcess, spec: ProcessSpec) -> None:
         deadline = time.monotonic() + spec.ready_timeout

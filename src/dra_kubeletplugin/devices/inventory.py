@@ -101,7 +101,6 @@ class Inventory:
         self._changed = asyncio.Condition()
 
     # --- a result of the driver ------------------------------------------------------------------
-
     async def update(self, pools: object, held: Held | None = _NO_CLAIMS, method: str = "pools") -> bool:
         """Replaces the devices by the driver's result. Returns whether a device, pool or counter set changed.
 
@@ -119,7 +118,8 @@ class Inventory:
         self._discovered_at = self._clock()
         result = parse_pools(pools, method)
         async with self._change:
-            count = max(len(self), sum(len(p.devices) for p in result.values()))  # known devices may have vanished
+            known = sum(len(s.devices) + len(s.gone) for s in self._states.values())
+            count = max(known, sum(len(p.devices) for p in result.values()), len(held or ()))
             states = await compute(count, lambda: self._updated_states(result, held))
             before, after = ([s.described() for s in known.values()] for known in (self._states, states))
             changed = not self.known or after != before

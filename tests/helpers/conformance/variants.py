@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -31,6 +32,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     "reads claims with a list": ("PRE-008", "PRE-009"),  # an informer
     "reads the pod of a claim": ("PRE-001", "PRE-004", "PRE-010", "UNP-003"),  # network drivers
     "no entry for one device": ("PRE-001", "PRE-013"),  # a device that needs no CDI device
+    "compares results with requests": ("PRE-001", "PRE-013", "PRE-014"),
     "health of prepared devices only": ("HLT-001", "HLT-002", "HLT-003", "HLT-004"),
 }
 """Behaviors that a kubelet accepts, each with checks that must pass."""
@@ -240,6 +242,28 @@ def without_entries(selected: Callable[[list[Any]], list[Any]]) -> Callable[[], 
     return apply
 
 
+def compare_requests() -> None:
+    """Returns no entry for one device, and refuses a claim if a request has no result: no scheduler allocates that."""
+    without_entries(lambda found: [d for d in found if d.device_name != plain.DEVICES[1]])()
+    prepare = plain.NodeService.NodePrepareResources
+    api = plain.Api(os.environ["KUBECONFIG"])
+
+    def compared(self: Any, request: Any, context: Any) -> Any:
+        for claim in request.claims:
+            try:
+                found = api.call(
+                    "GET", f"/apis/resource.k8s.io/v1/namespaces/{claim.namespace}/resourceclaims/{claim.name}"
+                )
+            except OSError:
+                continue
+            allocated = {r["request"].partition("/")[0] for r in found["status"]["allocation"]["devices"]["results"]}
+            if missing := {r["name"] for r in found["spec"]["devices"]["requests"]} - allocated:
+                raise ValueError(f"no device for {missing}")
+        return prepare(self, request, context)
+
+    plain.NodeService.NodePrepareResources = compared  # type: ignore[method-assign]
+
+
 # --- broken ---------------------------------------------------------------------------------------
 
 
@@ -379,6 +403,22 @@ def hidden_registration() -> None:
     plain.serve = serve_hidden
 
 
+def failing_get_info() -> None:
+    """GetInfo fails, and an earlier version has left a hidden socket."""
+    serve = plain.serve
+
+    def serve_both(path: Path, *adders: Any) -> grpc.Server:
+        if path.name.endswith("-reg.sock"):
+            socket.socket(socket.AF_UNIX).bind(str(path.with_name(".old.sock")))
+        return serve(path, *adders)
+
+    def fail(self: Any, request: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INTERNAL, "no configuration")
+
+    plain.serve = serve_both
+    plain.Registration.GetInfo = fail  # type: ignore[method-assign]
+
+
 def wrong_endpoint() -> None:
     """Names an endpoint that does not exist."""
     get_info = plain.Registration.GetInfo
@@ -420,6 +460,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "reads claims with a list": list_claims,
     "reads the pod of a claim": read_pods,
     "no entry for one device": without_entries(lambda found: [d for d in found if d.device_name != plain.DEVICES[1]]),
+    "compares results with requests": compare_requests,
     "health of prepared devices only": prepared_health,
     "endpoint outside of the kubelet's root": endpoint_outside,
     "ends when it is idle": idle_end,
@@ -438,6 +479,7 @@ VARIANTS: dict[str, Callable[[], None]] = {
     "parameters of the class precede": class_precedes,
     "first line names features": feature_line,
     "registration socket with a dot": hidden_registration,
+    "GetInfo fails": failing_get_info,
     "wrong endpoint": wrong_endpoint,
     "invalid attribute": invalid_attribute,
     "ignores SIGTERM": ignores_sigterm,

@@ -71,6 +71,7 @@ async def test_a_bad_command_ends_with_a_sentence(name: str, monkeypatch: pytest
     ("variant", "sentence"),
     [
         ("registration socket with a dot", "the kubelet ignores the socket .plain.example.com-"),
+        ("GetInfo fails", "failed with INTERNAL: no configuration"),
         ("wrong endpoint", "no process listens at the endpoint 'dra.sock' of GetInfo 4 s after the registration"),
     ],
 )

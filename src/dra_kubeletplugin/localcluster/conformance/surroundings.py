@@ -236,7 +236,7 @@ class DriverSurroundings:
                     await self.check_alive()
                     self.check_flood()
                     await asyncio.sleep(_POLL)
-        if ignored := find_sockets(self.registry, hidden=True):
+        if len(faults) == 1 and (ignored := find_sockets(self.registry, hidden=True)):
             faults.append(f"the kubelet ignores the socket {ignored[0].name}, because its name begins with a dot")
         raise DriverNotReady(
             f"the driver was not registered within {timeout:g} s: {faults[-1]}; its last output:\n{self.driver.last_lines}"

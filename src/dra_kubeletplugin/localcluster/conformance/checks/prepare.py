@@ -327,13 +327,25 @@ async def _prepare_requests(h: Harness, *requests: str) -> None:
     expect(not faults, f"devices with the requests of the allocation: {', '.join(requests)}", "; ".join(faults))
     for result in _unnamed(claim, found):
         await h.unprepared(claim)
-        status = copy.deepcopy(claim["status"])
-        status["allocation"]["devices"]["results"] = [result]
-        alone = h.put_claim(claim["spec"], status)
+        alone = h.put_claim(*_claim_of_request(claim, result))
         is_returned = (await h.prepared(alone)).devices
         await h.unprepared(alone)
         name, device = result["request"], result["device"]
         expect(not is_returned, f"a device for request {name}, as for a claim with {device} alone", "none")
+
+
+def _claim_of_request(claim: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns spec and status of a claim that has only the request of one result."""
+    spec, status = copy.deepcopy(claim["spec"]), copy.deepcopy(claim["status"])
+    request = result["request"].partition("/")[0]
+    spec["devices"]["requests"] = [r for r in spec["devices"]["requests"] if r["name"] == request]
+    allocated = status["allocation"]["devices"]
+    allocated["results"] = [result]
+    for devices in (spec["devices"], allocated):
+        if config := devices.get("config"):
+            names = {request, result["request"]}
+            devices["config"] = [c for c in config if not c.get("requests") or names & set(c["requests"])]
+    return spec, status
 
 
 def _unnamed(claim: Mapping[str, Any], found: ClaimResponse) -> list[Any]:
