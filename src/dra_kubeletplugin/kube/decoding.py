@@ -136,7 +136,7 @@ def decode_list(page: JSON, what: str) -> JSON:
         raise ApiError(f"{what}: the response is not a list: {clip(printable(page), _SHOWN)}")
     if not isinstance(meta.get("resourceVersion"), str) or not isinstance(meta.get("continue", ""), str):
         raise ApiError(
-            f"{what}: the response is a list without a valid resourceVersion or continue: {clip(printable(meta), _SHOWN)}"
+            f"{what}: the response is not a list with a valid resourceVersion and continue: {clip(printable(meta), _SHOWN)}"
         )
     for item in items:
         require_identity(item, what)
