@@ -140,9 +140,7 @@ async def test_dra_run_holds_its_lock_while_a_thread_is_in_the_hardware_and_remo
 ) -> None:
     async with node_harness(tmp_path) as b:
         process = await b.start(SHUTDOWN_GRACE_PERIOD="1s")
-        hold_file = b.hold_prepare()
-        await b.apply_pod("pod")
-        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
+        hold_file = await b.apply_pod_and_hold_prepare("pod")
         folder = b.node.kubelet_root / "plugins" / DRIVER / "processes"
         other = InstanceLock(folder)
         (lock_file,) = folder.iterdir()

@@ -71,10 +71,8 @@ async def test_a_rolling_update_fails_no_call_and_the_old_instance_s_exit_does_n
 async def test_a_suspended_old_instance_blocks_only_its_claim_and_only_for_a_bounded_time(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         old = await b.start("old", POD_UID=OLD)
-        hold_file = b.hold_prepare()
-        await b.apply_pod("stuck")
+        hold_file = await b.apply_pod_and_hold_prepare("stuck")
         await b.until("a claim in preparation", lambda: "Preparing" in b.records().values())
-        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
         old.send_signal(signal.SIGSTOP)
         hold_file.unlink()
         await b.start("new", POD_UID=NEW)
@@ -175,9 +173,7 @@ async def test_a_hold_from_before_a_reboot_is_released_for_a_new_claim(tmp_path:
 async def test_sigterm_waits_for_calls_in_flight_and_leaves_no_socket(tmp_path: Path) -> None:
     async with node_harness(tmp_path) as b:
         process = await b.start()
-        hold_file = b.hold_prepare()
-        await b.apply_pod("pod")
-        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
+        hold_file = await b.apply_pod_and_hold_prepare("pod")
         process.send_signal(signal.SIGTERM)
         await b.until("the signal to be logged", lambda: "SIGTERM: stopping" in b.logged)
         hold_file.unlink()
@@ -198,9 +194,7 @@ async def test_a_call_longer_than_the_grace_period_is_abandoned_and_rolled_back_
 ) -> None:
     async with node_harness(tmp_path) as b:
         process = await b.start(SHUTDOWN_GRACE_PERIOD="300ms")
-        hold_file = b.hold_prepare()
-        await b.apply_pod("pod")
-        await b.until("the first of two devices in hardware", lambda: b.device_files() == ["c-0.a"])
+        hold_file = await b.apply_pod_and_hold_prepare("pod")
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
         hold_file.unlink()

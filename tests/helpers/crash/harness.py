@@ -213,10 +213,15 @@ class NodeHarness:
         template = pods.template(f"{name}-t", ClaimSpec(request))
         await self.cluster.apply(template, pods.pod(name, templates=[f"{name}-t"], restart_policy="Always"))
 
-    def hold_prepare(self) -> Path:
-        """Makes each prepare wait, after the first of two hardware steps, until the test deletes the returned file."""
+    async def apply_pod_and_hold_prepare(self, name: str) -> Path:
+        """Creates a pod and returns when its prepare has done the first of two hardware steps on the first of two devices.
+
+        Each prepare waits at this point until the test deletes the returned file.
+        """
         hold_file = self.faults / "prepare-held"
         hold_file.touch()
+        await self.apply_pod(name)
+        await self.until("the first of two devices in hardware", lambda: self.device_files() == ["c-0.a"])
         return hold_file
 
     @property
